@@ -280,7 +280,11 @@ $(foreach p,$(PRECISIONS),$(eval $(call fuzz_precision,$p)))
 help:
 	@echo 'make train_moe     the trainer, and tinyshakespeare if it can be fetched;  then ./train_moe --help'
 	@echo 'make infer_moe     generates text from what was trained;               then ./infer_moe --help'
+	@echo 'make run_tests     the tests;                                          then ./run_tests --help'
+	@echo 'make bench_moe     the benchmarks;                                     then ./bench_moe --help'
+	@echo 'make quick         the tests of a change: house files data kernels model reference (a minute on two cores)'
 	@echo 'make test          all tests that need no GPU (three to six minutes; make -j2 test: two at a time)'
+	@echo 'make ci            all that a change must pass: test, emulate (a part), fuzz, platforms, mutate'
 	@echo 'make faults        all faults of tests/faults.sh: failing calls, kills, damage (a quarter of an hour)'
 	@echo 'make test_gpu      the kernels of the GPU, and training steps against the CPU'
 	@echo 'make emulate       the kernels of the GPU on a CPU, emulated (minutes); EMULATE="fp8 attention": only these operations'
@@ -294,6 +298,7 @@ help:
 	@echo 'make mutate        breaks one line at a time and expects the tests to fail (three minutes on two cores)'
 	@echo 'make size          lines per folder'
 	@echo 'make clean         removes what was built'
+	@echo 'Settings: CC=clang, DEBUG=1, WERROR=1, NO_CUDA=1, NO_OMP=1, ARCH=x86-64-v3, GPU_ARCH="80 90a" (CONTRIBUTING.md, docs/platforms.md)'
 # Lines of every folder, and all together.
 size:
 	@git ls-files | grep -E '(\.(c|h|cu|cuh|md|py|sh)|Makefile)$$' | xargs wc -l | awk '$$2 != "total" { d = $$2; if (!sub("/[^/]*$$", "", d)) d = "."; n[d] += $$1; all += $$1 } END { for (d in n) printf "%6d lines  %s\n", n[d], d; printf "%6d lines  in all\n", all }' | sort -k3

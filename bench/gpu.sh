@@ -1,34 +1,25 @@
 #!/bin/sh
-# gpu.sh: measures the GPU figures of README.md on the first GPU of this machine, about four minutes on an H200. The tests come
+# gpu.sh: measures the figures of one GPU in docs/results.md on the first GPU of this machine, about four minutes on an H200. The tests come
 # first; if they fail, nothing is timed.
 #   make train_moe infer_moe run_tests bench_moe && sh bench/gpu.sh | tee bench/results/NAME.txt
 # See also bench/peers.py (other implementations of the layer), bench/tiles.py (other tiles), bench/scaling.sh (several GPUs).
 set -u
 export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
+. "$(dirname -- "$0")/runs.sh"
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 echo "# $(git describe --always --dirty 2> /dev/null), $(date -u +%Y-%m-%d)"
 ./run_tests kernels model gpu decoding ladder soak large > "$work/tests" 2>&1; code=$?
 grep FAIL "$work/tests"; tail -1 "$work/tests"
 [ $code = 0 ] || exit 1
 
-# Random tokens below 50,176, and one 50,256: the speed does not depend on the data.
-{ head -c 8000000 /dev/urandom | LC_ALL=C tr -d '\304-\377' | head -c 4000000; printf '\120\304'; } > "$work/train.bin"
-head -c 400000 "$work/train.bin" > "$work/val.bin"
+random_tokens "$work"
 tokens="-i $work/train.bin -j $work/val.bin -ng 1 -v 1000000 -s 0 -nb 0 -m 1"
 
 echo; echo "## training, 64 x 1024 tokens a step: median of 20 steps"
 for model in d12 m12 m12:e64k8f256; do
-    ./train_moe $tokens -e $model -b 64 -t 1024 -d 65536 -x 1000000 -o "$work/speed" > "$work/said" 2>&1 & run=$!
-    tries=0
-    until grep -q '^s:28 ' "$work/speed/main.log" 2> /dev/null; do
-        kill -0 $run 2> /dev/null || { grep error "$work/said"; break; }
-        tries=$((tries + 1)); [ $tries -lt 3000 ] || { echo "$model: no 28 steps in 5 minutes"; break; }
-        sleep 0.1
-    done
-    kill -9 $run 2> /dev/null; wait $run 2> /dev/null
-    grep '"event": "step"' "$work/speed/log.jsonl" | sed 's/^.*"ms": \([0-9.]*\).*$/\1/' | tail -n +9 | sort -n |
-        awk -v m=$model '{ x[NR] = $1 } END { ms = x[int((NR + 1) / 2)]; printf "%-14s %8.2f ms (%.2f - %.2f) %9.0f tokens/s\n", m, ms, x[1], x[NR], 65536000 / ms }'
+    train_until '^s:30 ' "$work/speed/main.log" "$work/said" 300 ./train_moe $tokens -e $model -b 64 -t 1024 -d 65536 -x 1000000 -o "$work/speed" &&
+        step_times "$work/speed" | awk -v m=$model '{ printf "%-14s %8.2f ms (%.2f - %.2f) %9.0f tokens/s\n", m, $1, $2, $3, 65536000 / $1 }'
     rm -rf "$work/speed"
 done
 ./bench_moe -d cuda-bf16 -e steps | tail -2

@@ -7,28 +7,17 @@ set -u
 RANKS=${RANKS:-$(n=$(nvidia-smi -L | wc -l); r=1; while [ $r -le "$n" ]; do printf '%s ' $r; r=$((2 * r)); done)}
 MODEL=${MODEL:-m12:e64k8f256} BATCH=${BATCH:-32} SEQ=${SEQ:-1024} STEPS=${STEPS:-40} DEVICE=${DEVICE:-cuda} LOSSES=${LOSSES:-200} PATIENCE=${PATIENCE:-60}
 train=$(pwd)/train_moe
+. "$(dirname -- "$0")/runs.sh"
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 most=$(echo $RANKS | tr ' ' '\n' | sort -n | tail -1)
 nvidia-smi -L 2> /dev/null
 echo "# $(git describe --always --dirty 2> /dev/null) $MODEL B=$BATCH T=$SEQ on each rank, ranks $RANKS"
 
-# Random tokens below 50,176, and one 50,256: the speed does not depend on the data.
-{ head -c 8000000 /dev/urandom | LC_ALL=C tr -d '\304-\377' | head -c 4000000; printf '\120\304'; } > "$work/train.bin"
-head -c 400000 "$work/train.bin" > "$work/val.bin"
-
-# median FOLDER: of the steps after the first ten, in ms.
-median() { grep '"event": "step"' "$1/log.jsonl" | sed 's/^.*"ms": \([0-9.]*\).*$/\1/' | tail -n +11 | sort -n | awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)] }'; }
+random_tokens "$work"
 timed() {                               # timed FOLDER OPTIONS...: runs $STEPS steps, then kills the run
     folder=$1; shift
-    "$train" -i "$work/train.bin" -j "$work/val.bin" -e "$MODEL" -b "$BATCH" -t "$SEQ" -d 0 -x 1000000 -v 1000000 -s 0 -dv "$DEVICE" \
-        "$@" -o "$folder" > "$work/said" 2>&1 & run=$!
-    until=$(($(date +%s) + PATIENCE))
-    until grep -q "^s:$STEPS " "$folder/main.log" 2> /dev/null; do
-        kill -0 $run 2> /dev/null || { grep error "$work/said"; return 1; }
-        [ "$(date +%s)" -lt $until ] || { kill -9 $run; wait $run 2> /dev/null; echo "$*: no $STEPS steps in $PATIENCE s"; return 1; }
-        sleep 0.1
-    done
-    kill -9 $run; wait $run 2> /dev/null; return 0
+    train_until "^s:$STEPS " "$folder/main.log" "$work/said" "$PATIENCE" "$train" -i "$work/train.bin" -j "$work/val.bin" -e "$MODEL" -b "$BATCH" \
+        -t "$SEQ" -d 0 -x 1000000 -v 1000000 -s 0 -dv "$DEVICE" "$@" -o "$folder"
 }
 
 echo; echo "ranks  options          ms a step   tokens/s   efficiency"
@@ -38,7 +27,7 @@ for n in $RANKS; do
         [ "$n" = 1 ] && [ "$options" != '-z 1' ] && continue
         rm -rf "$work/speed"
         timed "$work/speed" -ng "$n" $options || continue
-        ms=$(median "$work/speed")
+        ms=$(step_times "$work/speed" | cut -d" " -f1)
         alone=${alone:-$ms}
         awk -v n="$n" -v o="$options" -v ms="$ms" -v one="$alone" -v t="$((BATCH * SEQ))" \
             'BEGIN { printf "%5d  %-14s %11.2f %10.0f %12.3f\n", n, o, ms, n * t / ms * 1000, one / ms }'

@@ -4,7 +4,7 @@ programs, groups of run_tests, functions and other names of the sources. A part 
 
     python3 tests/documents.py [FILE...]       exit code 1: something does not; a line for each. FILE: instead of all documents
 
-Looked at is what is marked as code: `...` and indented lines, and links. docs/LOG.md is history and left out.
+Looked at is what is marked as code: `...` and indented lines, and links with their #anchors. docs/LOG.md is history: of it only the links.
 """
 import pathlib
 import re
@@ -49,11 +49,27 @@ for f in FILES:
         WORDS |= set(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", read(f)))
 
 
-def exists(name, document, link=False):
+def anchors(path):
+    """The anchors that GitHub gives the headings of a document: lower case, no punctuation, - for blanks."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(errors="replace"), flags=re.M | re.S)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower() for heading in re.findall(r"^#+ (.*)", text, re.M)]
+    slugs = [re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain]
+    return {slug + (f"-{slugs[:i].count(slug)}" if slug in slugs[:i] else "") for i, slug in enumerate(slugs)}
+
+
+def check_link(link, document):
+    """What is wrong with a link: nothing, or its file or its anchor is missing."""
+    name, _, anchor = link.partition("#")
+    path = (ROOT / document).parent / name if name else ROOT / document
+    if re.match(r"[a-z]+:", link):
+        return []
+    if not path.exists():
+        return [f"no file {name}"]
+    return [f"no heading #{anchor} in {path.name}"] if anchor and path.suffix == ".md" and anchor not in anchors(path) else []
+
+
+def exists(name, document):
     name = name.rstrip("/").split("#")[0]
-    if link:
-        plain = (ROOT / document).parent / name
-        return plain.exists() or name == ""
     if any(c in name for c in "*{<$") or MADE.match(name):
         return True
     here = pathlib.PurePosixPath(document).parent
@@ -95,7 +111,7 @@ def check_code(code, document):
 
 
 def main():
-    documents = sys.argv[1:] or [f for f in FILES if f.endswith(".md") and f != "docs/LOG.md"]
+    documents = sys.argv[1:] or [f for f in FILES if f.endswith(".md")]
     bad, looked = 0, 0
     for document in documents:
         fenced = False
@@ -105,10 +121,9 @@ def main():
             for link in re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", line):
                 link = link[0] or link[1]
                 looked += 1
-                if not re.match(r"[a-z]+:|#", link) and not exists(link, document, True):
-                    wrong.append(f"no file {link}")
-            codes = re.findall(r"`([^`]+)`", line)
-            if line.startswith("    ") and not re.match(r" +([*-]|\d+\.) ", line) and ("./" in line or line.lstrip().startswith(("make", "sh ", "python3"))):
+                wrong += check_link(link, document)
+            codes = re.findall(r"`([^`]+)`", line) if document != "docs/LOG.md" else []
+            if document != "docs/LOG.md" and line.startswith("    ") and not re.match(r" +([*-]|\d+\.) ", line) and ("./" in line or line.lstrip().startswith(("make", "sh ", "python3"))):
                 codes += [re.split(r" {3,}", line.strip())[0].split(";  ")[0]]
             for code in codes:
                 looked += 1

@@ -1,11 +1,5 @@
-/* main.c: runs the groups of tests named on the command line, or all of them.
- *   run_tests [-v] [-q] [-f] [-d DEVICE] [-k NAME] [-s SEED] [-p I/N] [GROUP ...]
- * -v: print passed checks, too. -f: stop at the first failed check. -s: seed of uniform() and normal(), to repeat a run.
- * -q: quick, fewer and smaller cases. -d: only devices whose name matches this pattern ('cuda-*'), in the groups kernels,
- * comm, gpu, ladder, soak and large. Both keep runs under compute-sanitizer short (sanitize.sh).
- * -k: in the group kernels only operations whose name begins so; in other groups only parts whose test function's does (-v names them).
- * -p: part I of N (1 to N) of the groups kernels and ladder, to split the work among processes.
- * -fault: no tests, but an error of the GPU that -d names (test_gpu.c). */
+/* main.c: runs the groups of tests named on the command line, or all of them: `usage` below. -q and -d keep runs under
+ * compute-sanitizer short (sanitize.sh). */
 #define _DEFAULT_SOURCE
 #include "test.h"
 #include "llmc/ranks/threads.h"
@@ -136,9 +130,33 @@ static void run_group(int g, uint64_t seed) {
     printf("%-9s %d passed, %d failed, %.1f s\n", group, passed - before, failed - bad, now() - start);
 }
 
+static const char usage[] =
+    "usage: run_tests [-v] [-q] [-f] [-d DEVICE] [-k NAME] [-s SEED] [-p I/N] [GROUP...]\n"
+    "Runs the groups of tests, without GROUP all of them. Start it from the folder of the Makefile.\n"
+    "  -v         print every check, and how long each part of a group took\n"
+    "  -q         quick: fewer and smaller cases\n"
+    "  -f         stop at the first failed check\n"
+    "  -d DEVICE  only devices of this pattern ('cuda-*'), in the groups kernels, comm, gpu, ladder, soak and large\n"
+    "  -k NAME    only what begins with NAME: operations of the group kernels, parts of others (-v names them)\n"
+    "  -s SEED    seed of random numbers, to repeat a run\n"
+    "  -p I/N     part I of N of the groups kernels and ladder, to split the work among processes\n"
+    "  -fault     no tests, but an error of the GPU that -d names\n"
+    "groups:";
+static _Noreturn void explain(FILE *to, int code) {
+    fputs(usage, to);
+    for (int g = 0; g < GROUPS; g++) fprintf(to, " %s", groups[g].name);
+    fputc('\n', to);
+    exit(code);
+}
+static int find_group(const char *name) {
+    int g = 0;
+    while (g < GROUPS && strcmp(name, groups[g].name)) g++;
+    return g;
+}
+
 int main(int argc, char **argv) {
     uint64_t seed = (uint64_t)time(NULL);
-    int named = 0, fault = 0;
+    int wanted[GROUPS + 1] = { 0 }, named = 0, fault = 0;
     threads_settle(argv);
     signal(SIGALRM, out_of_time);
     for (int i = 1; i < argc; i++)
@@ -151,16 +169,14 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "-s") && i + 1 < argc) seed = strtoull(argv[++i], NULL, 10);
         else if (!strcmp(argv[i], "-p") && i + 1 < argc) {
             if (sscanf(argv[++i], "%d/%d", &part, &parts) != 2 || part < 1 || part > parts) { fprintf(stderr, "-p: I/N\n"); return 2; }
-        } else named++;
+        } else if (!strcmp(argv[i], "-h") || !strcmp(argv[i], "--help")) explain(stdout, 0);
+        else if (find_group(argv[i]) == GROUPS) { fprintf(stderr, "%s: no option or group\n", argv[i]); explain(stderr, 2); }
+        else wanted[find_group(argv[i])] = named = 1;
     if (fault) gpu_fault();
     if (!mkdtemp(folder)) { perror(folder); return 2; }
     device_list(0);                         /* before there are threads */
     printf("seed %llu\n", (unsigned long long)seed);
-    for (int g = 0; g < GROUPS; g++) {
-        int wanted = !named;
-        for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
-        if (wanted) run_group(g, seed);
-    }
+    for (int g = 0; g < GROUPS; g++) if (!named || wanted[g]) run_group(g, seed);
     remove_folder();
     printf("%d passed, %d failed", passed, failed);
     if (skipped) printf(", %d skipped", skipped);

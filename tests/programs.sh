@@ -153,6 +153,11 @@ expect 0 'about 54000 training tokens (less than 10 million.*on cpu' $train --he
 expect 0 '--batch .*\[64\]' $train --help -i text.txt -gm h100
 [ -e /dev/nvidiactl ] || expect 0 'training tokens.* on cuda-bf16\.$' $train --help -i text.txt -dv cuda
 expect 0 '--tokens .*\[256\]' $infer -h
+if [ -x "$root/run_tests" ]; then
+    expect 0 'groups: house files' $root/run_tests --help
+    expect 2 'kernel: no option or group' $root/run_tests messages kernel
+    ok "run_tests -k NAME: a group of that name does not run" sh -c "! $root/run_tests messages -k house | grep '^house'"
+fi
 for far in --foo --epochs -zz; do expect 2 "^error: $far: no such option. --help lists all" $run -o new $far 1; done
 for near in --batch-size=-b --learning-rate=-l -batch=-b --weight-decay=-c --output=-o; do
     expect 2 "nearest is ${near##*=} " $run -o new "${near%=*}" 1

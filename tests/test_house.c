@@ -3,9 +3,11 @@
  * left margin. A synthetic tree with one fault of each kind shows that faults are found. */
 #define _DEFAULT_SOURCE
 #include "test.h"
+#include "kernels/kernels.h"
 #include "llmc/base/text.h"
 #include <dirent.h>
 #include <fnmatch.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -279,7 +281,7 @@ static void figures_are_drawn(void) {
     }
     check(!system("python3 docs/figures/figures.py -check"), "house: docs/figures/*.svg are what docs/figures/figures.py makes");
 }
-/* What documents name exists: files, targets of make, options, groups of tests, functions. */
+/* What documents name exists: files, headings, targets of make, options, groups of tests, functions. */
 static void documents_are_true(void) {
     if (system("command -v python3 > /dev/null && test -f README.md")) {
         skip("no python3 or no documents here: what they name was not looked for");
@@ -287,7 +289,7 @@ static void documents_are_true(void) {
     }
     check(!system("python3 tests/documents.py > /dev/null"), "house: what the documents name exists (python3 tests/documents.py)");
     static const char wrong[] = "`make tset`\n`llmc/model/mo.c`\n[map](map.md)\n`./train_moe -zz 1`\n`-bq 3`\n`./run_tests kernel`\n"
-                                "`describe_" "layers`\n    ./infer_moe out -zq 1\n";
+                                "`describe_" "layers`\n    ./infer_moe out -zq 1\n# A heading: `x`\n[right](#a-heading-x)\n[wrong](#a-heading)\n";
     char *path = scratch_path("wrong.md"), *said = scratch_path("said"), *command = text_format("python3 tests/documents.py %s > %s", path, said);
     FILE *f = fopen(path, "w");
     if (f) { fputs(wrong, f); fclose(f); }
@@ -296,8 +298,61 @@ static void documents_are_true(void) {
     int lines = 0;
     for (int c; f && (c = getc(f)) != EOF; ) lines += c == '\n';
     if (f) fclose(f);
-    check(lines == 8 + 1, "house: and a fault in each of eight lines, %d", lines - 1);
+    check(lines == 9 + 1, "house: and a fault in each of nine lines, %d", lines - 1);
     free(path), free(said), free(command);
+}
+
+/* The example of math.md, section 8, is what cpu-f64 computes: its lines are written here from the results and looked for there. */
+static void looks_for(const char *document, Text *line) {
+    check(strstr(document, line->at) != NULL, "house: docs/math.md has the computed line: %s", line->at);
+    free(line->at);
+    *line = (Text){ 0 };
+}
+static void add_integers(Text *line, const char *name, const int *x, int n) {
+    text_add(line, "%-12s", name);
+    for (int i = 0; i < n; i++) text_add(line, "    %d", x[i]);
+}
+static void add_pair(Text *line, const double *x) { text_add(line, "(%g, %g)", round(x[0] * 1000) / 1000, round(x[1] * 1000) / 1000); }
+static void example_is_computed(void) {
+    enum { N = 4, E = 3, K = 2, S = N * K, C = 2 };
+    static const double H[N * C] = { 1, 0, 0, 1, 1, 2, 2, -1 }, Wr[E * C] = { 1, 0, 0, 1, .5, .8 };
+    static const double W[E * C * C] = { 1, 2, 0, 1, 1, 0, 1, -1, 2, 0, 0, 3 }, dout[N * C] = { 1, 0, 1, 0, 1, 0, 1, 0 };
+    double logits[N * E], weight[S], lse[N], grouped[S * C], out[N * C], dweight[S], dlogits[N * E];
+    int expert[S], load[E], start[E + 1], slot_of_row[S], token_of_row[S], row_of_slot[S];
+    Plan p = { .N = N, .E = E, .K = K, .S = S, .start = start, .slot_of_row = slot_of_row, .token_of_row = token_of_row, .row_of_slot = row_of_slot };
+    const Device *d = device_find("cpu-f64");
+    size_t bytes;
+    Error e;
+    char *document = file_read("docs/math.md", &bytes, &e);
+    Text line = { 0 };
+    if (!document) { skip("no documents here: the example of math.md was not computed"); return; }
+    d->matmul_forward((floatX *)logits, (const floatX *)H, (const floatX *)Wr, N, C, E);
+    d->router_forward(expert, (real *)weight, (real *)lse, (floatX *)logits, NULL, TOPK_SOFTMAX, (Groups){ 0 }, 0, N, E, K);
+    d->route_plan(&p, load, expert);
+    d->parallel_linear_forward((floatX *)grouped, (const floatX *)H, (const floatX *)W, &p, C, C, BY_TOKEN, GROUPED);
+    d->combine_forward((floatX *)out, (floatX *)grouped, (real *)weight, NULL, &p, C, GROUPED);
+    for (int s = 0; s < S; s++) dweight[s] = dout[s / K * C] * grouped[row_of_slot[s] * C] + dout[s / K * C + 1] * grouped[row_of_slot[s] * C + 1];
+    d->router_backward((floatX *)dlogits, (real *)dweight, (real *)weight, (real *)lse, expert, NULL, (floatX *)logits, load, 0, 0, N, TOPK_SOFTMAX, N, E, K);
+    for (int n = 0; n < N; n++) {
+        const double *l = logits + n * E, *w = weight + n * K;
+        text_add(&line, "| %d | %g, %g, %g | %d, %d | %.3f, %.3f |", n, l[0], l[1], l[2], expert[n * K], expert[n * K + 1], w[0], w[1]);
+        looks_for(document, &line);
+    }
+    add_integers(&line, "slot_of_row", slot_of_row, S), looks_for(document, &line);
+    add_integers(&line, "row_of_slot", row_of_slot, S), looks_for(document, &line);
+    add_integers(&line, "token_of_row", token_of_row, S), looks_for(document, &line);
+    text_add(&line, "load = (%d, %d, %d)         start = (%d, %d, %d, %d)", load[0], load[1], load[2], start[0], start[1], start[2], start[3]);
+    looks_for(document, &line);
+    text_add(&line, "y = W[e] h      ");
+    for (int row = 0; row < S; row++) {
+        const size_t from = line.length;
+        add_pair(&line, grouped + row * C);
+        if (row < S - 1) text_add(&line, "%*s", 11 - (int)(line.length - from), "");
+    }
+    looks_for(document, &line);
+    for (int n = 0; n < N; n++) add_pair(&line, out + n * C), looks_for(document, &line);
+    text_add(&line, "(%.3f, %g, %.3f)", dlogits[0], dlogits[1], dlogits[2]), looks_for(document, &line);
+    free(document);
 }
 
 static void tree_is_in_order(void) {
@@ -313,5 +368,6 @@ void test_house(void) {
     PART(finds_faults());
     PART(figures_are_drawn());
     PART(documents_are_true());
+    PART(example_is_computed());
     PART(tree_is_in_order());
 }

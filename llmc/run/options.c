@@ -70,6 +70,19 @@ void option_value(const Option *o, const void *settings, char *text, size_t capa
     if (o->kind == OPTION_TEXT)  snprintf(text, capacity, "%s", *(const char *const *)field);
 }
 
+/* Lines are broken at blanks, and continue under the first word. */
+static void print_help(const char *letter, const char *name, const char *help) {
+    enum { INDENT = 25, WIDTH = 120 };
+    int column = INDENT;
+    printf("  -%-3s --%-15s", letter, name);
+    for (size_t n; *help; help += n + (help[n] == ' ')) {
+        n = strcspn(help, " ");
+        if (column + (int)n > WIDTH) column = INDENT, printf("\n%*s", INDENT - 1, "");
+        text_print(stdout, " %.*s", (int)n, help);
+        column += (int)n + 1;
+    }
+    putchar('\n');
+}
 void options_help(Options o, const char *usage, int as_set) {
     const char *group = "";
     puts(usage);
@@ -77,15 +90,18 @@ void options_help(Options o, const char *usage, int as_set) {
         const Option *row = &o.rows[i];
         char value[256];
         if (strcmp(group, row->group)) printf("\n%s\n", group = row->group);
-        printf("  -%-3s --%-15s %s", row->letter, row->name, row->help);
-        if (row->choices && row->kind == OPTION_TEXT) printf(": %s", row->choices);
         option_value(row, o.settings, value, sizeof value);
         if (!as_set) snprintf(value, sizeof value, "%s", row->init);
-        text_print(stdout, *value ? " [%s]%s\n" : "%s%s\n", value, as_set && o.given[i] ? " (given)" : "");
+        const int choices = row->choices && row->kind == OPTION_TEXT;
+        char *help = text_format(*value ? "%s%s%s [%s]%s" : "%s%s%s%s%s", row->help, choices ? ": " : "", choices ? row->choices : "",
+                                 value, as_set && o.given[i] ? " (given)" : "");
+        print_help(row->letter, row->name, help);
+        free(help);
     }
-    printf("\n  -cf  --config          a file of settings, a line \"name = value\" for each, names as here, long or short; a line that begins with # is a comment.\n"
-           "                         What the command line gives counts more\n"
-           "  -h   --help            this text\n       --version         the version\n");
+    putchar('\n');
+    print_help("cf", "config", "a file of settings: lines \"name = value\", names as here, long or short; lines that begin with # are comments. "
+               "Options of the command line take precedence");
+    printf("  -h   --help            this text\n       --version         the version\n");
 }
 
 /* Levenshtein distance, for "did you mean". */

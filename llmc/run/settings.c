@@ -19,13 +19,13 @@ static const Option options[] = {
     { "data",      "i",  "train",            OPTION_TEXT,  AT(train),         "data/tinyshakespeare", 0,    0,     NULL,
       "training data: text, JSONL of texts or conversations, a folder of them, llm.c or nanoGPT tokens" },
     { "data",      "j",  "val",              OPTION_TEXT,  AT(val),           "",                    0,    0,     NULL,
-      "validation data; none: a tenth of the training data" },
+      "validation data; not given: a tenth of the training data" },
     { "data",      "tk", "tokenizer",        OPTION_TEXT,  AT(tokenizer),     "",                    0,    0,     NULL,
-      "for text: a tokenizer.json, or a number: train a BPE of that many tokens on it; none: every byte is a token" },
+      "for text: a tokenizer.json, or a number: train a BPE of that many tokens on it; not given: every byte is a token" },
     { "data",      "tp", "token-pattern",    OPTION_TEXT,  AT(pattern),       "cl100k",              0,    0,     BPE_PATTERNS,
       "how the BPE of -tk NUMBER cuts text into words: as GPT-4 or as GPT-2" },
     { "data",      "ct", "chat-template",    OPTION_TEXT,  AT(chat),          "",                    0,    0,     NULL,
-      "how conversations are written; none: as the folder of -e says; else " CHAT_NAMES },
+      "how conversations are written; not given: by the template in the folder of -e. One of " CHAT_NAMES },
     { "data",      "ad", "allow-data-change", OPTION_INT,  AT(allow_data),    "0",                   0,    1,     NULL,
       "1: resume even if the data changed" },
     { "data",      "ab", "any-bytes",        OPTION_INT,   AT(any_bytes),     "0",                   0,    1,     NULL,
@@ -33,7 +33,7 @@ static const Option options[] = {
     { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4:z1",               0,    0,     NULL,
       "descriptor such as m4, d12, m12:e64k8f256, or a folder with a model to train further" },
     { "model",     "up", "upcycle",      OPTION_TEXT,  AT(upcycle),       "",                    0,    0,     NULL,
-      "e8k2: make the dense model of -e FOLDER a mixture of 8 experts, 2 a token, each a copy of its MLP" },
+      "make the dense model of -e FOLDER a mixture; e8k2: 8 experts, 2 a token, each a copy of its MLP" },
     { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,     "topk-softmax|softmax-topk|sigmoid|sigmoid-each",
       "how a router turns logits into weights" },
     { "model",     "fa", "activation",       OPTION_TEXT,  AT(activation),    "swiglu",              0,    0,     "swiglu|gelu|relu2",
@@ -56,7 +56,7 @@ static const Option options[] = {
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
       "final learning rate, as a fraction of the peak" },
     { "optimizer", "wo", "optimizer",        OPTION_TEXT,  AT(optimizer),     "muon",                0,    0,     "adamw|muon",
-      "of the layers' matrices; embedding, head, norms, biases and routers always have adamw" },
+      "what updates the layers' matrices; embedding, head, norms, biases and routers are always updated by adamw" },
     { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.8",                 0.01, 0.99999, NULL,
       "Muon: decay rate of the momentum" },
     { "optimizer", "wp", "expert-period",    OPTION_INT,   AT(period),        "1",                   1,    8,     NULL,
@@ -84,7 +84,7 @@ static const Option options[] = {
     { "routing",   "rb", "bias-rate",        OPTION_FLOAT, AT(bias_rate),     "0",                   0,    1,     NULL,
       "balance by a selection bias that moves by this much per step (try 0.03 with -rl relative and -ra 0)" },
     { "routing",   "rl", "bias-law",         OPTION_TEXT,  AT(bias_law),      "sign",                0,    0,     "sign|relative",
-      "the bias moves by the rate whatever the load, or in proportion to how far that is from the mean" },
+      "-rb moves the bias by its rate whatever the load, or in proportion to the load's distance from the mean" },
     { "routing",   "rt", "rounding",         OPTION_TEXT,  AT(rounding),      "off",                 0,    0,     "off|nearest|stochastic|up|down",
       "in training, round every MLP expert's rows to a multiple of 128" },
     { "routing",   "rf", "force-balance",    OPTION_INT,   AT(forced),        "0",                   0,    1,     NULL,
@@ -100,7 +100,7 @@ static const Option options[] = {
     { "reports",   "tb", "tensorboard",      OPTION_INT,   AT(board),         "0",                   0,    1,     NULL,
       "1: also write event files into the output folder, for tensorboard --logdir" },
     { "saving",    "n",  "save-every",       OPTION_LONG,  AT(save_every),    "0",                   0,    1e12,  NULL,
-      "steps between checkpoints; 0: not by steps. One is saved at the end, too, when stopped, and by -nt" },
+      "steps between checkpoints; 0: not by steps. One is also saved by time (-nt), when stopped, and at the end" },
     { "saving",    "nt", "save-seconds",     OPTION_FLOAT, AT(save_seconds),  "120",                 0,    1e9,   NULL,
       "seconds between checkpoints, half of that before the first; such a one is removed when the next is saved; 0: not by time" },
     { "saving",    "nk", "keep",             OPTION_INT,   AT(keep),          "2",                   1,    1e6,   NULL,        "how many of the newest checkpoints to keep" },
@@ -115,16 +115,16 @@ static const Option options[] = {
     { "machine",   "dv", "device",           OPTION_TEXT,  AT(device),        "auto",                0,    0,     NULL,
       "auto, cpu, cuda, or a device by name, such as cpu-bf16" },
     { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "auto",                -1,   2,     "auto",
-      "recompute in backward, to save memory: 0 nothing, 1 norms, 2 whole layers; auto: the parts that cost least, if nothing does not fit" },
+      "recompute in backward, to save memory: 0 nothing, 1 norms, 2 whole layers; auto: nothing if that fits, else the parts that cost least" },
     { "machine",   "pe", "expert-precision", OPTION_TEXT,  AT(precision),     "bf16",                0,    0,     "bf16|fp8|fp8-all",
-      "products of the MLP's experts while training; fp8: in 8 bits (docs/numerics.md) where that was measured to be faster, "
-      "on Hopper and, slowly, on CPUs; fp8-all: of any size" },
+      "products of the MLP's experts while training; fp8: in 8 bits (docs/numerics.md) for sizes where that was measured to be "
+      "faster; fp8-all: for all sizes. Hopper and, slowly, CPUs" },
     { "machine",   "gr", "graph",            OPTION_INT,   AT(record),        "1",                   0,    2,     NULL,
-      "record a step's work once and replay it: 0 never, 1 on one GPU, 2 on several, too" },
+      "record a step's work once and replay it: 0 never, 1 on one GPU, 2 also on several" },
     { "machine",   "z",  "zero",             OPTION_INT,   AT(level),         "auto",                -1,   3,     "auto",
-      "what ranks shard: 0 nothing, 1 the optimizer's state (ZeRO-1), 2 gradients, too, 3 weights, too; auto: 1, or the lowest that fits" },
+      "what ranks shard: 0 nothing, 1 the optimizer's state (ZeRO-1), 2 also gradients, 3 also weights; auto: the lowest from 1 on that fits" },
     { "machine",   "zn", "node-ranks",       OPTION_INT,   AT(node),          "auto",                -1,   1e6,   "auto",
-      "ranks of a node, over which -z shards, while nodes have copies of each other; 0: over all ranks; auto: -z 2 and 3 over those of a host" },
+      "-z shards over nodes of this many ranks, which have copies of each other; 0: over all ranks; auto: -z 2 and 3 over the ranks of a host" },
     { "machine",   "ce", "copy-engines",     OPTION_INT,   AT(copies),        "1",                   0,    1,     NULL,
       "1: GPUs of one process exchange by copy engines where possible; 0: by NCCL's kernels" },
     { "machine",   "rp", "reproducible",     OPTION_INT,   AT(ordered),       "0",                   0,    1,     NULL,
@@ -132,7 +132,7 @@ static const Option options[] = {
     { "machine",   "sd", "seed",             OPTION_LONG,  AT(seed),          "1337",                0,    9e15,  NULL,
       "of weights, data order, dropout and samples" },
     { "checks",    "a",  "overfit",          OPTION_INT,   AT(overfit),       "0",                   0,    1,     NULL,
-      "1: train on the first batch only; the loss must go to zero" },
+      "1: train on the first batch only; the loss must approach zero" },
     { "checks",    "gc", "gradient-check",   OPTION_INT,   AT(check),         "0",                   0,    1,     NULL,
       "1: compare every gradient of this model with finite differences, and exit" },
     /* The rest says where a run runs, not what it is: not kept in checkpoints, and not the same in all processes. */
@@ -165,7 +165,7 @@ static const char usage[] =
     "  ./train_moe                                   tinyshakespeare, a small model, into out/\n"
     "  ./train_moe -i book.txt -e m6 -x 2000         another text, a larger model\n"
     "  ./train_moe -i texts -tk 16384                a folder of texts, and a tokenizer trained on them\n"
-    "  ./train_moe -e FOLDER -i chats.jsonl -o tuned a model of Hugging Face's and conversations; then ./infer_moe tuned -m chat\n"
+    "  ./train_moe -e FOLDER -i chats.jsonl -o tuned fine-tunes a model on conversations; then ./infer_moe tuned -m chat\n"
     "  ./train_moe -y 1                              continue after an interruption, with the same settings\n"
     "  ./train_moe -ng 4                             on four GPUs (without -ng: on all of them)\n"
     "  ./train_moe -x 0 -e m12:e64k8f256             the plan: parameters and memory; trains nothing\n"
@@ -174,7 +174,8 @@ static const char usage[] =
     "  ./train_moe --help model                      how -e describes a model\n"
     "  ./train_moe --help -i book.txt                this text, with the values that hold for this data on this machine";
 static const char defaults_of[] =
-    "Defaults in brackets are for less than 10 million tokens on a CPU. On a GPU, or for more text, some differ.";
+    "Brackets contain the defaults for less than 10 million tokens on a CPU. On a GPU, or for more text, some differ:\n"
+    "./train_moe --help -i DATA shows those that hold there.";
 
 static void explain(Options o, const char *topic);
 static Options table(const Settings *s) { return (Options){ options, SETTINGS, (void *)s, (char *)s->given, explain }; }
