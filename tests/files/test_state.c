@@ -322,7 +322,7 @@ static void replaced_files(void) {
 /* Memory for copies is taken by a thread, and given back whether that has ended or not. */
 static void rooms(void) {
     enum { MB = 1 << 20 };
-    Room *none = room_open(SIZE_MAX / 2), *some = room_open(1), *much = room_open((size_t)256 * MB);
+    Room *none = room_open(SIZE_MAX), *some = room_open(1), *much = room_open((size_t)256 * MB);
     check(room_state(none, 1) == ROOM_NONE, "more memory than any host has");
     check(room_state(some, 1) == ROOM_READY && room_state(some, 0) == ROOM_READY, "little memory is there, and stays");
     char *memory = room_memory(some);
