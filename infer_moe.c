@@ -141,7 +141,7 @@ enum { GPT2_TOKENS = 50257 };
 static Tokenizer *find_tokenizer(const Session *q) {
     Error e;
     Tokenizer *t;
-    const int vocab = q->config.vocab - q->config.padding;
+    const int vocab = config_ids(&q->config);
     char *path = *q->s.tokenizer ? text_format("%s", q->s.tokenizer) : text_format("%s/tokenizer.json", q->folder);
     if (*q->s.tokenizer || is_file(path)) {
         if (!(t = tokenizer_load(path, &e))) fail(EXIT_INPUT, "%s", e.text);
@@ -238,17 +238,17 @@ static int load_part(Model *m, void *session) {
 /* Into an allocated model; then its experts can be watched. */
 static void load_weights(Session *q, Model *m) {
     const Settings *s = &q->s;
-    const int layers = q->config.layers;
+    const int layers = q->config.layers, shown = s->layer < 0 ? layers - 1 : s->layer;
     if (m->relay && s->verbose) list_devices(q, m, 0);
     load_part(m, q);
     if (m->relay) relay_each(m->relay, load_part, q);
     if (q->tokenizer) m->used_vocab = tokenizer_vocab(q->tokenizer);
     if (s->verbose < 2) return;
-    if (s->layer >= layers) fail(EXIT_USAGE, "-vl %d: the model has layers 0 to %d", s->layer, layers - 1);
+    if (shown >= layers) fail(EXIT_USAGE, "-vl %d: the model has layers 0 to %d", shown, layers - 1);
     if (!m->routers) fail(EXIT_USAGE, "-v %d shows experts, but this model is dense", s->verbose);
-    if (q->config.attention_experts == 1 && !config_has_experts(&q->config, s->layer < 0 ? layers - 1 : s->layer))
-        fail(EXIT_USAGE, "-v %d shows experts, but layer %d has none: -vl chooses another", s->verbose, s->layer < 0 ? layers - 1 : s->layer);
-    view_open(&q->g.view, q->g.dev, m, s->layer < 0 ? layers - 1 : s->layer);
+    if (q->config.attention_experts == 1 && !config_has_experts(&q->config, shown))
+        fail(EXIT_USAGE, "-v %d shows experts, but layer %d has none: -vl chooses another", s->verbose, shown);
+    view_open(&q->g.view, q->g.dev, m, shown);
 }
 static void report_view(const Session *q) {
     if (q->s.verbose == 2) view_legend(&q->g.view, q->style.colored);
@@ -285,7 +285,7 @@ static void generate(Session *q) {
     int *ids;
     char *text = prompt_read(q->s.prompt, &bytes);
     const int context = q->s.context, n = q->s.tokens, B = q->s.sequences;
-    const int count = prompt_encode(q->tokenizer, q->config.vocab - q->config.padding, text, bytes, 1, context, &ids);
+    const int count = prompt_encode(q->tokenizer, config_ids(&q->config), text, bytes, 1, context, &ids);
     open_generator(q, n > 0 && n < context - count ? count + n : context);
     generator_read(&q->g, ids, count, q->s.echo ? text : NULL, bytes);
     if (B > 1) printf("--- 1 of %d\n", B);
@@ -325,7 +325,7 @@ static void answer(Session *q, const char *line, size_t bytes) {
     Generator *g = &q->g;
     Stream *o = &g->stream[0];
     int *ids;
-    const int count = prompt_encode(q->tokenizer, q->config.vocab - q->config.padding, line, bytes, !g->d.length, g->capacity / 2, &ids);
+    const int count = prompt_encode(q->tokenizer, config_ids(&q->config), line, bytes, !g->d.length, g->capacity / 2, &ids);
     stream_restart(o);
     if (count) generator_read(g, ids, count, NULL, bytes);
     generator_write(g, q->s.tokens, 1);
@@ -364,7 +364,7 @@ static void chat(Session *q) {
     int *ids = NULL;
     char *line = NULL, *prompt = prompt_read(q->s.prompt, &bytes);
     const int talks = q->talk.chat.form != NULL;
-    const int count = bytes && !talks ? prompt_encode(q->tokenizer, q->config.vocab - q->config.padding, prompt, bytes, 1, q->s.context, &ids) : 0;
+    const int count = bytes && !talks ? prompt_encode(q->tokenizer, config_ids(&q->config), prompt, bytes, 1, q->s.context, &ids) : 0;
     const int interactive = isatty(0);
     open_generator(q, q->s.context);
     if (interactive) message(q, talks ? "chat template %s; /reset forgets all, /quit ends, Ctrl-C interrupts\n"
@@ -489,7 +489,7 @@ static void ask(Session *q) {
     FileWriter *details = NULL;
     struct sigaction action = { .sa_handler = on_interrupt };
     const Settings *s = &q->s;
-    if (!questions_read(&all, s->questions, q->tokenizer, q->config.vocab - q->config.padding, &e)
+    if (!questions_read(&all, s->questions, q->tokenizer, config_ids(&q->config), &e)
         || !questions_cut(&all, s->questions, s->context, &cut, &e)) fail(EXIT_INPUT, "-ev %s", e.text);
     if (cut) warn("%zu questions are longer than the %d tokens that the model sees (-c): the beginnings of their contexts are cut", cut, s->context);
     if (all.binary && q->tokenizer && tokenizer_vocab(q->tokenizer) != GPT2_TOKENS)
@@ -498,7 +498,7 @@ static void ask(Session *q) {
     evaluate_plan(&m, q->g.dev, &q->config, &all, q->g.relay);
     if (!model_allocate(&m)) out_of_memory(q, &m);
     load_weights(q, &m);
-    m.used_vocab = q->config.vocab - q->config.padding;     /* likelihoods of all ids that the file has, as in other programs */
+    m.used_vocab = config_ids(&q->config);     /* likelihoods of all ids that the file has, as in other programs */
     sigaction(SIGINT, &action, NULL);
     const double start = now();
     if (!evaluate(&m, &all, &interrupts, s->verbose > 0, details, &v, &e)) fail(EXIT_NUMERICS, "-ev %s", e.text);

@@ -55,7 +55,7 @@ static void update(void *run) {
     if (r->records) parallel_gather_weights(&r->model, 0);
     if (r->s.bias_rate > 0) routers_update_bias(&r->model, r->s.bias_rate, !strcmp(r->s.bias_law, "relative"));
 }
-/* What the first step of a session does cannot be replayed where ranks wait for each other in it (shards.c). */
+/* With sharded gradients the first step of a session is not recorded: in it ranks wait for each other (shards.c). */
 static void run_work(Run *r, Replay *replay, uint64_t state, void (*work)(void *run)) {
     if (r->model.dp.level >= 2 && !r->model.dp.overlaps) work(r);
     else replay_run(replay, r->dev, state, work, r);

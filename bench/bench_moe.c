@@ -19,16 +19,12 @@
 #include "ranks.h"
 #include "llmc/model/recompute.h"
 #include "tests/ops/cases.h"
+#include "llmc/base/omp.h"
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(_OPENMP)
-#include <omp.h>
-#else
-static int omp_get_max_threads(void) { return 1; }
-#endif
 #ifndef COMPILER_FLAGS
 #define COMPILER_FLAGS "flags unknown"                  /* -DCOMPILER_FLAGS='"..."' */
 #endif

@@ -150,7 +150,7 @@ static inline void sum_add(Sum *s, const floatX *dout, const floatX *weight, int
     s->terms++;
 }
 
-/* Overwrite or accumulate. SET_ROUNDED, for gradients of weights only: overwrite, as floatX, which rounds once more. */
+/* Overwrite or accumulate. SET_ROUNDED, for gradients of weights only: overwrite, rounded to floatX. */
 typedef enum { SET, ADD, SET_ROUNDED } Write;
 
 typedef enum { REAL, FLOATX } Dtype;    /* element type of an array whose type the caller chooses */
@@ -186,7 +186,7 @@ typedef struct {
     real   *sums;                       /* (count, MUON_SUMS) */
     int    *start;                      /* (2, count + 1) */
 } MuonBuffers;
-enum { MUON_SUMS = 32, MUON_MATRICES = 1 << 15 };         /* count: at most so many */
+enum { MUON_SUMS = 32, MUON_MATRICES = 1 << 15 };         /* MUON_MATRICES: the largest count */
 
 typedef struct Recording Recording;     /* work that can be replayed; opaque */
 typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited in sync, and in the functions that read */
@@ -194,8 +194,8 @@ typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited
 typedef struct Comm Comm;               /* one of several ranks: kernels/comm.h */
 typedef struct Group Group;             /* the ranks' hosts: kernels/comm.h */
 
-/* How the next token is drawn: from the most likely tokens, as few as have probability top_p together, at most top_k, each at least
- * min_p times as likely as the first. */
+/* How the next token is drawn: from the most likely tokens, as many as it takes to reach probability top_p together, but at most top_k,
+ * and only those at least min_p times as likely as the first. */
 typedef struct {
     float temperature;                  /* 0: the most likely token */
     float top_p, min_p;                 /* 1, 0: off */
@@ -553,7 +553,8 @@ struct Device {
     /* ---- Muon: matrices of equal shape ----------------------------------------------------------------------
      * w = w (1 - lr decay) - lr 0.2 sqrt(max(rows, columns)) O,  O = orthogonalize(beta m + (1-beta) g),  m = beta m + (1-beta) g
      *
-     * muon_momentum: g = gradient * min(1, clip/norm); of each part m, and x + at = beta m + (1-beta) g (Nesterov). x NULL: m only, with the same bits.
+     * muon_momentum: g = gradient * min(1, clip/norm); m of each part, and beta m + (1-beta) g (Nesterov) at x + at. x NULL: only m, with
+     *   the same bits.
      * orthogonalize: b.out = for each of `count` matrices x of b.x: x_0 = x / |x| (Frobenius); five times
      *     A = x_i x_i^T,  x_i+1 = (a I + b A + c A A) x_i     (a, b, c) = (3.4445, -4.7750, 2.0315)
      *   With more rows than columns A = x_i^T x_i, and the polynomial is the right factor. Zeros stay zeros. b.x and the other

@@ -5,6 +5,7 @@
  *                       WHAT: the name of an errno; short: write only half; kill, killed: SIGKILL before or after the call.
  *                       N+: the N-th and all later calls
  *   FAULT_HIT=FILE      FILE is created when the fault happens
+ *   FAULT_MEMORY=FILE   FILE is read in place of /proc/meminfo
  *   FAULT_TRACE=FILE    FILE receives the program's create, write, fsync, link and rename calls, with their paths
  *
  * As a program:   faults flip FILE BIT    faults cut FILE BYTES    faults size FILE */
@@ -146,7 +147,8 @@ int close(int fd)                                   {         /* closed, whateve
 }
 FILE *fopen(const char *path, const char *mode)     {
     const int what = hit("open", FROM);
-    FILE *f = what == ERROR ? NULL : REAL(fopen)(path, mode);
+    const char *memory = strcmp(path, "/proc/meminfo") ? NULL : getenv("FAULT_MEMORY");
+    FILE *f = what == ERROR ? NULL : REAL(fopen)(memory ? memory : path, mode);
     after(what);
     return f;
 }

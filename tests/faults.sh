@@ -201,6 +201,13 @@ while [ $at -le $((long ? 6 : 3)) ]; do
     ! grep -q 'not saved.*rank 1: .*No space left' said.0 || told=$((told + 1))
     at=$((at + 1))
 done
+# One process has the memory that the run needs, but not for a copy of what is saved.
+"$train" $options -x 0 -dv cpu -ng 2 > said
+sed -n 's/^|   total  *| *\([0-9.]*\) MB.*/\1/p' said | awk '{ printf "MemAvailable: %d kB\n", $1 * 1100 }' > memory
+rm -rf o
+pair "none:1:EIO FAULT_MEMORY=$work/memory" 1 1
+[ "$code0 $code1" = "0 0" ] && grep -q 'steps wait for saves' said.0 && same o two 6
+verdict $? "process 1 has no memory for a copy: exit codes $code0 and $code1: $(tail -qn 1 said.0 said.1)"
 [ $told -gt 0 ]; verdict $? "rank 0 says why rank 1 could not write: $told of $((at - 1)) times"
 total "two processes: $((hits - before)) places"
 pairs=$((hits - before))

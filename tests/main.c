@@ -103,6 +103,18 @@ void part_ends(const char *call) {
 }
 const char *scratch(void) { return folder; }
 char *scratch_path(const char *name) { return text_format("%s/%s", folder, name); }
+char *scratch_put(const char *name, const void *data, size_t bytes) {
+    char *path = scratch_path(name);
+    FILE *f = fopen(path, "wb");
+    if (!f || fwrite(data, 1, bytes, f) != bytes || fclose(f)) fail(EXIT_DISK, "%s: cannot be written", path);
+    return path;
+}
+char *scratch_folder(const char *name) {
+    Error e;
+    char *path = scratch_path(name);
+    if (!folder_make(path, &e)) fail(EXIT_DISK, "%s", e.text);
+    return path;
+}
 
 static const struct { const char *name; void (*run)(void); } groups[] = {
     { "house", test_house }, { "files", test_files }, { "data", test_data }, { "kernels", test_kernels }, { "model", test_model },

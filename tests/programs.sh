@@ -119,6 +119,8 @@ if script -qec 'stty cols 60' /dev/null > "$said" 2>&1 < /dev/null; then
     rm -rf narrow
 else skipped "no script(1): no terminal"; fi
 ok "its last step is the best: one file of weights" [ "$(inode whole/best/model.safetensors)" = "$(inode whole/model.safetensors)" ]
+slots() { echo $(($(sed -n '/"event": "load"/s/.*"load": \[\([^]]*\)\]}\]}$/\1/p' "$1/log.jsonl" | tail -1 | tr , +))); }
+ok "the loads of a validation are those of all its 79 batches" [ "$(slots whole)" = $((79 * 2 * 32 * 2)) ]
 ok "the two newest checkpoints are kept" [ "$(steps_of whole)" = "40 60 " ]
 ok "no temporary file remains" [ -z "$(find whole -name '*tmp*')" ]
 
@@ -184,6 +186,7 @@ expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm h100 -e m6
 expect 0 'memory on cuda-bf16' $train $data -x 0 -dv cuda -ng 2
 expect 0 'which GPU? -gm h100' $train $data -x 0 -dv cuda
 expect 0 'DOES NOT FIT. This would fit: -b 16 .*-mw 0 -mo bf16: ' $train $data -x 0 -gm 1 -e m6 -r 0
+expect 0 'DOES NOT FIT. This would fit: -b 5 (with' $train $data -x 0 -gm 1 -e m6 -r 0 -b 25
 expect 0 'DOES NOT FIT. This would fit: .*-r auto -mw 0' $train $data -x 0 -gm 1 -e m6 -r 0
 expect 0 'DOES NOT FIT. This would fit: .*, -r auto: ' $train $data -x 0 -gm 1.5 -e m6 -r 0
 expect 0 'auto recomputes norms of .* of 6 layers: .* MB less, about .* more work' $train $data -x 0 -gm 1.5 -e m6
@@ -253,6 +256,7 @@ expect 0 'looks like JSON' $train -i odd.json -t 16 -x 0
 # ---- the output folder -------------------------------------------------------------------------------------------------------
 
 expect 2 'another run.*-y 1.*-y 0' $run -o whole
+expect 2 'plan of a new run' $train $data -o whole -y 1 -x 0
 expect 5 'text.txt' $run -o text.txt
 expect 5 'text.txt' $run -o text.txt/out
 ok "text.txt is unchanged" [ "$(size text.txt)" = 60000 ]
@@ -411,6 +415,9 @@ same_run tuned chatted "conversations: resumed"
 rm -rf chatted/state/step-00000010 chatted/tokens.cache
 expect 0 'conversations' $train -o chatted -y 1
 same_run tuned chatted "conversations: resumed, encoded again"
+mkdir early && head -1 tuned/log.jsonl > early/log.jsonl
+expect 0 'no checkpoint was saved yet' $train -o early -y 1
+same_run tuned early "conversations: killed before the first checkpoint, and started again with its saved settings"
 expect 0 'fingerprint' $tune $rows -rp 1 -ng 1 -o ranks1
 expect 0 'fingerprint' $tune $rows -rp 1 -ng 2 -o ranks2
 same_run ranks1 ranks2 "conversations on two ranks"
@@ -836,6 +843,7 @@ else skipped "no small disk can be mounted here: only a limit on file sizes was 
 
 expect 0 'gradient check passed: 0 bad tensors' $train $data $model -t 8 -gc 1 -o new
 expect 0 'gradient check passed: 0 bad tensors' $train $data $model -t 1 -gc 1 -o new
+expect 0 'gradient check passed: 0 bad tensors' $train $data $model -tk 300 -t 8 -gc 1 -o new
 expect 0 'gradient check passed: 0 bad tensors' $train $data -e m1:c128h2e2f128 -pe fp8-all -t 4 -gc 1 -o new
 expect 9 'router.layer.weight .* it is zero everywhere' $train $data -e m1:c32h4e4k1 -ra 0 -rz 0 -gc 1 -o new
 ok "-gc creates nothing" [ ! -e new ]

@@ -32,6 +32,8 @@ const struct Device *tested_device(int i);                  /* the i-th device t
 /* A folder of this run for files; removed at the end. */
 const char *scratch(void);
 char *scratch_path(const char *name);                       /* free() it */
+char *scratch_put(const char *name, const void *data, size_t bytes);        /* makes a file; free() its path */
+char *scratch_folder(const char *name);                     /* the same for a folder */
 
 /* The groups. Those without a comment are in test_NAME.c. */
 void test_house(void);                                      /* the rules of the source tree */

@@ -38,7 +38,7 @@ static inline __attribute__((always_inline)) void tile(real *c, int ldc, const r
         }
 }
 /* c (M,N) = or += a (M,K) b (K,N). a is read at a[m*a_row + k*a_col], so that it can be a transpose; c and b have rows of ldc and ldb
- * elements. Every other block of queries ends with one vector of keys where a vector has as many as a block. */
+ * elements. Pairs of vectors first; where a vector is as long as a block of queries (AVX-512) every other block leaves one vector. */
 static void product(real *c, int ldc, const real *a, int a_row, int a_col, const real *b, int ldb, int M,
                     int N, int K, Write how) {
     for (int m = 0; m < M; m += TILE_M) {

@@ -48,7 +48,7 @@ static size_t memory(void) {
 }
 static void copy(void *dst, const void *src, size_t bytes) { if (bytes) memcpy(dst, src, bytes); }
 
-static _Thread_local Waits waited;              /* a CPU waits for nothing; counted so that tests on it see who would wait */
+static _Thread_local Waits waited;              /* a CPU waits for nothing; calls that would wait are counted for tests */
 static Waits waits(void) { return waited; }
 static void count_sync(void) { waited.syncs++; }
 static void download(void *host, const void *src, size_t bytes) {

@@ -98,7 +98,7 @@ static int rows_of_block(const Plan *plan, int e, int i) {
     const int left = plan->start[e + 1] - plan->start[e] - i * FP8_BLOCK;
     return left > FP8_BLOCK ? FP8_BLOCK : left > 0 ? left : 0;
 }
-/* The most that an expert can have: a loop over so many of each is one over all. */
+/* The most blocks that an expert can have. Loops visit this many of every expert, and skip those that do not exist. */
 static int most_blocks(const Plan *plan) { return (plan->S + FP8_BLOCK - 1) / FP8_BLOCK; }
 
 static void fp8_columns(OUT Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_rows) {
@@ -128,7 +128,7 @@ static void fp8_columns(OUT Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_
     }
 }
 
-/* ---- from codes: to be freed -------------------------------------------------------------------------------- */
+/* ---- from codes to floatX; free() the result -------------------------------------------------------------------------------- */
 
 static floatX *rows_from(Fp8 x, size_t rows, int C) {
     const size_t blocks = rows * (size_t)C / FP8_BLOCK;

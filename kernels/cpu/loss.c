@@ -1,7 +1,7 @@
 /* loss.c: cross entropy. */
 #include "impl.h"
 
-/* ---- cross entropy: loss = lse(x) - x[target], and dlse/dx_v = softmax_v, so dx_v = softmax_v - [v = target] ---- */
+/* ---- cross entropy: with x the logits (N,V), loss = lse(x) - x[target], and dlse/dx_v = softmax_v, so dx_v = softmax_v - [v = target] ---- */
 
 /* The sum of exp(x - max) over n numbers: blocks of 1024 in real, which is vectorized, and their sums in double, because
  * vocabularies are long. */

@@ -46,7 +46,7 @@ static void orthogonalize_one(floatX *x, floatX *y, floatX *gram, floatX *square
     }
 }
 
-/* Many matrices are shared out among threads, each of which then has what it needs in its cache; of few each product is. */
+/* Of many matrices each is the work of one thread, with all it needs in its cache; of few, threads share every product. */
 static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int rows, int columns) {
     const size_t n = (size_t)rows * (size_t)columns, k = (size_t)(rows < columns ? rows : columns);
     (void)d;

@@ -129,7 +129,8 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
     }
 }
 
-/* ---- plan: a stable counting sort ---------------------------------------------------------------------- */
+/* ---- plan: a stable counting sort of the slots by expert. With N=2, K=2 and expert = {2,0, 0,1}:
+ * load = {2,1,1}, start = {0,2,3,4}, slot_of_row = {1,2,3,0}, token_of_row = {0,1,1,0}, row_of_slot = {3,0,1,2} ------------- */
 
 static void route_plan(Plan *plan, int *load, const int *expert) {
     const int S = plan->S, E = plan->E, K = plan->K;

@@ -39,8 +39,8 @@ int   is_file(const char *path);
 
 /* A FileWriter writes a file from its first byte to its last, through a buffer. file_patch overwrites bytes that were added.
  * file_finish syncs the file to disk and closes it; finish and abandon free the writer. After one error all later calls fail.
- * file_join: a file of so many bytes that several writers fill, of any processes that see it; each writes its own bytes, from where
- * file_seek puts it. It is created unless another one has done so. */
+ * file_join: a file of `bytes` bytes that several writers fill, in any processes that see it: each writes its own bytes, from where
+ * file_seek puts it. The first of them creates it. */
 typedef struct FileWriter FileWriter;
 FileWriter *file_create(const char *path, Error *e);
 FileWriter *file_join(const char *path, uint64_t bytes, Error *e);
@@ -68,7 +68,7 @@ uint64_t hash_begin(uint64_t seed);
 uint64_t hash_add(uint64_t h, const void *data, size_t bytes);
 uint64_t hash_end(uint64_t h);
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes);       /* Castagnoli polynomial; start with 0 */
-/* That of data whose first part has the CRC a, and the second, of so many bytes, the CRC b. Source: M. Adler, zlib, crc32_combine. */
+/* The CRC of two parts together, of which the first has the CRC a, and the second, of `bytes` bytes, the CRC b. Source: M. Adler, zlib, crc32_combine. */
 uint32_t crc32c_join(uint32_t a, uint32_t b, uint64_t bytes);
 
 /* Bytes of a file and their CRC-32C. sum: of the file that the parts are together, which are sorted by this; 0 if they leave a hole or

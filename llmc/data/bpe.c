@@ -14,14 +14,9 @@
 #include "meter.h"
 #include "pretokenizer.h"
 #include "tokenizer_impl.h"
+#include "llmc/base/omp.h"
 #include <stdlib.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static int omp_get_max_threads(void) { return 1; }
-static int omp_get_thread_num(void) { return 0; }
-#endif
 
 /* ---- counting words ------------------------------------------------------------------------------------ */
 
@@ -75,9 +70,7 @@ static Words count_words(const Document *text, size_t documents, const PreTokeni
     Meter meter;
     for (int64_t i = 0; i < n; i++) bytes += (int64_t)jobs[i].bytes;
     meter_begin(&meter, show, "tokenizer: counting words", bytes, "MB");
-#ifdef _OPENMP
     #pragma omp parallel for schedule(dynamic) num_threads(threads)
-#endif
     for (int64_t i = 0; i < n; i++) {
         Words *mine = &of[omp_get_thread_num()];
         for (size_t k = 0; k < jobs[i].count; k++) {

@@ -27,7 +27,7 @@ struct ChatTemplate {
     const char *marks[MARKS], *lacks[MARKS];    /* strings that its Jinja, without optional spaces (tidy), has and lacks */
     int flags;
     const char *start;                  /* before everything */
-    Turn turn[CHAT_ROLES];              /* a run of tool messages is one turn, around each of which is tool */
+    Turn turn[CHAT_ROLES];              /* tool messages that follow each other are one turn; each is put into `tool` */
     Turn tool;
     const char *prompt;                 /* where the assistant's turn begins: the beginning of its `before` */
     const char *end;                    /* what ends an answer: the beginning of `after` of the assistant; NEXT_ENDS: the mark of the user */

@@ -1,8 +1,8 @@
 /* chat.h: conversations as the text that a model reads: who speaks, and when a turn ends, is written as its chat template says.
  *
- * A template is a row of strings in chat.c; the Jinja programs of Hugging Face folders are not run. That of a folder is found by
- * strings that only this template has, and one that is not in the table is refused where a conversation needs it. The text,
- * and its tokens, are those of Transformers' apply_chat_template; tests/check_chat.py compares them. Differences:
+ * A template is a row of strings in chat.c; the Jinja programs of Hugging Face folders are not run. The row for a folder is the one
+ * whose strings its program has; a program that fits no row is refused where a conversation needs it. The text, and its tokens, are those
+ * of Transformers' apply_chat_template (tests/reference/make_chats.py writes what tests compare with). Differences:
  * - Where a template writes today's date, training writes 26 Jul 2024, so that data do not change from day to day.
  * - gpt-oss is prompted to answer in its channel `final` at once: Transformers' prompt leaves the channel to the model, and the marks of
  *   channels are special tokens, which are not shown. What it would say in the channel `analysis` is not asked for, nor trained.

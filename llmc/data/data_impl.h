@@ -78,7 +78,7 @@ int  data_read_raw(const Segment *p, int64_t first, int64_t count, uint32_t *out
 /* packing.c: finds the rows of T for a segment of conversations. 0 and a message: there are none. */
 int  packing_make(Segment *p, int T, Error *e);
 void packing_free(Packing *p);
-/* Fills one row; what is left of it has input 0, target -1 and position 0, ... */
+/* Fills one row; the rest of it has input 0, target -1 and position 0, ... */
 int  packing_row(const Segment *p, int64_t row, int T, int *inputs, int *targets, int *positions, Error *e);
 
 /* data_text.c: makes segments of the texts. request: NULL, or what data_open_text was asked for. */

@@ -325,16 +325,12 @@ static int use_path(Data *d, int use, const char *given, Error *e) {
 /* Files are scanned in parallel: a hundred shards of 200 MB keep several cores busy. The error is that of the first bad file. */
 static int scan_all(Data *d, Error *e) {
     int all = d->segments[0] + d->segments[1], bad = all;
-#ifdef _OPENMP
     #pragma omp parallel for schedule(dynamic)
-#endif
     for (int i = 0; i < all; i++) {
         Error mine;
         Segment *p = i < d->segments[0] ? &d->segment[0][i] : &d->segment[1][i - d->segments[0]];
         if (data_scan(p, &mine)) continue;
-#ifdef _OPENMP
         #pragma omp critical
-#endif
         if (i < bad) bad = i, *e = mine;
     }
     return bad == all;

@@ -121,9 +121,7 @@ static size_t encode_samples(const Chat *chat, const Tokenizer *t, const Documen
     const int64_t n = (int64_t)documents->count;
     struct { uint32_t *tokens; size_t count; } *done = mem_alloc(((size_t)n + 1) * sizeof *done);
     size_t all = 0;
-#ifdef _OPENMP
     #pragma omp parallel for schedule(dynamic, 16)
-#endif
     for (int64_t i = 0; i < n; i++) {
         done[i].count = encode_sample(chat, t, &documents->at[i], &done[i].tokens);
         meter_add(meter, (int64_t)documents->at[i].bytes);

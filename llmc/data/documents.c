@@ -157,16 +157,12 @@ static int parse_lines(Source *s, size_t first, const size_t *line_number, const
     const int64_t n = (int64_t)(s->documents - first);
     int64_t bad = n;
     Error why = { "" };
-#ifdef _OPENMP
     #pragma omp parallel for schedule(dynamic, 64)
-#endif
     for (int64_t i = 0; i < n; i++) {
         Error mine;
         Document line = s->document[first + (size_t)i];
         if (parse_line(&line, chat, &mine)) { s->document[first + (size_t)i] = line; continue; }
-#ifdef _OPENMP
         #pragma omp critical
-#endif
         if (i < bad) bad = i, why = mine;
     }
     if (bad == n) return 1;

@@ -1,4 +1,4 @@
-/* kinds.h: what a file is that is about to be read as text but is none. */
+/* kinds.h: recognizes files that were given as text but are something else. */
 #ifndef KINDS_H
 #define KINDS_H
 #include <stddef.h>

@@ -24,9 +24,7 @@ void meter_begin(Meter *m, int visible, const char *what, int64_t all, const cha
 }
 
 void meter_add(Meter *m, int64_t done) {
-#ifdef _OPENMP
     #pragma omp critical(meter)
-#endif
     {
         const double at = now();
         m->done += done;

@@ -59,7 +59,7 @@ static int by_length(const void *a, const void *b) {
 /* The row that each sample goes to, and their number. Rows with the same room left are a list, the last one in front. */
 static int64_t choose_rows(const Sample *sample, size_t n, int T, int64_t *row) {
     int64_t *front = mem_alloc(((size_t)T + 1) * sizeof *front), *next = mem_alloc((n + 1) * sizeof *next), rows = 0;
-    uint64_t *is_some = mem_alloc(((size_t)T / 64 + 1) * sizeof *is_some);              /* rooms of which there is a row */
+    uint64_t *is_some = mem_alloc(((size_t)T / 64 + 1) * sizeof *is_some);              /* bit r: some row has room r left */
     for (size_t i = 0; i < n; i++) {
         int room = sample[i].inputs;                                                    /* the least that suffices */
         uint64_t some = is_some[room / 64] >> room % 64 << room % 64;
@@ -108,7 +108,8 @@ int packing_make(Segment *s, int T, Error *e) {
     if (!n && p->late)
         return error_set(e, "%s: none of its %lld conversations has an answer of the assistant within the first %d tokens: a larger -t would do",
                          s->path, (long long)p->unanswered, T + 1);
-    if (!n) return error_set(e, "%s: none of its %lld conversations has an answer: a message with content whose role is assistant", s->path, (long long)p->unanswered);
+    if (!n) return error_set(e, "%s: none of its %lld conversations has an answer: a message with content whose role is assistant", s->path,
+                             (long long)p->unanswered);
     make_rows(p, n);
     return 1;
 }

@@ -115,16 +115,12 @@ static int parse_lines(Questions *q, const char *path, const char *text, size_t 
     Question *all = mem_alloc(lines * sizeof *all);
     int64_t bad = INT64_MAX;
     Error why = { "" };
-#ifdef _OPENMP
     #pragma omp parallel for schedule(dynamic, 8)
-#endif
     for (int64_t i = 0; i < (int64_t)lines; i++) {
         Error mine;
         const size_t n = (size_t)(at[i + 1] - at[i]) - 1;
         if (text_is_blank(at[i], n) || read_line(&all[i], at[i], n, t, &mine)) continue;
-#ifdef _OPENMP
         #pragma omp critical(questions)
-#endif
         if (i < bad) bad = i, why = mine;
     }
     for (size_t i = 0; i < lines; i++) all[i].line = i + 1;

@@ -313,14 +313,10 @@ size_t tokenizer_encode_documents(const Tokenizer *t, const Document *documents,
     const int64_t n = (int64_t)documents_jobs(documents, count, is_divisible(t), &jobs);
     struct { void *ids; size_t count, at; } *done = mem_alloc((size_t)n * sizeof *done);
     size_t all = 0;
-#ifdef _OPENMP
     #pragma omp parallel
-#endif
     {
         Encoder e = encoder_begin(t, SLOTS);
-#ifdef _OPENMP
         #pragma omp for schedule(dynamic)
-#endif
         for (int64_t i = 0; i < n; i++) {
             done[i].ids = encode_job(&e, &jobs[i], end, width, &done[i].count);
             meter_add(meter, (int64_t)jobs[i].bytes);

@@ -131,7 +131,7 @@ uint32_t tokenizer_byte_code(int byte) {
     if (byte > '~' && byte < 0xA1) return 0x100 + LOW + (uint32_t)(byte - '~' - 1);
     return byte == 0xAD ? 0x100 + LOW + HIGH : (uint32_t)byte;
 }
-/* Undoes byte_to_code for a key; 0 if it has other characters. */
+/* Undoes tokenizer_byte_code for a key; 0 if it has other characters. */
 static int bytes_of_key(const int *byte_of_code, const JsonValue *v, Text *out) {
     for (size_t at = 0, n; at < v->key_length; at += n) {
         uint32_t code = 0;

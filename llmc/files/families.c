@@ -527,7 +527,7 @@ static int row_of(const char *key, Family f) {
 }
 /* Is it the same in the file's words? */
 static int is_kept(const Config *c, const Config *was, int i) {
-    return keys[i].kind == VOCAB ? c->vocab - c->padding == was->vocab - was->padding : value_of(c, i) == value_of(was, i);
+    return keys[i].kind == VOCAB ? config_ids(c) == config_ids(was) : value_of(c, i) == value_of(was, i);
 }
 
 int config_to_json_like(const Config *c, const char *dtype, const JsonValue *origin, Text *out) {

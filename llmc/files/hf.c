@@ -147,8 +147,8 @@ static void shape_text(char *text, size_t capacity, const uint64_t *shape, int r
 /* Files may have the rows of heads, or what belongs to an expert, in another order. Elements of such a unit; 1: they have not. */
 static int of_experts(const Piece *p) { return p->transposed || p->interleaved; }
 static size_t unit_of(const Piece *p) { return p->head || of_experts(p) ? (size_t)(p->head ? p->head : 1) * (p->count / (size_t)p->shape[0]) : 1; }
-/* An expert's matrix, (rows, columns) in memory. In files it may be transposed, and rows 0, 1, 2, ... those of gate and up in turns. Tiles
- * stay in the first cache while they are transposed; when a model is loaded, other threads have other experts. */
+/* An expert's matrix, (rows, columns) in memory. In files it may be transposed, and rows of gate and up may alternate. It is transposed in
+ * tiles that stay in the first cache; when a model is loaded, other threads have other experts. */
 static size_t row_in_file(const Piece *p, size_t r, size_t rows) { return !p->interleaved ? r : r < rows / 2 ? 2*r : 2*(r - rows / 2) + 1; }
 #define TRANSPOSE(type) do { \
     const type *from = copy; \
@@ -197,7 +197,7 @@ typedef struct { void *to; size_t stride, copies; } Place;
 static Place place_of(const Model *m, const Model *was, int i, const Piece *p) {
     const Tensor *t = &was->manifest.at[i], *to = m->manifest.at;
     while (to->layer != t->layer || to->field != t->field) to++;
-    return (Place){ (char *)model_weight(m, to) + (p->offset - t->offset) * m->dev->floatX_size, t->count, to->count / t->count };
+    return (Place){ float_at(m, model_weight(m, to), p->offset - t->offset), t->count, to->count / t->count };
 }
 
 typedef struct { const Model *m; Piece piece; } LoadedPiece;
@@ -235,8 +235,8 @@ static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
             const FileTensor *scales, *tensor = find_piece(s, &p, &scales);
             const Place place = place_of(m, was, i, &p);
             pieces[k] = (LoadedPiece){ m, p };
-            loads[k] = (Load){ .tensor = tensor, .scales = scales, .count = p.count, .unit = unit_of(&p), .to = place.to, .copies = place.copies, .stride = place.stride, .type = FLOATX, .check = check_piece,
-                               .of = &pieces[k] };
+            loads[k] = (Load){ .tensor = tensor, .scales = scales, .count = p.count, .unit = unit_of(&p), .to = place.to,
+                               .copies = place.copies, .stride = place.stride, .type = FLOATX, .check = check_piece, .of = &pieces[k] };
         }
     }
     first[f->range_count] = k;
@@ -591,7 +591,7 @@ static int write_piece(const Writing *w, int tensor, const Piece *p, uint64_t at
     const size_t end = last > before ? last - before < p->count ? last - before : p->count : 0;
     int ok = 1;
     for (size_t i = first, n; i < end && ok; i += n) {
-        const size_t to_unit = (unit - i % unit) % unit;        /* the rest of one of which another rank has the beginning */
+        const size_t to_unit = (unit - i % unit) % unit;        /* to the end of a unit whose beginning another rank has */
         n = to_unit ? to_unit : end - i < unit ? end - i : end - i < chunk ? (end - i) / unit * unit : chunk;
         if (n > end - i) n = end - i;
         const int whole = !to_unit && n >= unit;

@@ -18,8 +18,8 @@ int hf_load_upcycled(Model *m, const Config *dense, const char *path, Error *e);
 /* The same errors, as far as the heads of the files tell, before a model is allocated. */
 int hf_check_weights(const Device *dev, const Config *c, const char *path, Error *e);
 
-/* What came with a model and belongs to it: its config.json, of which this program knows a part; the files of its tokenizer, with
- * special tokens and chat template; its generation settings. They are kept in memory as they are. */
+/* The files that came with a model: config.json, some of whose keys this program does not know; the tokenizer's, with special tokens and
+ * chat template; generation settings. They are kept in memory unchanged. */
 typedef struct HfOrigin HfOrigin;
 /* weights: the folder whose number types the model's files have at the end; the same one, or where it came from before it was trained.
  * NULL: this folder has no config.json that can be read. */
@@ -28,8 +28,8 @@ void      hf_origin_free(HfOrigin *o);
 /* The number type of a tensor, "F32", "BF16", "F16" or "F64"; of one that is not there, or NULL, the most frequent one. */
 const char *hf_origin_type(const HfOrigin *o, const char *tensor);
 
-/* Writes the small files of a folder, each replaced as a whole if it is not there as it should be. tokenizer: may be NULL. origin: NULL, or what the model came with:
- * its config.json keeps all keys, and its other files are written as they were unless the tokenizer is another. */
+/* Writes the small files of a folder; each is replaced as a whole, unless it is already right. tokenizer: may be NULL. origin: NULL, or
+ * what the model came with: its config.json keeps all keys, and its other files are written unchanged, unless the tokenizer is another. */
 int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e);
 
 /* The tokens that end a text: those of generation_config.json, else of config.json, else the tokenizer's (NULL: none) by their

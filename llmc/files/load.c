@@ -1,12 +1,8 @@
 /* load.c: see load.h. Parts of tensors are filled in batches: while one is filled by all threads, the calling thread sends the one before. */
 #include "load.h"
+#include "llmc/base/omp.h"
 #include <stdlib.h>
 #include <string.h>
-#if defined(_OPENMP)
-#include <omp.h>
-#else
-static int omp_get_max_threads(void) { return 1; }
-#endif
 
 enum { MOST = 1 << 19 };               /* elements, unless a unit has more */
 

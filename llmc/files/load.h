@@ -1,5 +1,5 @@
-/* load.h: parts of files' tensors to the memory of a device. All threads of the host read, check and convert; on a GPU what is ready is
- * sent meanwhile, by the calling thread, and only a few pieces are in the host's memory; on a CPU files are read to where they belong. */
+/* load.h: loads parts of files' tensors into the memory of a device. All threads of the host read, check and convert. On a GPU the calling
+ * thread sends finished pieces at the same time, so that the host holds only a few; on a CPU files are read into the model's memory. */
 #ifndef LOAD_H
 #define LOAD_H
 #include "safetensors.h"
@@ -11,7 +11,7 @@ typedef int (*LoadCheck)(const Load *l, void *data, size_t first, size_t n, Erro
 struct Load {
     const FileTensor *tensor, *scales;  /* scales: of the blocks of MXFP4 in tensor; NULL: it has elements */
     uint64_t first;                     /* of its elements, */
-    size_t   count, unit;               /* so many; a check gets whole units of them */
+    size_t   count, unit;               /* `count` elements; a check gets whole units of them */
     void    *to;                        /* in the device's memory */
     size_t   copies, stride;            /* it goes there `copies` times, each `stride` elements after the last; 0: once */
     Dtype    type;

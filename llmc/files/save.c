@@ -8,6 +8,7 @@
 #include "optimizer_file.h"
 #include "room.h"
 #include "llmc/base/text.h"
+#include "llmc/base/omp.h"
 #include "llmc/model/parallel.h"
 #include <errno.h>
 #include <pthread.h>
@@ -18,9 +19,6 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 enum { FILES = 2 };                     /* of weights, of the optimizer's state */
 static const char *const file_names[FILES] = { "model.safetensors", "optimizer.safetensors" };
@@ -157,9 +155,7 @@ static void run_work(Saver *s) {
     atomic_store(&s->done, 1);
 }
 static void *run_thread(void *saver) {
-#ifdef _OPENMP
     omp_set_num_threads(1);                                 /* the others train */
-#endif
     run_work(saver);
     return NULL;
 }

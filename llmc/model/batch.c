@@ -67,7 +67,7 @@ void model_set_phase(Model *m, Phase phase) {
     m->batch.phase = phase;
     for (int i = 0; i < m->manifest.range_count && phase & PHASE_FIRST && m->dp.level < 2; i++) model_clear_gradients(m, i);
 }
-/* Where ranks add in order, or each only what it owns, the gradients of each micro-batch are made apart from the others. */
+/* If ordered, or with sharded gradients, those of each micro-batch are computed by themselves and then added to sums. */
 void model_begin_micro(Model *m, int micro) {
     Batch *b = &m->batch;
     const size_t N = (size_t)b->N, first = (size_t)micro * N;
@@ -120,7 +120,7 @@ uint64_t model_state(const Model *m) {
                            (double)m->dropout, (double)m->balance_coef, (double)m->z_coef };
     return hash_bytes(0, all, sizeof all);
 }
-void model_forget(Model *m) {
+void model_clear_activations(Model *m) {
     for (int i = 0; i < m->arena.count; i++) {
         const ArenaEntry *a = &m->arena.at[i];
         if (a->category == MEM_KEPT || a->category == MEM_SHARED) m->dev->zero(*a->pointer, a->bytes);

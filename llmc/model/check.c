@@ -24,6 +24,7 @@ static void random_weights(const Manifest *m, uint64_t seed, double *w) {
 
 static int probe_open(Probe *b, const Check *c, const Device *dev) {
     const size_t N = (size_t)c->B * (size_t)c->T;
+    const int ids = config_ids(&c->config);
     *b = (Probe){ .c = c };
     model_plan_training(&b->m, dev, &c->config, c->B, c->T, &c->recompute, 1, FLOATX, NULL);
     if (!model_allocate(&b->m)) { model_free(&b->m); return 0; }
@@ -40,8 +41,8 @@ static int probe_open(Probe *b, const Check *c, const Device *dev) {
     random_weights(&b->m.manifest, c->seed, b->weights);
     dev->from_double(b->m.params, b->weights, b->m.manifest.total);
     for (size_t n = 0; n < N; n++) {
-        b->tokens[n] = (int)(random_uniform(c->seed, 2*n) * c->config.vocab);
-        b->targets[n] = (int)(random_uniform(c->seed, 2*n + 1) * c->config.vocab);
+        b->tokens[n] = (int)(random_uniform(c->seed, 2*n) * ids);
+        b->targets[n] = (int)(random_uniform(c->seed, 2*n + 1) * ids);
     }
     return 1;
 }
@@ -53,7 +54,7 @@ static void probe_close(Probe *b) {
     free(b->targets);
 }
 
-/* Everything that is minimized: cross entropy, and each router's balance and z losses. */
+/* All that training minimizes: cross entropy, and each router's balance and z losses. */
 static double loss(Probe *b, int gradient) {
     Model *m = &b->m;
     const float scale = 1 / (float)(b->c->B * b->c->T);
@@ -101,26 +102,25 @@ static uint64_t choices(const Probe *b) {
     return h;
 }
 static double loss_at(Probe *b, size_t j, double w, uint64_t expected, int *rerouted) {
-    const Device *dev = b->m.dev;
-    dev->from_double((floatX *)((char *)b->m.params + j * dev->floatX_size), &w, 1);
+    b->m.dev->from_double(float_at(&b->m, b->m.params, j), &w, 1);
     const double l = loss(b, 0);
     *rerouted |= choices(b) != expected;
     return l;
 }
-/* Fourth-order central difference: (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h, wrong by h^4. Returns 0 if a token changes its
- * experts so near. */
+/* Fourth-order central difference: (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h, with an error of order h^4. 0: between these points a
+ * token changes its experts. */
 static int difference(Probe *b, size_t j, double h, uint64_t expected, double *slope) {
     const double w = b->weights[j];
     int rerouted = 0;
     const double near = loss_at(b, j, w + h, expected, &rerouted) - loss_at(b, j, w - h, expected, &rerouted);
     const double far = loss_at(b, j, w + 2*h, expected, &rerouted) - loss_at(b, j, w - 2*h, expected, &rerouted);
     *slope = (8 * near - far) / (12 * h);
-    b->m.dev->from_double((floatX *)((char *)b->m.params + j * b->m.dev->floatX_size), &w, 1);
+    b->m.dev->from_double(float_at(&b->m, b->m.params, j), &w, 1);
     return !rerouted;
 }
-/* The error of gradient element j, relative to the larger of itself and rms; -1: tokens change their experts too near. Where they do,
- * or the error is above the bound because a second derivative jumps near by (relu^2, wrong by h), a smaller h is tried, which
- * costs digits. A wrong gradient is wrong at every h. */
+/* The error of gradient element j, relative to the larger of itself and rms; -1: tokens change their experts too near. Where they do, or
+ * the error is above the bound because a second derivative jumps nearby (relu^2: an error of order h), a smaller h is tried, at the cost
+ * of digits. A wrong gradient is wrong at every h. */
 static double element_error(Probe *b, size_t j, double rms, double bound, uint64_t expected) {
     const double own = b->grads[j], size = fabs(own) > rms ? fabs(own) : rms;
     double least = -1;
@@ -166,8 +166,8 @@ int check_gradients(const Check *c, double bound, FILE *report, int all, double 
     return failures;
 }
 
-/* The gradients of one batch on both devices, at the weights as dev has rounded them, if both send every token to the same experts;
- * else 0. */
+/* The gradients of one batch on both devices, with the weights as dev rounds them. 0: they send some token to different experts; -1: no
+ * memory. */
 static int in_step(Probe *a, Probe *b, const Check *c, const Device *dev, const Device *twin) {
     if (!probe_open(a, c, dev)) return -1;
     if (!probe_open(b, c, twin)) { probe_close(a); return -1; }

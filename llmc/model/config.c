@@ -257,6 +257,10 @@ static int has(const Layers *s, int l) { return l < MOST_LISTED && s->bits[l / 6
 void layers_add(Layers *s, int l) { s->bits[l / 64] |= (uint64_t)1 << (l % 64); }
 int config_window(const Config *c, int l) { return has(&c->windowed, l) ? c->window : 0; }
 static int is_dense(const Config *c, int l) { return has(&c->dense, l); }
+double config_unseen(const Config *c, int l, int T) {
+    const double W = config_window(c, l);
+    return W > 0 && W < T ? (T - W) * (T - W) / T : 0;
+}
 int config_has_experts(const Config *c, int l) { return c->experts > 1 && !is_dense(c, l); }
 int config_width(const Config *c, int l) { return c->experts > 1 && is_dense(c, l) ? c->dense_width : c->width; }
 int config_mixtures(const Config *c) {
@@ -400,11 +404,8 @@ double config_flops(const Config *c, int T) {
     const double mixture = C * ((gate + 1) * ((double)c->topk * c->width + c->shared_width) + c->experts);
     const int mixtures = config_mixtures(c), dense = c->layers - mixtures;
     const double one = C * (gate + 1) * config_dense_width(c);
-    double unseen = 0;                                      /* keys before a window, twice their mean over the queries */
-    for (int l = 0; l < c->layers; l++) {
-        const double W = config_window(c, l);
-        unseen += W > 0 && W < T ? (T - W) * (T - W) / T : 0;
-    }
+    double unseen = 0;
+    for (int l = 0; l < c->layers; l++) unseen += config_unseen(c, l, T);
     /* causal attention: T/2 keys on average, two products */
     return 6 * (c->layers * (block + QGD * T) - QGD * unseen + mixtures * mixture + dense * one + C * c->vocab);
 }

@@ -110,10 +110,12 @@ int         rounding_by_name(const char *name);
 int config_has_values(const Config *c, int l);      /* does layer l have an embedding of its own? */
 void layers_add(Layers *s, int l);                  /* l < MOST_LISTED */
 int config_window(const Config *c, int l);          /* of layer l */
+double config_unseen(const Config *c, int l, int T);    /* keys before the window: twice their mean over the queries of a row of T */
 int config_has_experts(const Config *c, int l);     /* is the MLP of layer l a mixture? */
 int config_width(const Config *c, int l);           /* F of layer l */
 int config_dense_width(const Config *c);            /* F of layers with one MLP; 0: there are none */
 int config_mixtures(const Config *c);               /* how many layers have one */
+static inline int config_ids(const Config *c) { return c->vocab - c->padding; }     /* token ids that the model's files have rows for */
 /* Rows are added to the vocabulary up to whole tiles of the head; they are padding. */
 void config_pad_vocab(Config *c);
 

@@ -36,20 +36,15 @@ void decoder_close(Decoder *d) {
 }
 void decoder_reset(Decoder *d) { d->length = 0; }
 
-static floatX *row(const Model *m, const floatX *x, size_t row, int width) {
-    return (floatX *)((char *)x + row * (size_t)width * m->dev->floatX_size);
-}
-
 /* The model on m->batch.tokens, up to the logits after the last token of every sequence. */
 static void forward(Decoder *d) {
     Model *m = &d->model;
-    const int V = m->config.vocab, C = m->config.channels, B = d->sequences, T = m->batch.T;
+    const size_t V = (size_t)m->config.vocab, C = (size_t)m->config.channels, B = (size_t)d->sequences, T = (size_t)m->batch.T;
     model_forward(m);
-    if (T == 1) model_next(m, d->logits);
-    else for (int b = 0; b < B; b++)
-        m->dev->matmul_forward(row(m, d->logits, (size_t)b, V), row(m, m->final, (size_t)(b*T + T - 1), C), m->p.head,
-                               1, C, V);
-    if (T > 1) model_cap(m, d->logits, B);
+    if (T == 1) { model_next(m, d->logits); return; }
+    for (size_t b = 0; b < B; b++)
+        m->dev->matmul_forward(float_at(m, d->logits, b*V), float_at(m, m->final, (b*T + T - 1) * C), m->p.head, 1, (int)C, (int)V);
+    model_cap(m, d->logits, (int)B);
 }
 
 /* Positions of the next T tokens of each sequence, and their rows in the cache. */

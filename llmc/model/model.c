@@ -27,8 +27,8 @@ static Dropout dropout_at(const Model *m, int site) {
     return (Dropout){ m->dropout, m->batch.key, site, site ? m->config.residual_scale : m->config.embed_scale };
 }
 static int drops(Dropout d) { return d.p > 0 || d.scale > 0; }
-/* Divides x (N,width) as the config wants the logits divided. They are linear in the head's input, so that may be divided instead, and
- * in backward its gradient. */
+/* Divides x (N,width) by Config.logit_divisor: the logits, or, because they are linear in it, the head's input; in backward, the gradient
+ * of that. */
 static void divide_logits(const Model *m, floatX *x, int width) {
     if (!(m->config.logit_divisor > 0)) return;
     const Dropout d = { .scale = 1 / m->config.logit_divisor };
@@ -48,7 +48,7 @@ static void mlp_norm(Model *m, int l) {
     m->dev->rmsnorm_forward(m->acts[l].mlp_normed, m->acts[l].mlp_rstd, m->acts[l].mid, norm_of(m, m->lp[l].mlp_norm),
                             m->batch.N, m->config.channels);
 }
-/* resid = residual + drop(s), and that normalized: the end of a sub-layer and the beginning of the next. */
+/* resid = residual + drop(s), normed = norm(resid): the end of a sub-layer and the beginning of the next. */
 static void add_norm_forward(Model *m, floatX *normed, real *rstd, floatX *resid, const floatX *residual, const Sum *s,
                              int site, Norm norm) {
     m->dev->add_norm_forward(m->dev, normed, rstd, resid, residual, s, dropout_at(m, site), norm, m->batch.N, m->config.channels);
@@ -58,7 +58,7 @@ static void add_attention(Model *m, int l, Sum output) {
     LayerActs *a = &m->acts[l];
     add_norm_forward(m, a->mlp_normed, a->mlp_rstd, a->mid, stream(m, l), &output, 2*l + 1, norm_of(m, m->lp[l].mlp_norm));
 }
-/* The range of tensors that block l has; and that of what follows the last block. */
+/* The range (tensor.h) of block l's tensors, and that of the tensors after the last block. */
 static int range_of(const Model *m, int l) { return m->config.universal ? 1 : 1 + l; }
 static int last_range(const Model *m) { return m->manifest.range_count - 1; }
 
@@ -69,13 +69,13 @@ static void block_forward(Model *m, int l) {
     add_attention(m, l, attention_layer_forward(m, l, a->att_normed));
     moe_encode_weights(m, l, 0);
     const Sum output = moe_layer_forward(m, l, a->mlp_normed);
-    parallel_wait_weights(m, last ? last_range(m) : range_of(m, l + 1), 0);     /* of the next norm; the output may have a bias of this */
+    parallel_wait_weights(m, last ? last_range(m) : range_of(m, l + 1), 0);     /* of the next norm. 0: a bias of this block is still read */
     if (last) add_norm_forward(m, m->final, m->final_rstd, a->out, a->mid, &output, 2*l + 2, final_norm(m));
     else add_norm_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &output, 2*l + 2, norm_of(m, m->lp[n].att_norm));
 }
 
-/* Can the decode_* operations take these tokens? One of each of a few sequences, in a model whose layers are not too wide and have nothing
- * that these operations lack. */
+/* 1: the decode_* operations can do this pass: one token of each of a few sequences, in a model whose layers are not too wide and have
+ * nothing that these operations lack. */
 static int decodes(const Model *m) {
     const Config *c = &m->config;
     const Device *dev = m->dev;
@@ -118,7 +118,7 @@ void model_forward(Model *m) {
 
 /* Rows first.. of an (N,C) matrix. */
 static floatX *row(const Model *m, floatX *x, int first) {
-    return (floatX *)((char *)x + (size_t)first * (size_t)m->config.channels * m->dev->floatX_size);
+    return float_at(m, x, (size_t)first * (size_t)m->config.channels);
 }
 void model_cap(const Model *m, floatX *logits, int rows) {
     if (m->config.logit_cap > 0) m->dev->soft_cap(logits, (float)m->config.logit_cap, (size_t)rows * (size_t)m->config.vocab);
@@ -140,7 +140,8 @@ void model_next(Model *m, floatX *logits) {
     model_cap(m, logits, N);
 }
 
-/* The (N,V) logits never exist: a chunk of tokens at a time is turned into its own gradient and used up at once. */
+/* The (N,V) logits are never in memory: a chunk (head_rows,V) of them is overwritten by its gradient, and used for the two products of the
+ * head's backward before the next chunk is computed. */
 void model_loss(Model *m, int gradient) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, V = m->config.vocab;
@@ -177,7 +178,8 @@ Write gradient_write(const Model *m, int l) {
     return m->matrix_gradients == FLOATX ? SET_ROUNDED : first ? SET : ADD;
 }
 
-/* dbias: of the sub-layer whose end this norm is, unless dropout comes first. */
+/* dnorm: gradient of the norm's weight. dbias: of the output bias of the sub-layer before this norm. With dropout between the two,
+ * dropout_backward computes it instead. */
 static void add_norm_backward(Model *m, real *dnorm, real *dbias, const Sum *dx, const floatX *resid, Norm norm,
                               const real *rstd) {
     m->dev->add_norm_backward(m->dev, m->s.dresid, dnorm, drops(dropout_at(m, 1)) ? NULL : dbias, m->s.dnormed, dx, resid, norm, rstd,
@@ -193,7 +195,7 @@ static const floatX *dropout_backward(Model *m, real *dbias, int site) {
     return m->s.branch;
 }
 
-/* What backward reads and forward has not left: each part from what was kept, or from the part before it. Routing is always kept. */
+/* Computes what backward reads and forward did not keep: each part from what was kept, or from the part before it. Routing is always kept. */
 static void recompute(Model *m, int l) {
     const LayerActs *a = &m->acts[l];
     if (model_recomputes(m, l, PART_NORMS)) attention_norm(m, l);
@@ -201,7 +203,7 @@ static void recompute(Model *m, int l) {
     if (model_recomputes(m, l, PART_ATTENTION)) attention_mix(m, l);
     if (model_recomputes(m, l, PART_MIDDLE)) add_attention(m, l, attention_output(m, l));
     else if (model_recomputes(m, l, PART_NORMS)) mlp_norm(m, l);
-    if (model_recomputes(m, l, PART_UP)) moe_up_again(m, l, a->mlp_normed);
+    if (model_recomputes(m, l, PART_UP)) moe_recompute_up(m, l, a->mlp_normed);
 }
 
 /* m->s.dresid: on entry the gradient of the block's output, on return that of its input. */

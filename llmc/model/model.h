@@ -1,5 +1,5 @@
-/* model.h: what the model is made of. Its story: model.c; its memory: plan.c; what goes in and out: batch.c. The layers:
- * attention.c, moe.c and route.c.
+/* model.h: the data of a model, and the functions of model.c (the order in which it runs), plan.c (its memory), batch.c (input and
+ * output) and its layers: attention.c, moe.c and route.c.
  *
  * Sizes as in kernels.h; A: attention experts. A layer has up to two routers, one before
  * its attention experts and one before its MLP experts. */
@@ -43,8 +43,8 @@ typedef struct { MODEL_TENSORS(void) }   ModelGrads;
 
 /* ---- activations and scratch ------------------------------------------------------------------------------ */
 
-/* One router's work on one batch. A router chooses K of its E experts. Of the plan's slots, a token may have `always` more than
- * K, for experts that all tokens have, and these are the plan's first; the weights of the others may be scaled. */
+/* One router's work on one batch: it chooses K of its E experts for every token. In the plan a token has `always` slots more, the first
+ * ones, for experts that every token has. The weights of the chosen experts may be scaled. */
 typedef struct {
     int     E, K, always;
     float   scale;
@@ -52,8 +52,8 @@ typedef struct {
     floatX *logits;                     /* (N,E) */
     real   *lse, *chosen_weight;        /* (N) (N*K) */
     int    *chosen;                     /* (N*K) */
-    real   *weight;                     /* (S)  of the plan; the same memory as chosen_weight where nothing is added or scaled, */
-    int    *expert;                     /* (S)  and as chosen */
+    real   *weight;                     /* (S)  of the plan. Where nothing is added or scaled, weight and chosen_weight are */
+    int    *expert;                     /* (S)  one buffer, and so are expert and chosen */
     Plan    plan;
     int    *first;                      /* (N+1) plan.first where routing is rounded; NULL: it never is */
     int     site;                       /* where it draws random numbers: Dropout.site */
@@ -62,7 +62,7 @@ typedef struct {
     real   *bias;                       /* (E)  added to the scores for choosing, into Model.bias; NULL: none */
 } Route;
 
-typedef struct {                        /* what a layer's forward leaves for its backward */
+typedef struct {                        /* what a layer's forward keeps for its backward */
     floatX *att_normed;  real *att_rstd;    /* (N,C) (N) */
     Route   att;
     floatX *q;                          /* (N, Q*G*D) queries by slot, rotated */
@@ -79,8 +79,7 @@ typedef struct {                        /* what a layer's forward leaves for its
     floatX *out;                        /* (N,C) residual stream after the layer */
 } LayerActs;
 
-/* Parts of a layer that backward can make once more from what is kept, so that layers share one buffer for them; in the order in which
- * they are made. */
+/* Parts of a layer that backward can recompute from what is kept, so that layers share one buffer for them; in the order of forward. */
 typedef enum {
     PART_NORMS,                         /* att_normed, mlp_normed */
     PART_HEADS,                         /* q, kv, and what they were before their norms */
@@ -89,7 +88,7 @@ typedef enum {
     PART_UP,                            /* pre, shared_pre */
     LAYER_PARTS
 } LayerPart;
-/* How many layers make a part once more: those before the last. What the last one made is still in the buffer when backward begins. */
+/* How many layers recompute a part, counted back from the last but one: the last layer's is still in the buffer when backward begins. */
 typedef struct { int layers[LAYER_PARTS]; } Recompute;
 
 typedef struct { Fp8 up, up_transposed, down, down_transposed; } ExpertCodes;       /* (E,2F,C) (E,C,2F) (E,C,F) (E,F,C) */
@@ -132,7 +131,7 @@ typedef struct {                        /* what the model reads */
     uint64_t *step_keys;                /* (micro_batches) */
 } Batch;
 
-typedef struct {                        /* what a step leaves for the host, in one piece of device memory */
+typedef struct {                        /* the results of a step, one block of device memory that the host reads */
     char *base;
     real *step_losses;                  /* (all_micro_batches) sums of loss */
     real *losses;                       /* (routers, 2) */
@@ -150,7 +149,7 @@ typedef struct {
     int   moving[RANGE_BUFFERS];        /* 1: they are still arriving; of gradients: still being sent */
     int   layers;                       /* how many of the buffers are for layers */
 } Ranges;
-typedef struct {                        /* what other ranks add to a model */
+typedef struct {                        /* what a model needs where other ranks train it, too */
     const Parallel *parallel;           /* NULL: there are no others */
     int   ranks;
     int   shards;                       /* how many of them share one copy of what is sharded: all, or those of a node */
@@ -175,17 +174,17 @@ struct Model {
     ModelMode mode;
     Recompute recompute;                /* at most layers - 1 of each part */
     int       forced;                   /* 1: perfectly balanced routing, for benchmarks */
-    int       rounds;                   /* 1: routing is rounded as the config says: in training. 0: it is not */
-    int       fp8;                      /* 1: experts compute in 8 bits as fp8_passes says. 0, in validation: they do not, and there is
-                                         * no backward, whose buffers may be those of 8 bits only */
+    int       rounds;                   /* 1, in training: routing is rounded as the config says */
+    int       fp8;                      /* 1, in training: experts compute in 8 bits as fp8_passes says. 0: forward only, because the
+                                         * buffers of backward may be those for 8 bits */
     int       fp8_passes;               /* Fp8Passes for which the codes are planned */
-    int       head_rows;                /* tokens whose logits exist at one time */
+    int       head_rows;                /* tokens whose logits are in memory at a time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
     float     dropout;
     float     balance_coef, z_coef;     /* of the losses added to the cross entropy */
     Dtype     matrix_gradients;         /* what gradients of layers' matrices are stored as */
     int       routers;                  /* 2 a layer, or fewer */
-    int       from, to;                 /* the layers that it has: all, unless they are dealt out over devices (relay.h) */
+    int       from, to;                 /* its layers are from .. to - 1: all, unless they are spread over devices (relay.h) */
     struct Relay *relay;                /* brings the stream that enters layer `from`; NULL: this model has the first */
 
     const Model *weights_of;            /* another model whose weights this one uses; NULL: its own */
@@ -213,8 +212,9 @@ struct Model {
     floatX **cache;  int cache_capacity;  int *cache_row;   /* decoding: L of (B, cache_capacity, 2,G,D); NULL when not */
 };
 
-/* Element i of an array of reals. */
-static inline real *real_at(const Model *m, real *x, size_t i) { return (real *)((char *)x + i * m->dev->real_size); }
+/* Element i of an array of reals, and of one of floatX. */
+static inline real   *real_at (const Model *m, real *x, size_t i)         { return (real *)((char *)x + i * m->dev->real_size); }
+static inline floatX *float_at(const Model *m, const floatX *x, size_t i) { return (floatX *)((char *)x + i * m->dev->floatX_size); }
 
 /* ---- plan.c: memory --------------------------------------------------------------------------------------- */
 
@@ -224,8 +224,8 @@ static inline real *real_at(const Model *m, real *x, size_t i) { return (real *)
  * used twice. */
 void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, const Recompute *recompute, int micro_batches,
                          Dtype gradients, const Parallel *parallel);
-void model_part_bytes(const Model *m, int l, OUT size_t bytes[LAYER_PARTS]);      /* what layer l of a planned model keeps, or would */
-int  model_recomputes(const Model *m, int l, LayerPart part);       /* 1: its backward makes this part once more */
+void model_part_bytes(const Model *m, int l, OUT size_t bytes[LAYER_PARTS]);      /* of each part of layer l, kept or recomputed */
+int  model_recomputes(const Model *m, int l, LayerPart part);       /* 1: in its backward */
 /* For generating, with a cache of `capacity` positions; weights_of: a model whose weights to use, or NULL to have its own. */
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
                           const Model *weights_of);
@@ -261,14 +261,14 @@ void model_send(Model *m, const int *tokens, const int *targets, const int *posi
 void model_begin_micro(Model *m, int micro);
 void model_end_micro(Model *m, int micro);
 
-/* What a step has left. One read, which waits for the device. */
+/* The results of a step. One read, which waits for the device. */
 StepResults model_results(const Model *m);
 void  results_free(StepResults *r);
 void  model_gradients(const Model *m, OUT double *host);    /* (manifest.total) laid out like the weights */
-uint64_t model_state(const Model *m);   /* a number of all that the work of these functions depends on, besides device memory */
-/* After a batch that was not finite. Rounded routing leaves other rows of a buffer unused each time, and products of whole
- * tiles may multiply what they hold by zero: it must be finite. */
-void model_forget(Model *m);
+uint64_t model_state(const Model *m);   /* a hash of what the work of these functions depends on besides device memory */
+/* Zeroes all activations, after a batch with NaN or infinity in them. Rounded routing leaves different rows of a buffer unused each time,
+ * and products of whole tiles multiply such rows by zero: NaN would stay. */
+void model_clear_activations(Model *m);
 
 /* ---- model.c: the order in which it runs ------------------------------------------------------------------ */
 
@@ -294,16 +294,16 @@ Write gradient_write(const Model *m, int l);
  * Forward returns the output for x; backward, with dout the gradient of that output, the gradient of x.
  * All of these are (N,C), and so are resid and out, the residual stream before and after. router (E,C)  bias (E) */
 Sum  attention_layer_forward (Model *m, int l, const floatX *x);
-void attention_heads (Model *m, int l, const floatX *x);    /* its steps 3 and 4, */
+void attention_heads (Model *m, int l, const floatX *x);    /* steps 3 and 4 of the forward, */
 void attention_mix   (Model *m, int l);                     /* 5, */
-Sum  attention_output(Model *m, int l);                     /* and 6: forward is these, and backward may make each once more */
-void attention_output_backward(Model *m, int l, const floatX *dout);     /* first the output experts, */
-Sum  attention_input_backward(Model *m, int l, const floatX *x, float scale);    /* then attention and what is before it */
+Sum  attention_output(Model *m, int l);                     /* and 6; backward may call each of them again */
+void attention_output_backward(Model *m, int l, const floatX *dout);     /* backward of 7 and 6, */
+Sum  attention_input_backward(Model *m, int l, const floatX *x, float scale);    /* then of 5 to 1 */
 void attention_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
 Sum  moe_layer_forward (Model *m, int l, const floatX *x);
-void moe_up_again(Model *m, int l, const floatX *x);        /* what its backward reads: up projections, routed as in forward */
+void moe_recompute_up(Model *m, int l, const floatX *x);        /* recomputes the up projections, with the routing of the forward */
 Sum  moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, float scale);
-void moe_encode_weights(Model *m, int l, int backward);     /* in 8 bits, if the pass that begins uses them so and has not yet */
+void moe_encode_weights(Model *m, int l, int backward);     /* to 8 bits, if this pass needs codes that are not there yet */
 void moe_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
 void route_forward (Model *m, Route *r, const floatX *router, const floatX *bias, const floatX *x);
 void route_losses  (Model *m, Route *r);

@@ -72,8 +72,8 @@ static void gate_backward(Model *m, int l, Sum *dx, const floatX *x, Write how) 
 static int in_8_bits(const Model *m, int l, int passes) { return m->fp8 && m->fp8_passes & passes && config_has_experts(&m->config, l); }
 static const ExpertCodes *codes_of(const Model *m, int l) { return &m->codes[m->config.universal || m->codes_shared ? 0 : l]; }
 
-/* The optimizer has changed the weights since the last step: the first forward encodes them. Layers that share the codes' memory, because
- * ranks share the weights, encode them in every pass. */
+/* The optimizer has changed the weights since the last step, so the first forward of a step encodes them. Where weights are sharded all
+ * layers use one buffer for their codes, and encode them in every pass. */
 void moe_encode_weights(Model *m, int l, int backward) {
     const Config *c = &m->config;
     const int are_new = !backward && m->batch.phase & PHASE_FIRST && !(c->universal && l);
@@ -90,7 +90,8 @@ static void up_in_8_bits(Model *m, int l, const floatX *x) {
     dev->fp8_up_forward(dev, m->acts[l].pre, m->s.act8, m->s.x8, codes_of(m, l)->up, &m->acts[l].mlp.plan, C, m->config.width);
 }
 
-/* Where the device has no weight gradient in 8 bits, the products' results are wanted as floatX, too. */
+/* The same steps as in moe_layer_backward. all: weight gradients are in 8 bits, too; a device that cannot do that needs dpre and act as
+ * floatX for them. */
 static void backward_in_8_bits(Model *m, int l, const floatX *dout, const floatX *x, Write how) {
     const Device *dev = m->dev;
     const LayerActs *a = &m->acts[l];
@@ -118,8 +119,8 @@ static void backward_in_8_bits(Model *m, int l, const floatX *dout, const floatX
 
 /* ---- the mixture ------------------------------------------------------------------------------------------ */
 
-/* What the experts' rows are before the nonlinearity, and after it: m->s.act8 or m->s.act. A bias comes between product and nonlinearity,
- * which are two operations then. */
+/* a->pre (S,2F) = up x, and its nonlinearity: m->s.act (S,F), or m->s.act8. A bias comes between the two, which are separate operations
+ * then. */
 static void experts_up(Model *m, int l, const floatX *x) {
     const Device *dev = m->dev;
     const LayerParams *p = &m->lp[l];
@@ -133,7 +134,7 @@ static void experts_up(Model *m, int l, const floatX *x) {
     dev->expert_bias_forward(a->pre, p->up_bias, plan, P);
     dev->activation_forward(m->s.act, a->pre, f, plan->S, F);
 }
-void moe_up_again(Model *m, int l, const floatX *x) {
+void moe_recompute_up(Model *m, int l, const floatX *x) {
     if (!config_has_experts(&m->config, l)) { mlp_up(m, dense_mlp(m, l), x); return; }
     experts_up(m, l, x);
     if (m->config.shared_width) mlp_up(m, shared_expert(m, l), x);
@@ -164,7 +165,7 @@ Sum moe_layer_forward(Model *m, int l, const floatX *x) {
     if (!c->shared_width)
         return (Sum){ .rows = m->s.rows, .plan = &r->plan, .weight = r->weight, .bias = p->mlp_bias };
 
-    /* 5. unless the shared expert, which sees every token, needs the buffer. */
+    /* 5. unless there is a shared expert, which sees every token and needs the buffer of the rows. */
     floatX *const shared = c->shared_gate ? a->out : m->s.rows;             /* a->out is not needed before this sub-layer ends */
     dev->combine_forward(m->s.branch, m->s.rows, r->weight, p->mlp_bias, &r->plan, C, GROUPED);
     mlp_forward(m, shared_expert(m, l), m->s.rows, x);
@@ -176,8 +177,9 @@ Sum moe_layer_forward(Model *m, int l, const floatX *x) {
     return (Sum){ .rows = m->s.branch };
 }
 
-/* Neither the experts' outputs nor their activations were kept: activation_backward recomputes the latter from a->pre and
- * derives the gradient of the router weights from that of the former (kernels/cpu/expert.c). */
+/* Neither the experts' outputs nor their activations were kept. activation_backward recomputes the activations from a->pre, and gets the
+ * gradient of the router's weights without the outputs (kernels/cpu/expert.c). Rows are in the order of experts: s.act (S,F), weighted
+ * activations; s.dpre (S,2F), gradient of a->pre; s.rows (S,C), of the experts' inputs; by slot: s.dweight (S). */
 Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, float scale) {
     const Device *dev = m->dev;
     const Config *c = &m->config;

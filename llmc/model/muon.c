@@ -1,14 +1,14 @@
 /* muon.c: the matrices that Muon updates (kernels.h), in batches of equal shape.
  *
- * A tensor is a stack of matrices: one for each expert, and of a gate above an up projection, or keys above values, two. All
- * layers' matrices of one shape are a batch, cut into as many as fit into the buffers. Experts that do not have their turn (optim.h) are batches
- * of their own, of which only the momentum is computed.
+ * A tensor is a stack of matrices: one for each expert, and two of each where gate and up projection, or keys and values, are one tensor.
+ * The matrices of one shape, of all layers, are orthogonalized in batches that fit into the buffers. Where experts take turns (optim.h),
+ * those of different turns are in different batches; of batches whose turn it is not, only the momentum is computed.
  *
- * Where ranks share the optimizer's state (parallel.h), a rank has the summed gradient, the momentum and the master copy of its
- * piece of every range. Pieces end between the matrices of experts (tensor.h), so that a rank has all of most matrices that it updates,
- * and nothing more is exchanged. Where there are none, or not many, a piece may begin and end within a matrix. Such matrices are
- * shared: every rank that has a part of one computes the momentum of its part, all ranks gather the parts, each orthogonalizes the whole
- * matrix, and updates its part of the weights. With few large matrices (a dense model) most are shared, and much is computed on two
+ * Where ranks shard the optimizer's state (parallel.h), a rank has the summed gradient, the momentum and the master copy of its
+ * piece of every range. Pieces end between the matrices of experts (tensor.h), so that most matrices are whole on one rank, and nothing
+ * more is exchanged. In a range without experts, or with few, a piece may begin and end within a matrix. Such a matrix is shared: every
+ * rank that has a part of it computes the momentum of its part, all ranks gather the parts, each of these ranks orthogonalizes the whole
+ * matrix, and updates its part of the weights. With few large matrices (a dense model) most are shared, and orthogonalized by several
  * ranks. */
 #include "optim.h"
 #include "parallel.h"
@@ -21,7 +21,7 @@ static size_t size_of(const Tensor *t) { return (size_t)tensor_rows(t) * (size_t
 static size_t max(size_t a, size_t b) { return a > b ? a : b; }
 static size_t min(size_t a, size_t b) { return a < b ? a : b; }
 
-/* A matrix, and the part that a rank has of it. */
+/* A matrix, elements begin .. end - 1 of the weights, of which a rank has from .. to - 1. */
 typedef struct { int tensor; size_t begin, end, from, to; } Matrix;
 static int is_shared(const Matrix *x) { return x->from > x->begin || x->to < x->end; }
 
@@ -44,8 +44,8 @@ static int next_matrix(const Optimizer *o, const Manifest *m, int rank, Matrix *
 
 /* ---- batches ------------------------------------------------------------------------------------------------- */
 
-/* So many matrices of a shape are taken at a time as have so many elements: enough work for a GPU. Small ones, of which a
- * multiprocessor makes one at a time, in whole rounds of the 132 of an H100 or H200. */
+/* Matrices of a batch: at most AT_ONCE elements together, which is enough work for a GPU. A small matrix keeps one multiprocessor busy, so
+ * many of them are cut into whole rounds of the 132 multiprocessors of an H100 or H200. */
 enum { AT_ONCE = 1 << 26, ROUND = 132 };
 static int at_once(const MatrixShape *s) {
     const size_t fit = AT_ONCE / ((size_t)s->rows * (size_t)s->columns);
@@ -57,19 +57,19 @@ int muon_turn(const Optimizer *o, const Tensor *t, size_t begin) {
     if (!muon_updates(o, t) || o->muon.options.period < 2 || t->rank < 3) return -1;
     return (int)(begin / (t->count / (size_t)t->shape[0]) % (size_t)o->muon.options.period);
 }
-static int is_of(const Optimizer *o, const Manifest *m, const Matrix *x, const MatrixShape *s) {
+static int belongs_to(const Optimizer *o, const Manifest *m, const Matrix *x, const MatrixShape *s) {
     const Tensor *t = &m->at[x->tensor];
     return s->rows == tensor_rows(t) && s->columns == columns_of(t) && s->turn == muon_turn(o, t, x->begin - t->offset);
 }
 static MatrixShape *shape_of(Optimizer *o, const Manifest *m, const Matrix *x) {
     MatrixOptimizer *u = &o->muon;
     const Tensor *t = &m->at[x->tensor];
-    for (int i = 0; i < u->shape_count; i++) if (is_of(o, m, x, &u->shapes[i])) return &u->shapes[i];
+    for (int i = 0; i < u->shape_count; i++) if (belongs_to(o, m, x, &u->shapes[i])) return &u->shapes[i];
     if (u->shape_count == MATRIX_SHAPES) fail(EXIT_USAGE, "matrices of more than %d different shapes", MATRIX_SHAPES);
     u->shapes[u->shape_count] = (MatrixShape){ .rows = tensor_rows(t), .columns = columns_of(t), .turn = muon_turn(o, t, x->begin - t->offset) };
     return &u->shapes[u->shape_count++];
 }
-/* What a rank has. Returns how many matrices. */
+/* Counts the matrices of a rank by shape and turn; returns how many there are. */
 static int count_matrices(Optimizer *o, const Manifest *m, int rank) {
     MatrixOptimizer *u = &o->muon;
     int all = 0;
@@ -85,7 +85,7 @@ static int count_matrices(Optimizer *o, const Manifest *m, int rank) {
 
 /* ---- shared matrices ----------------------------------------------------------------------------------------- */
 
-/* The matrix that the line between two pieces cuts at element `at`, if one does. */
+/* The matrix that a border between two pieces, before element `at`, cuts. 0: none. */
 static int cut_matrix(const Optimizer *o, const Manifest *m, int range, size_t at, Matrix *x) {
     for (int i = 0; i < m->count; i++) {
         const Tensor *t = &m->at[i];
@@ -96,9 +96,9 @@ static int cut_matrix(const Optimizer *o, const Manifest *m, int range, size_t a
     }
     return 0;
 }
-/* Of every range a rank has a slot in `shared`: a part that its piece begins with lies at the slot's beginning, one that the piece
- * ends with at its end. It is as large as the rank with the largest parts needs. */
-static size_t slot_of(const Optimizer *o, const Manifest *m, int range) {
+/* In `shared` every rank has a slot for each range. The part of a matrix with which the rank's piece begins is at the beginning of the
+ * slot, the part with which it ends at the end. All ranks' slots have the size that the largest parts need. */
+static size_t slot_elements(const Optimizer *o, const Manifest *m, int range) {
     size_t most = 0;
     for (int rank = 0; rank < o->shards; rank++) {
         const Segment piece = manifest_part(m, range, o->shards, rank);
@@ -110,7 +110,7 @@ static size_t slot_of(const Optimizer *o, const Manifest *m, int range) {
     }
     return most;
 }
-static size_t place_of(const Manifest *m, const Matrix *x) {
+static size_t shared_offset(const Manifest *m, const Matrix *x) {
     const Range *range = &m->ranges[m->at[x->tensor].range];
     return x->from > x->begin ? range->parts_at : range->parts_at + range->parts - (x->to - x->from);
 }
@@ -135,7 +135,7 @@ void muon_plan(Optimizer *o, Model *m) {
     for (int i = 0; i < m->manifest.range_count; i++) {
         Range *range = &m->manifest.ranges[i];
         range->parts_at = u->part_elements;
-        u->part_elements += range->parts = slot_of(o, &m->manifest, i);
+        u->part_elements += range->parts = slot_elements(o, &m->manifest, i);
     }
     MuonBuffers *b = &u->buffers;
     arena_add(&m->arena, MEM_SHARED, "Muon: x", &b->x, elements * X);
@@ -167,7 +167,7 @@ void muon_start(Optimizer *o, const Model *m) {
         s.at = (size_t)(i % at_once(shape)) * size_of(t) + (x.from - x.begin);
         matrices[shape->first + i] = s;
         if (!is_shared(&x)) continue;
-        s.at = place_of(f, &x);
+        s.at = shared_offset(f, &x);
         part[parts++] = s;
     }
     m->dev->upload(u->matrices, matrices, (size_t)all * sizeof *matrices);
@@ -178,9 +178,7 @@ void muon_start(Optimizer *o, const Model *m) {
 
 /* ---- a step -------------------------------------------------------------------------------------------------- */
 
-static char *at(const Model *m, floatX *x, size_t i) { return (char *)x + i * m->dev->floatX_size; }
-
-/* Shared matrices first .. first + count - 1 of a shape come from all ranks' parts to b->x, from matrix `to` on. */
+/* Puts the shared matrices first .. first + count - 1 of a shape together, from all ranks' parts, in buffers.x from matrix `to` on. */
 static void collect(const Optimizer *o, const Model *m, const MatrixShape *shape, int first, int count, int to) {
     const MatrixOptimizer *u = &o->muon;
     const Manifest *f = &m->manifest;
@@ -188,14 +186,14 @@ static void collect(const Optimizer *o, const Model *m, const MatrixShape *shape
     int i = -first;
     for (Matrix x = { .tensor = -1 }; i < count && next_matrix(o, f, o->shard, &x); ) {
         const Tensor *t = &f->at[x.tensor];
-        if (!is_shared(&x) || !is_of(o, f, &x, shape) || i++ < 0) continue;
+        if (!is_shared(&x) || !belongs_to(o, f, &x, shape) || i++ < 0) continue;
         for (int rank = 0; rank < o->shards; rank++) {
             const Segment piece = manifest_part(f, t->range, o->shards, rank);
             Matrix y = x;
             y.from = max(x.begin, piece.offset), y.to = min(x.end, piece.offset + piece.count);
             if (y.from >= y.to) continue;
-            m->dev->copy(at(m, u->buffers.x, (size_t)(to + i - 1) * n + (y.from - y.begin)),
-                         at(m, u->shared, (size_t)rank * u->part_elements + place_of(f, &y)), (y.to - y.from) * X);
+            m->dev->copy(float_at(m, u->buffers.x, (size_t)(to + i - 1) * n + (y.from - y.begin)),
+                         float_at(m, u->shared, (size_t)rank * u->part_elements + shared_offset(f, &y)), (y.to - y.from) * X);
         }
     }
 }
@@ -219,10 +217,10 @@ void muon_update(Optimizer *o, const Model *m) {
     const MatrixOptimizer *u = &o->muon;
     Comm *c = m->dp.parallel ? m->dp.parallel->node : NULL;
     if (u->shared && c) {
-        m->dev->muon_momentum((floatX *)at(m, u->shared, (size_t)o->shard * u->part_elements), o->m, o->moments, m->grads,
+        m->dev->muon_momentum(float_at(m, u->shared, (size_t)o->shard * u->part_elements), o->m, o->moments, m->grads,
                               real_at(m, m->results.grad_sq_norms, (size_t)o->tensors), u->parts, u->part_count, u->part_elements,
                               u->settings);
-        c->all_gather(c, u->shared, at(m, u->shared, (size_t)o->shard * u->part_elements), u->part_elements * m->dev->floatX_size);
+        c->all_gather(c, u->shared, float_at(m, u->shared, (size_t)o->shard * u->part_elements), u->part_elements * m->dev->floatX_size);
         c->wait_all(c);
     }
     for (int i = 0; i < u->shape_count; i++) {

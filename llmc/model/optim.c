@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* ---- who updates what ------------------------------------------------------------------------------------
+/* ---- Muon or AdamW ---------------------------------------------------------------------------------------
  * Muon's argument is about matrices between two spaces of features: its update has the same size in every direction of both. The
  * rows of the embedding and of the head are tokens: most have no gradient in a step, and orthogonal rows would be no virtue. Jordan
  * and Moonlight (arXiv 2502.16982) leave both to AdamW, and everything with one dimension. Rows of a router are experts, whose
@@ -28,10 +28,10 @@ static const struct { int muon; float decay, rate, experts; } rules[TENSOR_KINDS
 };
 int muon_updates(const Optimizer *o, const Tensor *t) { return o->muon.options.momentum > 0 && rules[t->kind].muon; }
 
-/* ---- where v is --------------------------------------------------------------------------------------------
- * m and the master copy lie like the weights; where they are sharded, the pieces of a rank one after the other. So does v of
- * ranges that Muon has no part in: the embedding, the head. Of the others v is a few vectors: those of AdamW's tensors, one after
- * the other, whole on every rank, which uses its part of them. */
+/* ---- the layout of v ---------------------------------------------------------------------------------------
+ * m and the master copy are laid out like the weights; where they are sharded, a rank's pieces follow each other. So is v in ranges
+ * without a tensor of Muon's: the embedding, the head. In the other ranges v has AdamW's tensors only, one after the other: a few vectors,
+ * whole on every rank, which uses its part of them. */
 
 static size_t padded(size_t n) { return (n + 63) / 64 * 64; }
 static int muon_in_range(const Optimizer *o, const Manifest *m, int range) {
@@ -72,7 +72,7 @@ Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
     return s;
 }
 
-/* Of sharded gradients and weights a rank has its own one after the other, as its state. */
+/* Where gradients or weights are sharded, too, a rank's pieces of them follow each other like those of its state. */
 Segment optimizer_stored(const Model *m, Segment s) {
     if (m->dp.level >= 2) s.gradient = s.offset - s.shift;
     if (m->dp.level >= 3) s.offset -= s.shift, s.shift = 0;
@@ -96,7 +96,7 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptio
     if (muon.momentum > 0) muon_plan(o, m);
 }
 
-/* The part of tensor i whose gradient this rank squares: if ordered the whole, which lies where parallel_whole_gradients says. */
+/* The part of tensor i whose gradient this rank squares: if ordered the whole tensor, in the buffer of parallel_whole_gradients. */
 static Segment summed_segment(const Optimizer *o, const Model *m, int i) {
     if (!m->dp.ordered) return optimizer_stored(m, manifest_segment(&m->manifest, i, o->shards, o->shard));
     Segment s = manifest_segment(&m->manifest, i, 1, 0);
@@ -121,8 +121,7 @@ void optimizer_start(Optimizer *o, Model *m) {
     if (o->muon.options.momentum > 0) muon_start(o, m);
     for (int i = 0; i < m->manifest.range_count && o->master; i++) {
         const Segment part = optimizer_stored(m, manifest_part(&m->manifest, i, o->shards, o->shard));
-        const floatX *weights = (const floatX *)((const char *)m->params + part.offset * m->dev->floatX_size);
-        m->dev->set_master(real_at(m, o->master, part.offset - part.shift), weights, part.count);
+        m->dev->set_master(real_at(m, o->master, part.offset - part.shift), float_at(m, m->params, part.offset), part.count);
     }
 }
 
@@ -141,7 +140,7 @@ int optimizer_turn(const Optimizer *o) {
     const MuonOptions *a = &o->muon.options;
     return a->momentum > 0 && a->period > 1 ? o->updates % a->period : 0;
 }
-/* If ordered, range by range, so that what is added to what does not depend on what a rank has. */
+/* If ordered, range by range, so that the order of additions does not depend on what is sharded. */
 static void square_gradients(const Optimizer *o, Model *m) {
     real *out = m->results.grad_sq_norms;
     if (!m->dp.ordered) { m->dev->grad_sq_norms(out, m->grads, o->summed, o->tensors); return; }

@@ -6,16 +6,17 @@
 #define OPTIM_H
 #include "model.h"
 
-/* How Muon runs. An expert's matrices are updated every `period` updates, at so many times their rate: in update u those of expert e
- * if (u - e) % period is 0, so all updates are equally long. Momentum takes part in all. What it saves and costs: docs/recipe.md. */
+/* How Muon runs. Experts take turns: update u changes the matrices of expert e if (u - e) % period is 0, at `period` times their rate, so
+ * all updates take equally long. Their momentum is computed in every update. What this saves and costs: docs/recipe.md. */
 typedef struct {
     float momentum;           /* decay rate of the running mean of gradients; 0: AdamW updates all */
     int   period;             /* 1 .. MUON_PERIODS; 0: 1 */
 } MuonOptions;
 enum { MUON_PERIODS = 8 };
 
-/* Muon's matrices of one shape and turn on this rank: some of Optimizer.matrices, first the whole ones. Where the state is sharded, others
- * begin or end on another rank. turn: u % period of the updates that they take part in; -1: all. */
+/* Muon's matrices of one shape and turn on this rank: `count` of MatrixOptimizer.matrices, from `first` on, and the first `whole` of them
+ * are whole. Where the state is sharded, the others begin or end on another rank. turn: u % period of the updates that change them; -1: all
+ * updates do. */
 typedef struct { int rows, columns, turn, first, count, whole; } MatrixShape;
 enum { MATRIX_SHAPES = 16 + 4 * MUON_PERIODS };
 
@@ -25,7 +26,7 @@ typedef struct {
     MatrixShape  shapes[MATRIX_SHAPES];
     int          shape_count;
     Segment     *matrices;    /* on the device: this rank's part of each, by shape, */
-    Segment     *parts;       /* and of those that it shares with other ranks, as they lie in `shared` */
+    Segment     *parts;       /* and, of those that other ranks have parts of, by their place in `shared` */
     int          part_count;
     floatX      *shared;      /* (shards, part_elements) momentum of all ranks' parts */
     size_t       part_elements;
@@ -49,10 +50,10 @@ typedef struct {
  * then updates are rounded stochastically. */
 void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptions muon);
 void optimizer_start(Optimizer *o, Model *m);               /* after the weights are there */
-/* One step: its settings (fix1 and fix2 are set here), and then gradients to weights, which is the same work in
- * every update of the same turn. */
+/* One step: its settings (fix1 and fix2 are set here), then the update of the weights. Updates of the same turn are the same work, so
+ * that each turn can be recorded (replay.h). */
 void optimizer_set(Optimizer *o, Model *m, AdamW a);
-int  optimizer_turn(const Optimizer *o);                    /* of the experts, in the update that was set; 0 .. MUON_PERIODS - 1 */
+int  optimizer_turn(const Optimizer *o);                    /* of the update that was set: updates % period, below MUON_PERIODS */
 void optimizer_update(Optimizer *o, Model *m);
 
 /* From StepResults.grad_sq_norms: the gradient's global norm, and the last tensor whose gradient is not finite (-1: none). A

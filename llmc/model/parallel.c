@@ -67,7 +67,7 @@ void parallel_wait_loads(Model *m) {
     if (c && m->routers) c->wait_all(c);
 }
 
-/* Of as many elements at a time as m->dp.gathered has room for. */
+/* A piece at a time, as large as m->dp.gathered has room for. */
 void parallel_add_in_order(Model *m, real *sums, const real *x, size_t n) {
     const size_t Re = m->dev->real_size, ranks = (size_t)m->dp.ranks;
     Comm *c = comm_of(m);
@@ -112,9 +112,9 @@ const void *parallel_whole_gradients(Model *m, int range) {
     return m->dp.level >= 2 ? (const void *)shards_gather_gradients(m, range) : m->grads;
 }
 
-/* step_losses, losses and grad_sq_norms are one array. Where the optimizer is not sharded, every rank has the norms of the
- * whole sum of gradients already. Those of other nodes than the first do not count: they are the same ones. If ordered, losses and loads of routers are those of the step's last micro-batch, which
- * the last rank had. */
+/* step_losses, losses and grad_sq_norms are one array. Where the optimizer is not sharded, every rank has the norms of the whole sum of
+ * gradients already. All nodes have the same norms, so only the first node's are summed. If ordered, losses and loads of routers are those
+ * of the step's last micro-batch, which the last rank had. */
 void parallel_sum_results(Model *m) {
     Comm *c = comm_of(m);
     if (!c) return;

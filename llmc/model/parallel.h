@@ -17,7 +17,7 @@
  * From level 2 on a rank has only its own pieces of the sum. A range's gradient is made in a buffer for whole ranges, of each
  * micro-batch apart, and its pieces are added to the sums of their owners in the order of the ranks. At level 3 a rank has only its
  * own pieces of the weights, too: a range is gathered while forward, or backward, works on the two before it, and dropped after its
- * use. Both need buffers for a few whole ranges (shards.c). Ranges of one rank are never sharded: it has level 0.
+ * use. Both need buffers for a few whole ranges (shards.c). A rank that is alone has level 0.
  *
  * Nodes: ranks may be sharded in groups of `shards` consecutive ones, those of a node; W above is then their number, and every node has
  * all of the model. A rank's sums are at first those of its node. After the step's last micro-batch, range by range, rank i of each node
@@ -76,8 +76,8 @@ void parallel_open_gradients(Model *m, int range);
 /* The gradients of this range are complete on this rank. After range 0, the last one: work queued from now on may read the
  * sums, if this was the step's last micro-batch. */
 void parallel_gradients(Model *m, int range);
-/* The sums of a whole range. Sharded ones are gathered, and lie at the beginning of a buffer that the next call may use again; else the
- * result is m->grads. */
+/* The sums of a whole range. Sharded ones are gathered into a buffer, which the next call may use again, and begin there; else the result
+ * is m->grads. */
 const void *parallel_whole_gradients(Model *m, int range);
 /* Starts the pending all-reduce, which otherwise starts with the next range. The block's backward calls it just before
  * attention, where a NCCL kernel costs least: attention's blocks fetch work dynamically and adapt to fewer multiprocessors,
@@ -88,9 +88,9 @@ void parallel_sum_results(Model *m);            /* of a step: losses, and where 
  * runs; parallel_wait_weights says where it needs which. 0: work queued from now on may read all; this can be recorded.
  * At level 3 nothing is gathered here. */
 void parallel_gather_weights(Model *m, int behind);
-/* A pass begins: of sharded weights no range is whole. Then, for each range: work queued from now on may read it. way: and no longer reads
- * the ranges before it in this pass, into whose place those that follow are gathered meanwhile: 1, forward, in ascending order; -1,
- * backward, in descending order. 0: it still reads them. */
+/* A pass begins: of sharded weights no range is gathered. Then, for each range: work queued from now on may read it. way 1 (forward, ranges
+ * in ascending order) and -1 (backward, descending): it no longer reads the ranges before this one in the pass, and the next ranges may be
+ * gathered into their buffers. 0: it still reads them. */
 void parallel_begin_weights(Model *m);
 void parallel_wait_weights(Model *m, int range, int way);
 void parallel_pass_weights(Model *m);           /* forward of the other ranks, in which this one has no part */

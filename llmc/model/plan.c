@@ -42,11 +42,11 @@ void router_bias_name(const Config *c, int layer, int attention, char name[TENSO
              : f == FAMILY_ERNIE ? "mlp.moe_statics.e_score_correction_bias" : "mlp.gate.e_score_correction_bias");
 }
 
-/* The standard deviation with which a matrix of so many inputs begins. */
+/* The standard deviation of the initial values of a matrix with `inputs` columns. */
 static float initial(const Config *c, int inputs) {
     return c->init_fan > 0 ? (float)(c->init_fan / sqrt((double)inputs)) : (float)c->init_std;
 }
-/* Of one whose result is added to the residual stream, as those of 2 L sub-layers are. */
+/* The same of a matrix whose result is added to the residual stream, as those of 2 L sub-layers are. */
 static float initial_output(const Config *c, int inputs) {
     return c->zero_output ? ZEROS : initial(c, inputs) / sqrtf(2.0f * (float)c->layers);
 }
@@ -174,8 +174,8 @@ static void describe_model(Manifest *m, const Config *c, int from, int to) {
 }
 
 /* ---- activations, each once --------------------------------------------------------------------------------
- * Each has the part of the layer that makes it once more, where backward does so, and layers then share one buffer for it. KEEP: none
- * does. Without training all layers share all buffers. */
+ * Each belongs to the part of the layer that computes it: layers that recompute this part share one buffer for it. KEEP: it is never
+ * recomputed. Without training all layers share all buffers. */
 
 enum { KEEP = LAYER_PARTS };                  /* a LayerPart, or this */
 typedef enum { PLAN_KEPT, PLAN_SHARED, BIND_SHARED, MEASURE } ActsPass;
@@ -194,7 +194,7 @@ static int can_round(const Model *m) {
 
 static size_t max(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Of layer l; -1: of any. The last layer shares, too, but needs nothing once more. */
+/* Of layer l; -1: of any. The last layer shares the buffer, too, but need not recompute. */
 static int is_shared(const Model *m, int l, int part) {
     const int again = part == KEEP ? 0 : m->recompute.layers[part];
     return m->mode == MODEL_INFER || (again && (l < 0 || l >= m->config.layers - 1 - again));
@@ -433,7 +433,7 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     m->head_rows = head_chunk(m);
     m->fp8_passes = m->mode == MODEL_TRAIN ? fp8_passes(c, m->batch.N) : 0;
     m->fp8 = 1;
-    m->used_vocab = c->vocab - c->padding;
+    m->used_vocab = config_ids(c);
     m->routers = (c->attention_experts > 1 ? c->layers : 0) + config_mixtures(c);
     m->batch.micro_batches = micro_batches;
     m->batch.all_micro_batches = micro_batches * m->dp.ranks;
@@ -551,7 +551,7 @@ void model_initialize_tensor(Model *m, int tensor, uint64_t seed) {
     for (size_t from = 0; from < own.count; from += PART) {
         const size_t n = own.count - from < PART ? own.count - from : PART, at = own.offset + from;
         manifest_initial(t, seed, at - t->offset, n, m->dev->real_size > sizeof(float), values);
-        m->dev->from_double((floatX *)((char *)m->params + (stored + from) * m->dev->floatX_size), values, n);
+        m->dev->from_double(float_at(m, m->params, stored + from), values, n);
     }
     free(values);
 }

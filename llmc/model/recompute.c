@@ -17,22 +17,22 @@ Recompute recompute_numbered(int number) {
 
 /* ---- bytes and work ------------------------------------------------------------------------------------------ */
 
-/* Layers that make a part once more, at most: the last need not. */
+/* Layers that can recompute a part: all but the last, which need not. */
 static int most(const Model *m) { return m->config.layers - 1; }
 static int clipped(const Model *m, int layers) { return layers < most(m) ? layers : most(m); }
 
-/* How long it takes, in flop of a step, each of which takes its mean time: a flop of a product, a flop of attention, and a byte that is
- * read or written. Measured: docs/LOG.md, "Recomputing by parts". */
+/* The time of a flop of a product, of a flop of attention, and of a byte read or written, in units of the mean time of a flop of a step.
+ * Measured: docs/LOG.md, "Recomputing by parts". */
 typedef struct { double product, attention, byte; } Pace;
 static Pace pace_of(const Device *dev) { return dev->is_gpu ? (Pace){ 0.85, 1.3, 120 } : (Pace){ 0.65, 2.4, 5 }; }
 
 static double layer_work(const Model *m, int l, LayerPart part) {
     const Config *c = &m->config;
     const Pace pace = pace_of(m->dev);
-    const double X = (double)m->dev->floatX_size, T = m->batch.T, W = config_window(c, l), gate = IS_GATED(c->activation) ? 2 : 1;
+    const double X = (double)m->dev->floatX_size, T = m->batch.T, gate = IS_GATED(c->activation) ? 2 : 1;
     const double C = c->channels, GD = (double)c->kv_heads * c->head_size, QGD = GD * c->query_heads;
     const double F = config_has_experts(c, l) ? (double)c->topk * c->width + c->shared_width : config_width(c, l);
-    const double unseen = W > 0 && W < T ? (T - W) * (T - W) / T : 0;
+    const double unseen = config_unseen(c, l, m->batch.T);
     double flop = 0, moved = 0;                             /* of a token */
     switch (part) {
     case PART_NORMS:     moved = 4 * C; break;
@@ -44,7 +44,7 @@ static double layer_work(const Model *m, int l, LayerPart part) {
     return m->batch.N * (pace.product * flop + pace.byte * X * moved);
 }
 
-/* What 0, 1, ... layers save and cost. Those before the last share its buffer. */
+/* What recomputing a part in 0, 1, ... layers saves and costs. These share the last layer's buffer. */
 typedef struct { size_t bytes; double work; } Effect;
 static Effect *effects(const Model *m, LayerPart part) {
     Effect *e = mem_alloc((size_t)m->config.layers * sizeof *e);
@@ -77,8 +77,8 @@ double recompute_costs(const Model *m, Recompute r) {
 
 /* ---- the choice ------------------------------------------------------------------------------------------------ */
 
-/* What a part saves and costs grows with its layers in proportion, so no choice is better than some parts in all layers and one in as
- * many as it takes. There are few of those: all are tried. */
+/* Savings and costs of a part are in proportion to its layers, so the best choice is some parts in all layers and one in as many as it
+ * takes. There are few such choices: all are tried. */
 Recompute recompute_choose(const Model *m, size_t bytes) {
     Recompute best = recompute_parts(ALL_PARTS, most(m));
     double least = effect_of(m, best).work;

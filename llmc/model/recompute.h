@@ -1,26 +1,26 @@
-/* recompute.h: what backward makes once more instead of keeping it (model.h: LayerPart, Recompute), and which of it pays.
+/* recompute.h: which parts of layers backward recomputes (model.h: LayerPart, Recompute), what that saves, and what it costs.
  *
- * A layer's forward leaves buffers for its backward. For a part, layers can share one buffer instead, and backward makes the part once
- * more from what is kept: the same operations on the same numbers, so gradients are the same bit for bit whatever is recomputed. Of n
- * layers a part then takes n buffers less and its forward n times more. Routing is never recomputed: it is small.
+ * A layer's forward keeps buffers for its backward. Layers that recompute a part share one buffer for it, and backward computes it again
+ * from what is kept: the same operations on the same numbers, so gradients have the same bits whatever is recomputed. n layers then need n
+ * buffers less, and n more forwards of the part. Routing is never recomputed: it is small.
  * Source: Chen et al. 2016, arXiv 1604.06174; by parts: Korthikanti et al. 2022, arXiv 2205.05198. */
 #ifndef RECOMPUTE_H
 #define RECOMPUTE_H
 #include "llmc/base/text.h"
 #include "model.h"
 
-Recompute recompute_parts(unsigned parts, int layers);  /* those whose bits (1 << LayerPart) are set, in so many layers or all there are */
+Recompute recompute_parts(unsigned parts, int layers);  /* bits: 1 << LayerPart; in this many layers, or all */
 Recompute recompute_numbered(int number);               /* of -r: 0 nothing, 1 norms, 2 whole layers */
 
 /* The functions below are about a planned model, allocated or not. */
 
-/* Bytes that this saves over recomputing nothing; and what it costs, as a share of the step's work: an estimate by counts of flop and
- * bytes and the pace at which devices did each. */
+/* Bytes that this saves over recomputing nothing; and its cost as a fraction of the step's work, estimated from counts of flop and bytes
+ * and measured rates of devices. */
 size_t recompute_saves(const Model *m, Recompute r);
 double recompute_costs(const Model *m, Recompute r);
 
-/* What saves at least `bytes` and costs least: some parts in all layers, and one in as many as it takes. If nothing saves that much:
- * all there is. */
+/* The cheapest choice that saves at least `bytes`: some parts in all layers, and one in as many as it takes. If none saves that much:
+ * everything. */
 Recompute recompute_choose(const Model *m, size_t bytes);
 
 /* Appends "up projections of 17 of 48 layers: 11.20 GB less, about 4 % more work"; nothing where r recomputes nothing. */

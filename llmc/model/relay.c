@@ -69,9 +69,9 @@ static int start(Relay *r, int device, int first) {
     return !s->why;
 }
 
-/* ---- who gets which layers --------------------------------------------------------------------------------------- */
+/* ---- dealing out the layers -------------------------------------------------------------------------------------- */
 
-/* Elements of each layer, its cache included, and of what is before and behind all layers. */
+/* Elements of each layer, its cache included, and of the tensors before and after the layers. */
 static void sizes_of(const Device *dev, const Config *c, size_t cache, size_t *layer, size_t *before, size_t *behind) {
     Model m;
     model_plan_inference(&m, dev, c, 1, 1, 0, NULL);

@@ -1,7 +1,7 @@
 /* relay.h: a model whose layers are dealt out over several devices of one kind: each has the weights and the cache of some consecutive
- * layers. The last one is an ordinary Model, whose forward begins with what the others make of a batch: the residual stream that enters
- * its first layer. The stream goes from device to device through the host's memory. The devices work one after the other, each driven by
- * a thread of its own, the last one by the caller's. The same bits as on one device. For generating and evaluating only.
+ * layers. The last device's part is an ordinary Model; its forward first has the other devices compute the residual stream that enters its
+ * first layer. The stream goes from device to device through the host's memory. The devices work one after the other, each driven by a
+ * thread of its own, the last one by the caller's. The same bits as on one device. For generating and evaluating only.
  *
  *     Relay *r = relay_open(dev, 1, &config, 2, B * capacity, why);    dev is open, as device 0, in the calling thread
  *     model_plan_dealt(&m, dev, &config, B, T, capacity, r);           here or by decoder_open; then as any model:
@@ -14,7 +14,7 @@
 typedef struct Relay Relay;
 
 /* devices: from 2 to as many as there are layers; those before the last are number first, first + 1, ... of the machine; the caller has
- * opened another. cache: positions of keys and values that each layer has to hold, which counts for what is dealt to whom. NULL and the reason: a
+ * opened another. cache: positions of keys and values that each layer has to hold: they count when layers are dealt. NULL and the reason: a
  * device cannot be opened, or the model has one block for all layers. */
 Relay *relay_open(const Device *dev, int first, const Config *c, int devices, size_t cache, char why[256]);
 void   relay_close(Relay *r);           /* after the models are freed */

@@ -14,7 +14,7 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *bias,
     if (bias) dev->bias_forward(r->logits, bias, N, E);
     dev->router_forward(choice, r->chosen_weight, r->lse, r->logits, r->bias, scores, r->groups, m->forced, N, E, K);
 
-    /* 2. The slots are sorted by expert: each expert owns consecutive rows, if asked for whole tiles of them. */
+    /* 2. The slots are sorted by expert, so that each expert has consecutive rows; rounded: whole tiles of them. */
     r->plan.N = N;
     r->plan.S = rounds ? (int)mlp_slots(&m->config, N, 1) : N * r->plan.K;
     r->plan.first = rounds ? r->first : NULL;

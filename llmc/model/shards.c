@@ -1,8 +1,8 @@
-/* shards.c: levels 2 and 3 (parallel.h): buffers for whole ranges, and what is in them when.
+/* shards.c: levels 2 and 3 (parallel.h): buffers for whole ranges, and when they hold which range.
  *
- * Weights: the range that is in use and the two that follow in the direction of the pass. The next but one is gathered into the buffer
- * that the range before has just left. Gradients: the range that is computed, and the one after it, which is on its way to its
- * owners. The embedding, and the head unless it is the embedding, take turns in a buffer of their own. */
+ * Weights: the range in use and the next two in the direction of the pass; the second next is gathered into the buffer of the range that
+ * was just used. Gradients: the range that is computed, and the one computed before it, which is being sent to its owners. The
+ * embedding, and the head unless it is the embedding, use one buffer of their own at different times. */
 #include "parallel.h"
 
 /* ---- which buffer a range uses ------------------------------------------------------------------------------- */
@@ -38,9 +38,8 @@ static char *own(const Model *m, void *shards, int range, size_t element) {
 }
 
 floatX *model_weight(const Model *m, const Tensor *t) {
-    const size_t X = m->dev->floatX_size;
-    if (m->dp.level < 3) return (floatX *)((char *)m->params + t->offset * X);
-    return (floatX *)((char *)buffer(m, &m->dp.weights, t->range) + (t->offset - m->manifest.ranges[t->range].offset) * X);
+    if (m->dp.level < 3) return float_at(m, m->params, t->offset);
+    return float_at(m, buffer(m, &m->dp.weights, t->range), t->offset - m->manifest.ranges[t->range].offset);
 }
 void *model_gradient(const Model *m, const Tensor *t) {
     if (m->dp.level < 2) return gradient_of(t, m->grads);

@@ -37,7 +37,7 @@ int tensor_rows(const Tensor *t) {
 }
 static size_t rounded(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 static int is_experts(const Tensor *t) { return t->rank == 3 && (t->kind == TENSOR_MLP || t->kind == TENSOR_GATE_UP); }
-/* The tensors from number `first` on, a range that begins at `from`, are laid out anew if that is worth its padding. */
+/* Moves the tensors from number `first` on, a range that begins at `from`, unless that takes too much padding. */
 static void end_pieces_between_matrices(Manifest *m, size_t from, int first) {
     size_t unit = 0, places[MOST_OF_RANGE], at = from;
     for (int i = first; i < m->count; i++)
@@ -118,7 +118,7 @@ Piece manifest_piece(const Tensor *t, int i) {
     return p;
 }
 
-/* The pieces of a shard lie one after the other in its state, so that of a range begins at offset / shards. */
+/* A shard stores its pieces one after the other, so that its piece of a range begins at offset / shards. */
 Segment manifest_part(const Manifest *m, int range, int shards, int shard) {
     const Range *r = &m->ranges[range];
     const size_t count = r->count / (size_t)shards, offset = r->offset + (size_t)shard * count;

@@ -23,11 +23,11 @@ typedef struct {
     size_t field;                       /* where the struct of pointers keeps this one */
     int    layer;                       /* -1: not in a layer */
     int    summed;                      /* 1: its gradient is added to, so it begins at zero and is kept in reals */
-    int    range;                       /* which of the manifest's it lies in */
+    int    range;                       /* its number among the manifest's ranges */
     int    padding;                     /* rows at its end that no file has */
     int    head, keys;                  /* files have the rows of heads of this size in another order (rope.h), 0: they do not; keys:
                                          * only those of the first half */
-    int    transposed, interleaved;     /* 1: files have each expert's matrix transposed; 1: and gate and up rows in turns, gate first */
+    int    transposed, interleaved;     /* 1: files have each expert's matrix transposed; 1: and rows of gate and up alternate, gate first */
 } Tensor;
 
 /* What ranks exchange as a whole: the embedding, a block, what follows the last one. Backward completes their gradients in the
@@ -37,7 +37,7 @@ typedef struct {
  * the padding would be more than a sixteenth of the range. */
 typedef struct {
     size_t offset, count;
-    size_t parts_at, parts;             /* muon.c: where it has parts of matrices that pieces of this range share, and room for so many */
+    size_t parts_at, parts;             /* muon.c: this range's slot among the parts of shared matrices: its offset and size */
 } Range;
 typedef struct {
     Tensor *at;

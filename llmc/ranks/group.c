@@ -24,7 +24,7 @@ static void thread_barrier(ProcessGroup *g) {
     pthread_mutex_unlock(&g->mutex);
 }
 
-/* A data connection has no deadline: the watching thread detects a lost process. This one broke. The watching thread knows why, or will soon, and ends the process. */
+/* A data connection, which has no deadline, broke. The watching thread knows why, or will soon, and ends this process. */
 static _Noreturn void wait_for_watcher(ProcessGroup *g) {
     const double end = now() + g->silence + LINGER;
     while (now() < end) sleep(1);

@@ -32,7 +32,7 @@ int net_is_loopback(const char *address) {
         || (inet_pton(AF_INET6, address, &six) == 1 && IN6_IS_ADDR_LOOPBACK(&six));
 }
 
-/* What a name stands for; freeaddrinfo it. NULL and e: nothing. */
+/* The addresses of a name; freeaddrinfo them. NULL and e: it has none. */
 static struct addrinfo *resolve(const char *address, int port, Error *e) {
     struct addrinfo *all = NULL, hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM };
     char *service = text_format("%d", port);

@@ -1,5 +1,5 @@
 /* converse.h: a conversation with a model, in the words of its chat template. Before every answer the whole conversation is written and
- * encoded anew, as Transformers does; what the cache holds of it already is not read again. */
+ * encoded again, as Transformers does; what the cache already holds of it is not read again. */
 #ifndef CONVERSE_H
 #define CONVERSE_H
 #include "generate.h"

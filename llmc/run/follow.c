@@ -149,7 +149,7 @@ void run_bad_step(Run *r, const StepStats *t, int tensor) {
     const char *name = r->model.manifest.at[tensor].name;
     Progress *p = &r->progress;
     p->bad_steps++;
-    model_forget(&r->model);
+    model_clear_activations(&r->model);
     Text e = event("skip");
     event_int(&e, "step", t->step);
     add_string(&e, "tensor", name);
@@ -212,9 +212,18 @@ double run_seconds_left(const Run *r, int64_t step) {
     return each * (double)(steps - step) + one * (double)validations;
 }
 
-/* Sums the losses and the targets over this rank's share of the validation batches. Of sharded weights all ranks gather every range for
- * each round of batches, also those that have no batch left. 0: a request to stop came before the end. */
-static int validation_sums(Run *r, double *total, double *count) {
+/* Each forward pass counts its own batch. load (routers, E): the sums. */
+static void add_loads(const Model *m, int *load) {
+    const size_t n = router_offset(m, m->routers);
+    int *batch = mem_alloc(n * sizeof *batch);
+    m->dev->download(batch, m->dp.own_load, n * sizeof *batch);
+    for (size_t i = 0; i < n; i++) load[i] += batch[i];
+    free(batch);
+}
+
+/* Sums the losses, the targets and the loads over this rank's share of the validation batches. Of sharded weights all ranks gather every
+ * range for each round of batches, also those that have no batch left. 0: a request to stop came before the end. */
+static int validation_sums(Run *r, double *total, double *count, int *load) {
     const Settings *s = &r->s;
     Model *m = &r->model;
     Error e;
@@ -239,22 +248,26 @@ static int validation_sums(Run *r, double *total, double *count) {
         model_loss(m, 0);
         m->dev->reals_to_double(&sum, m->loss_sum, 1);
         *total += sum;
+        add_loads(m, load);
         meter_add(&meter, 1);
     }
     meter_clear(&meter);
     return !stops && !requests_stopping();
 }
 
-/* The mean loss per token over the validation batches, which are split across the ranks. Leaves the loads of all these tokens in
- * Model.load. 0: interrupted. */
+/* The mean loss per token over the validation batches, which are split across the ranks. Leaves the loads of all of them, with the
+ * padding of the last one, in ResultBuffers.load. 0: interrupted. */
 static int validation_loss(Run *r, double *loss, double *tokens) {
     Model *m = &r->model;
+    const size_t loads = router_offset(m, m->routers);
+    int *load = mem_alloc(loads * sizeof *load);
     double total = 0, count = 0;
     m->dropout = 0;
     m->rounds = m->fp8 = 0;
     m->dp.overlaps = r->validated > 0;
-    if (m->routers) m->dev->zero(m->dp.own_load, router_offset(m, m->routers) * sizeof(int));
-    const int stopped = !validation_sums(r, &total, &count);
+    const int stopped = !validation_sums(r, &total, &count, load);
+    m->dev->upload(m->dp.own_load, load, loads * sizeof *load);
+    free(load);
     parallel_sum_loads(m);
     parallel_wait_loads(m);
     total = parallel_sum(&r->parallel, total);
@@ -285,7 +298,7 @@ static int keep_best(Run *r) {
     return !r->s.keep_best || r->best_is_last || save_best(r, 0);
 }
 
-/* What differs between runs that are otherwise the same has an event of its own. */
+/* Numbers that differ between repetitions of a run have an event of their own. */
 static void log_usage(Run *r, double validation_seconds) {
     Text e = event("usage");
     event_int(&e, "step", r->progress.step);
@@ -392,7 +405,7 @@ static void report_saved(Run *r, Saved saved, const char *why) {
     warn("checkpoint of step %lld was not saved; %s holds %s: %s", step, out, newest, why);
     if (!r->saving_timed && ++r->failed_saves == 3) fail(EXIT_DISK, "three checkpoints in a row could not be saved: %s", why);
 }
-/* What it has cost: of a CPU, the work beside the steps, too. */
+/* saved_in: what the save has cost. On a CPU the work beside the steps counts, too. */
 static void end_save(Run *r, Saved saved, const char *why) {
     const int first = r->saved_in <= 0;
     const double seconds = now() - r->saved_at;
@@ -501,7 +514,7 @@ static void log_summary(Run *r, uint64_t weights) {
                  "these losses are not tinyshakespeare's");
 }
 
-/* The form in which the model is left; of a resumed run, a checkpoint's is exact. */
+/* Gives the model in OUT and OUT/best its final form (-sw, -ss). Checkpoints keep the exact weights. */
 static void export_model(Run *r) {
     static const char *const types[][2] = { { "f32", "F32" }, { "bf16", "BF16" }, { "f16", "F16" }, { "f64", "F64" } };
     ExportForm form = { .shard = (uint64_t)((double)r->s.shard * 1e9) };

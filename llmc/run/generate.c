@@ -187,7 +187,8 @@ static double per(double x, double y) { return y > 0 ? x / y : 0; }
 static double bytes_per_token(const Generator *g) {
     const Model *m = &g->d.model;
     const Config *c = &m->config;
-    const double weights = (double)config_active(c, m->manifest.learnable + (m->relay ? relay_learnable(m->relay) : 0)) - (c->tied ? 0 : (double)c->vocab * c->channels);
+    const size_t learnable = m->manifest.learnable + (m->relay ? relay_learnable(m->relay) : 0);
+    const double weights = (double)config_active(c, learnable) - (c->tied ? 0 : (double)c->vocab * c->channels);
     const double row = 2.0 * c->layers * c->kv_heads * c->head_size;            /* of keys and values */
     return (weights + row * per((double)g->positions, (double)g->steps)) * (double)g->dev->floatX_size;
 }

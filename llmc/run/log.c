@@ -67,7 +67,7 @@ static void on_warning(const char *text) {
     log_event(current, &e);
 }
 
-/* The step of a line; -1: it has none; INT64_MAX: it is damaged. */
+/* The step of a line; -1: a line without one; INT64_MAX: a damaged line. */
 static int64_t json_step(const char *line, size_t n) {
     Error e;
     Json *j = json_parse(line, n, &e);

@@ -163,7 +163,7 @@ static void add_value(Text *t, const JsonValue *v, int depth) {
         text_add_string(t, list ? "]" : "}");
     }
 }
-/* A number with so many digits; null if it is not finite. */
+/* A number with `digits` digits; null if it is not finite. */
 static void add_number(Text *t, double x, int digits) {
     if (isfinite(x)) text_add(t, "%.*g", digits, x); else text_add_string(t, "null");
 }

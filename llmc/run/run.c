@@ -59,6 +59,8 @@ static double bytes_of_state(const char *folder) {
     return bytes;
 }
 
+static int only_plans(const Run *r) { return r->s.steps == 0 && settings_given(&r->s, "x"); }
+
 void run_find_launch(Run *r) {
     const Settings *s = &r->s;
     Launch flags = { .launcher = "flags", .process = s->process, .processes = s->processes, .port = s->port };
@@ -79,7 +81,8 @@ static void lock_folder(Run *r) {
 void run_open_folder(Run *r) {
     Settings *s = &r->s;
     Error e;
-    if (s->check || (s->steps == 0 && settings_given(s, "x"))) return;
+    if (only_plans(r) && s->resume) fail(EXIT_USAGE, "-x 0 prints the plan of a new run: it cannot be combined with -y 1");
+    if (s->check || only_plans(r)) return;
     if (!*s->out) fail(EXIT_USAGE, "-o needs the name of a folder");
     if (is_file(s->out)) fail(EXIT_DISK, "%s is a file; -o needs a folder, or the name of a new one", s->out);
     const Holding holding = checkpoint_exists(s->out, &e);
@@ -120,7 +123,7 @@ static void claim_folder(Run *r) {
 void run_choose_device(Run *r) {
     char why_cpu[256];
     Error e;
-    const int plans = r->s.steps == 0 && settings_given(&r->s, "x"), names = *r->s.gpu_memory != 0;
+    const int plans = only_plans(r), names = *r->s.gpu_memory != 0;
     const int gpu = !strncmp(r->s.device, "cuda", 4), automatic = !strcmp(r->s.device, "auto");
     r->local_devices = (LocalDevices){ .local = r->launch.local, .locals = r->launch.locals, .count = r->s.ranks };
     if (names && (!plans || !(gpu || automatic)))
@@ -205,8 +208,8 @@ static void describe_config(const Settings *s, Config *c) {
     describe_kinds(s, c);
 }
 
-/* A resumed run: the model is the checkpoint's, and the one that the user gives, if any, must be the same. The word that the run
- * began with means that model, whatever the defaults of a descriptor's fields are by now. */
+/* A resumed run: the model is the checkpoint's, and one that the user gives must be the same. The -e with which the run began always
+ * means that model, even if the defaults of a descriptor's fields have changed since. */
 static void resume_config(Run *r, int given) {
     Error e;
     Config *c = &r->config, asked;
@@ -242,14 +245,14 @@ static void load_config(Run *r) {
     if (!hf_check_weights(r->dev, c, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
     r->dense = *c;
     if (*s->upcycle && !config_upcycle(c, s->upcycle, &e)) fail(EXIT_USAGE, "%s", e.text);
-    if (!*s->upcycle || data_has_chats(r->data))
+    if (!r->restored && (!*s->upcycle || data_has_chats(r->data)))
         settings_fine_tune(&r->s, r->dev->is_gpu, c->channels, c->context, data_has_chats(r->data));
     char *theirs = text_format("%s/tokenizer.json", s->model);
     if (r->tokenizer && !*s->tokenizer && !is_file(theirs) && c->vocab > tokenizer_vocab(r->tokenizer))
         fail(EXIT_INPUT, "%s is missing, and of bytes this model has learned nothing. To make it of the folder's other files: python3 -c \"import "
              "transformers as t; t.AutoTokenizer.from_pretrained('FOLDER').save_pretrained('FOLDER')\"; or name one (-tk)", theirs);
     if (*s->tokenizer && is_file(theirs) && r->leads)
-        warn("-tk %s replaces the model's own tokenizer: if its ids mean other text, the model starts anew", s->tokenizer);
+        warn("-tk %s replaces the model's own tokenizer: if its ids mean other text, the model has to learn them again", s->tokenizer);
     free(theirs);
     if (s->bias_rate > 0 && !c->choice_bias && c->family && c->family != FAMILY_SMOE)
         fail(EXIT_USAGE, "-rb %g: a %s has no bias for choosing experts, so what is trained could not be saved as one. "
@@ -301,8 +304,8 @@ void run_choose_model(Run *r) {
     c->fp8 = !strcmp(s->precision, "fp8") ? FP8_WHERE_FASTER : !strcmp(s->precision, "fp8-all") ? FP8_ALL : 0;
     check_precision(r);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt %s: the MLP of this model has no experts", s->rounding);
-    if (!data_check(r->data, s->seq, c->vocab - c->padding, &e)) fail(EXIT_INPUT, "%s", e.text);
-    if (is_model && !r->from && data_has_chats(r->data)) settings_fit_rows(&r->s, data_epoch_samples(r->data, s->seq));
+    if (!data_check(r->data, s->seq, config_ids(c), &e)) fail(EXIT_INPUT, "%s", e.text);
+    if (is_model && !r->restored && data_has_chats(r->data)) settings_fit_rows(&r->s, data_epoch_samples(r->data, s->seq));
 }
 
 /* ---- ranks ------------------------------------------------------------------------------------------------- */
@@ -386,7 +389,7 @@ static void bound_validation(Run *r) {
     if (!r->restored && !settings_given(&r->s, "m")) r->s.val_batches = all <= most ? -1 : most > 1 ? most : 1;
 }
 
-/* What of a plan may be given up for memory. */
+/* The choices of a plan that cost or save memory. */
 typedef struct { int batch, automatic, master, level, shards; Recompute recompute; Dtype moments; } Economy;   /* automatic: -r auto */
 static Economy as_set(const Run *r) {
     return (Economy){ r->s.batch, 0, r->s.master, r->parallel.level, r->parallel.shards, r->recompute, dtype_by_name(r->s.moments) };
@@ -396,7 +399,7 @@ static void set_sharding(const Run *r, Parallel *p, int level, int shards) {
     p->shards = shards;
     p->one_process = r->s.copies && r->dev->is_gpu && !r->records && r->local_devices.count % parallel_shards(p) == 0;
 }
-/* The memory needed that way; -r auto: where there is so much. chosen: NULL, or what is recomputed. */
+/* The memory that a plan with these choices needs; with -r auto, on a device of this capacity. chosen: NULL, or what is recomputed. */
 static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *chosen) {
     Model m;
     Optimizer o;
@@ -436,8 +439,8 @@ static const char *sharding_name(const Run *r, int level, int shards, char name[
     else if (level > 1 && r->node < ranks) snprintf(name, 48, "-z %d -zn 0", level);
     return name;
 }
-/* What may be sharded over which ranks, in the order of preference. -z auto: 1 over all ranks, whose optimizer state is smallest and
- * which sends least; then, within a node, 2 and 3; then those over all. */
+/* The choices of -z and -zn, in order of preference. -z auto: level 1 over all ranks, which sends least and has the smallest optimizer
+ * state of a rank; then levels 2 and 3 within a node; then those over all ranks. */
 enum { SHARDINGS = 5 };
 static int shardings(const Run *r, int level[SHARDINGS], int shards[SHARDINGS]) {
     static const struct { int level, over_all; } order[SHARDINGS] = { { 1, 1 }, { 2, 0 }, { 3, 0 }, { 2, 1 }, { 3, 1 } };
@@ -457,7 +460,7 @@ static int shardings(const Run *r, int level[SHARDINGS], int shards[SHARDINGS]) 
 /* The first of these that fits on every rank; if none does, the one that takes least. */
 static void choose_level(Run *r) {
     int level[SHARDINGS], shards[SHARDINGS], which = 0;
-    const int count = shardings(r, level, shards), planned = r->parallel.level, over = r->parallel.shards;    /* before there were ranks, for this one's memory */
+    const int count = shardings(r, level, shards), planned = r->parallel.level, over = r->parallel.shards;     /* by this rank's memory alone */
     const size_t capacity = rank_memory(r);
     char name[48], before[48];
     Economy e = as_set(r);
@@ -475,7 +478,7 @@ static void choose_level(Run *r) {
     set_sharding(r, &r->parallel, level[which], shards[which]);
 }
 
-/* What is recomputed. -r auto: nothing, or what costs least of what makes the plan fit on every rank. */
+/* -r auto: recomputes nothing if that fits on every rank, else the cheapest parts that make it fit. */
 static void choose_recompute(Run *r) {
     int which;
     const size_t capacity = r->s.recompute < 0 ? least_memory(r, &which) : 0;
@@ -536,10 +539,16 @@ void run_plan(Run *r) {
     if (dtype_by_name(s->moments) == FLOATX && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
     optimizer_plan(&r->optimizer, &r->model, s->master, dtype_by_name(s->moments), settings_muon(s));
-    const int ids = r->config.vocab - r->config.padding, named = r->tokenizer ? tokenizer_vocab(r->tokenizer) : ids;
+    const int ids = config_ids(&r->config), named = r->tokenizer ? tokenizer_vocab(r->tokenizer) : ids;
     r->model.used_vocab = named < ids && data_max_id(r->data) < named ? named : ids;
 }
 
+/* The next smaller batch to try: at most half, and it divides the sequences of a step. 0: there is none. */
+static int smaller_batch(const Run *r, int batch) {
+    const int64_t sequences = (int64_t)r->s.batch * r->micro_batches;
+    for (batch /= 2; batch > 1 && sequences % batch; ) batch--;
+    return batch;
+}
 /* The options with which the run would fit, the largest saving first. free() it. */
 static char *would_fit(const Run *r, size_t capacity) {
     enum { REMEDIES = 6 };
@@ -547,7 +556,7 @@ static char *would_fit(const Run *r, size_t capacity) {
     Economy now = as_set(r);
     now.automatic = r->s.recompute < 0;
     Economy few = now, lean = now, again = now, both = now, shards = now, all = now;
-    for (few.batch /= 2; few.batch > 1 && memory_with(r, few, capacity, NULL) > capacity; ) few.batch /= 2;
+    do few.batch = smaller_batch(r, few.batch); while (few.batch > 1 && memory_with(r, few, capacity, NULL) > capacity);
     lean.master = both.master = 0, lean.moments = both.moments = FLOATX;
     again.automatic = both.automatic = all.automatic = 1;
     shards.level = all.level = MOST_SHARDED, shards.shards = all.shards = r->parallel.ranks;
@@ -575,7 +584,7 @@ static char *would_fit(const Run *r, size_t capacity) {
                            r->parallel.ranks > 1 ? "more ranks with -z 3, " : "");
     return hint.at;
 }
-/* rank: the one that does not have it, of several; capacity: what it has. */
+/* rank: a rank without enough memory; capacity: what it has. */
 static _Noreturn void out_of_memory(const Run *r, int rank, double capacity) {
     const size_t need = r->model.arena.total;
     char where[96] = "", has[96] = "", name[48];
@@ -584,9 +593,9 @@ static _Noreturn void out_of_memory(const Run *r, int rank, double capacity) {
         snprintf(has, sizeof has, " with %s; it has %.1f MB", sharding_name(r, r->parallel.level, r->parallel.shards, name), capacity / 1e6);
     fail(EXIT_MEMORY, "%s%s does not have the %.1f MB that this run needs%s%s. %s%s", where, r->dev->name, (double)need / 1e6, has,
          r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
-         r->s.recompute < 0 ? "All that backward can make once more is already (-r auto). " : "", would_fit(r, (size_t)capacity));
+         r->s.recompute < 0 ? "Backward already recomputes all that it can (-r auto). " : "", would_fit(r, (size_t)capacity));
 }
-/* All ranks learn whether all have enough memory, so that they end alike. */
+/* Ranks tell each other what they have, so that all end with the same message if one has too little. */
 static void check_memory(const Run *r) {
     int which;
     const size_t least = least_memory(r, &which);
@@ -632,7 +641,7 @@ static void print_recompute(const Run *r, int plans) {
 /* The end of the plan: does it fit? */
 static void print_fit(const Run *r) {
     const size_t total = r->model.arena.total, capacity = rank_memory(r);
-    const int plans = r->s.steps == 0 && settings_given(&r->s, "x");
+    const int plans = only_plans(r);
     print_recompute(r, plans);
     printf("|   %-27s | %10.2f MB", "total", (double)total / 1e6);
     if (capacity) printf(" of %.0f MB%s", (double)capacity / 1e6, *r->s.gpu_memory ? "" : " free");
@@ -647,7 +656,7 @@ static void print_fit(const Run *r) {
     else puts("|   a copy for saves, host      |       none: it would leave too little memory, so steps wait for saves");
 }
 
-/* How much of the validation split is read, and how much work a kill loses. */
+/* Which part of the validation split is read, and how much work a kill would lose. */
 static void print_intervals(const Run *r) {
     const Settings *s = &r->s;
     const int64_t all = data_tokens(r->data, DATA_VALIDATION), used = s->val_batches * s->batch * s->seq;
@@ -768,7 +777,7 @@ void run_allocate(Run *r) {
         warn("-rf 1: routing is round robin, for benchmarks; the routers learn nothing");
 }
 
-/* Completes a save that was killed or failed half-way. 0: the best weights are lost. */
+/* Completes a save that was interrupted. 0: the best weights are lost. */
 static int publish_again(Run *r) {
     const Progress *p = &r->progress;
     Error e;
@@ -792,7 +801,7 @@ static void draw_weights(Run *r) {
     meter_end(&meter);
 }
 
-/* Routers are new; all experts answer alike at first, so it does not matter whom they choose. */
+/* Routers start with random values. All experts are equal at first, so their choice does not matter yet. */
 static void upcycle(Run *r) {
     Error e;
     config_pad_vocab(&r->dense);

@@ -78,7 +78,7 @@ void run_open_data(Run *r);
 void run_choose_model(Run *r);
 void run_join_ranks(Run *r);            /* connects to the other processes, which must have the same settings */
 void run_plan(Run *r);                  /* batch, model and optimizer; allocates nothing */
-void run_plan_saves(Run *r);            /* has the host room for a copy of what is saved? */
+void run_plan_saves(Run *r);            /* does the host have memory for a copy of what is saved? */
 void run_print_plan(const Run *r);
 int  run_check_gradients(const Run *r);     /* -gc 1, instead of training; returns an exit code */
 void run_allocate(Run *r);

@@ -59,7 +59,7 @@ static const Option options[] = {
       "what updates the layers' matrices; embedding, head, norms, biases and routers are always updated by adamw" },
     { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.8",                 0.01, 0.99999, NULL,
       "Muon: decay rate of the momentum" },
-    { "optimizer", "wp", "expert-period",    OPTION_INT,   AT(period),        "1",                   1,    8,     NULL,
+    { "optimizer", "wp", "expert-period",    OPTION_INT,   AT(period),        "1",                   1,    MUON_PERIODS, NULL,
       "Muon: experts are updated every N steps, in turn, at N times the rate" },
     { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,        "weight decay of matrices" },
     { "optimizer", "cg", "clip",             OPTION_FLOAT, AT(clip),          "1.0",                 0,    1e9,   NULL,
@@ -238,11 +238,11 @@ void settings_suit(Settings *s, int gpu, int64_t tokens) {
         { "e",  "m6:z1", "m4:z1", "m6:c512e128k6f256" },
         { "b",  "64",    "32",    "64" },       { "t",  "256",   "128",   "1024" },
         { "d",  "0",     "0",     "65536" },    { "x",  "800",   "1000",  "-1" },
-        { "wo", "muon",  "muon",  "muon" },     { "w2", "0.99",  "0.95",  "0.95" },
-        { "c",  "2",     "0.1",   "0.1" },      { "q",  "0",     "0.1",   "0.1" },
-        { "dr", "0.3",   "0",     "0" },        { "v",  "25",    "200",   "250" },
-        { "s",  "400",   "400",   "1000" },     { "l",  "4e-3",  "4e-3",  "4e-3" },
-        { "wm", "0.9",   "0.9",   "0.9" },      { "wp", "1",     "1",     "2" },
+        { "w2", "0.99",  "0.95",  "0.95" },     { "c",  "2",     "0.1",   "0.1" },
+        { "q",  "0",     "0.1",   "0.1" },      { "dr", "0.3",   "0",     "0" },
+        { "v",  "25",    "200",   "250" },      { "s",  "400",   "400",   "1000" },
+        { "l",  "4e-3",  "4e-3",  "4e-3" },     { "wm", "0.9",   "0.9",   "0.9" },
+        { "wp", "1",     "1",     "2" },
     };
     const int large = tokens >= LARGE_TEXT;
     for (size_t i = 0; i < sizeof defaults / sizeof *defaults && (gpu || large); i++)

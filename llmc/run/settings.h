@@ -22,12 +22,12 @@ typedef struct {
 /* Errors end the program with EXIT_USAGE and a message. */
 void settings_parse(Settings *s, int argc, char **argv);
 int  settings_given(const Settings *s, const char *letter);
-/* Sets what the user did not give to defaults for this machine and so many tokens of training data. The table's defaults are for
+/* Sets what the user did not give to defaults for this machine and this many tokens of training data. The table's defaults are for
  * little text on a CPU. */
 void settings_suit(Settings *s, int gpu, int64_t tokens);
-/* The same for a model of a folder, of so many channels, trained for a context of so many tokens; chats: on conversations. */
+/* The same for a model of a folder with `channels` channels and a context of `context` tokens; chats: on conversations. */
 void settings_fine_tune(Settings *s, int gpu, int channels, int context, int chats);
-void settings_fit_rows(Settings *s, int64_t rows);              /* then, of conversations: these fill so many rows of -t tokens */
+void settings_fit_rows(Settings *s, int64_t rows);              /* then, of conversations that fill `rows` rows of -t tokens */
 void settings_print(const Settings *s);
 /* The settings that describe the run, as JSON: stored in checkpoints, equal in all processes, and restored on resuming unless
  * the user gives others. */

@@ -33,7 +33,7 @@ void stream_restart(Stream *o);         /* for another text; what was not printe
 void stream_prompt(Stream *o, const char *text, size_t bytes, const int *ids, const int *experts, int count);
 void stream_generated(Stream *o, int token, int expert);
 
-/* How many bytes of the text later tokens cannot change; end: the text is complete. stream_drop removes so many, once they are written. */
+/* How many bytes of the text later tokens cannot change; end: the text is complete. stream_drop removes bytes that were written. */
 size_t stream_ready(const Stream *o, int end);
 void stream_drop(Stream *o, size_t bytes);
 void stream_print(Stream *o, int end);  /* writes and drops them. Fails with EXIT_DISK if stdout does */

@@ -513,13 +513,13 @@ static void print_link(const Server *s) {
                s->token);
     fflush(stdout);
     if (*s->token && s->w->verbose)
-        fprintf(stderr, "who knows this link can use the model; what is sent is not encrypted\n");
+        fprintf(stderr, "anyone who has this link can use the model; the connection is not encrypted\n");
 }
 
 int web_serve(const Web *w, Error *e) {
     Server *s = mem_alloc(sizeof *s);
     s->w = w;
-    s->vocab = w->g->d.model.config.vocab - w->g->d.model.config.padding;
+    s->vocab = config_ids(&w->g->d.model.config);
     s->ends = w->g->end_tokens;
     int ok = net_is_loopback(w->address) || token_make(s, e);
     if (ok) ok = s->listeners = net_listen(w->address, w->port, 0, s->listener, e);

@@ -8,7 +8,7 @@
  *                    Or {"messages": [{"role": "user", "content": "..."}], ...}, where the model has a chat template: the text is
  *                    then the answer. Of a conversation that is too long, the oldest questions and answers are left out.
  *                    The answer comes as it is made, a JSON object in each line:
- *     {"queue": 2}                                       so many wait before this one; 0: none
+ *     {"queue": 2}                                       how many wait before this one
  *     {"seed": 5, "prompt_tokens": 12, "dropped": 0}     it begins; dropped: tokens that the context has no room for
  *     {"text": "The", "token": 3, "experts": [4, 1]}     of token 3 of prompt and text, whose experts are those of all routers of
  *                                                        /model in order; a token may come in several parts, or some together

@@ -10,13 +10,6 @@
 
 /* ---- templates ------------------------------------------------------------------------------------------- */
 
-static char *write_scratch(const char *name, const char *text, size_t bytes) {
-    Error e;
-    char *path = scratch_path(name);
-    if (!file_write(path, text, bytes, &e)) fail(EXIT_DISK, "%s", e.text);
-    return path;
-}
-
 /* The tokenizer of a golden template: one of tests/reference/tokenizers with more added tokens. */
 static Tokenizer *golden_tokenizer(const JsonValue *golden) {
     static const char list[] = "\"added_tokens\":[";
@@ -96,7 +89,7 @@ static void test_template(const JsonValue *golden) {
     Text config = { 0 };
     const char *name = json_string(json_get(golden, "name"), "");
     json_write(&config, json_get(golden, "config"), 0);
-    free(write_scratch("tokenizer_config.json", config.at, config.length));
+    free(scratch_put("tokenizer_config.json", config.at, config.length));
     free(config.at);
     const int opened = chat_open(&found, "", scratch(), &e);
     check(opened && !strcmp(chat_name(&found), name), "%s is recognized as %s%s", name, chat_name(&found), found.why ? found.why : "");
@@ -132,10 +125,10 @@ static void test_own_templates(void) {
         check(chat_open(&named, name, NULL, &e), "-ct %s: %s", name, e.text);
         char *jinja = chat_jinja(&named);
         if (jinja) {
-            free(write_scratch("chat_template.jinja", jinja, strlen(jinja)));
+            free(scratch_put("chat_template.jinja", jinja, strlen(jinja)));
             check(chat_open(&found, "", scratch(), &e) && found.form == named.form && found.ours, "%s: its own Jinja is recognized", name);
             jinja[strlen(jinja) - 1] = '!';
-            free(write_scratch("chat_template.jinja", jinja, strlen(jinja)));
+            free(scratch_put("chat_template.jinja", jinja, strlen(jinja)));
             chat_close(&found);
             check(chat_open(&found, "", scratch(), &e) && !found.ours, "%s: not if it was changed", name);
             chat_close(&found);
@@ -154,7 +147,7 @@ static void test_unknown(void) {
     Text text = { 0 };
     const ChatMessage hi = { CHAT_USER, "hi", 2 };
     check(!chat_open(&c, "nonesuch", NULL, &e) && strstr(e.text, "nonesuch") && strstr(e.text, "granite"), "-ct of an unknown name: %s", e.text);
-    free(write_scratch("chat_template.jinja", jinja, strlen(jinja)));
+    free(scratch_put("chat_template.jinja", jinja, strlen(jinja)));
     check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown && !chat_write(&c, &hi, 1, 1, &text, NULL, &e)
           && strstr(e.text, "<|turn|>") && strstr(e.text, "-ct"), "an unknown template is named: %s", e.text);
     chat_close(&c);
@@ -166,7 +159,7 @@ static void test_unknown(void) {
         "{{ '<|im_start|>' + m.role + '\\n' + m.content }}{% if (loop.last and add_generation_prompt) or not loop.last %}{{ '<|im_end|>\\n' }}{% endif %}{% endfor %}",
     };
     for (size_t i = 0; i < sizeof early / sizeof *early; i++) {
-        free(write_scratch("chat_template.jinja", early[i], strlen(early[i])));
+        free(scratch_put("chat_template.jinja", early[i], strlen(early[i])));
         check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown, "an early template is not taken for %s", chat_name(&c));
         chat_close(&c);
     }
@@ -195,7 +188,7 @@ static void test_dates(void) {
 /* ---- JSONL ----------------------------------------------------------------------------------------------- */
 
 static Data *open_chats(const char *text, size_t bytes, const char *tokenizer, const char *chat, const char *cache, Tokenizer **t, Error *e) {
-    char *path = write_scratch("chats.jsonl", text, bytes);
+    char *path = scratch_put("chats.jsonl", text, bytes);
     const DataRequest request = { .train = path, .tokenizer = tokenizer, .pattern = "cl100k", .chat = chat, .cache = cache };
     Data *d = data_open_text(&request, t, e);
     free(path);

@@ -26,19 +26,9 @@ static char *at(const char *name) {                         /* a path in scratch
     snprintf(p, sizeof path[0], "%s/%s", scratch(), name);
     return p;
 }
-static char *put(const char *name, const void *data, size_t bytes) {
-    char *path = at(name);
-    FILE *f = fopen(path, "wb");
-    if (!f || fwrite(data, 1, bytes, f) != bytes || fclose(f)) fail(EXIT_DISK, "%s: cannot be written", path);
-    return path;
-}
+static char *put(const char *name, const void *data, size_t bytes) { free(scratch_put(name, data, bytes)); return at(name); }
 static char *put_text(const char *name, const char *text) { return put(name, text, strlen(text)); }
-static char *put_folder(const char *name) {
-    Error e;
-    char *path = at(name);
-    if (!folder_make(path, &e)) fail(EXIT_DISK, "%s", e.text);
-    return path;
-}
+static char *put_folder(const char *name) { free(scratch_folder(name)); return at(name); }
 
 /* Tokens first, first+1, ...; magic 0: without a header. */
 static char *put_tokens(const char *name, uint32_t magic, uint32_t first, int n) {

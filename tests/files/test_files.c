@@ -184,22 +184,31 @@ static void test_utf8(void) {
     check(ok, "utf8: every code but the surrogates reads back");
 }
 
+/* Reads mutations of a seed for so many seconds. read: 1: it is valid, 0: it is refused, -1: what was read is wrong. */
+static void fuzz(const char *format, const char *seed, size_t size, double seconds, int (*read)(const char *text, size_t bytes, Error *e)) {
+    size_t tried = 0, accepted = 0, bad = 0;
+    for (double end = now() + seconds; now() < end || tried <= 100; tried++) {
+        size_t bytes;
+        char *text = mutate(seed, size, &bytes);
+        Error e = { "" };
+        const int valid = read(text, bytes, &e);
+        accepted += valid > 0;
+        bad += valid < 0 || (!valid && !e.text[0]);
+        free(text);
+    }
+    check(tried > 100 && accepted && accepted < tried && !bad, "%s: of %zu mutations %zu are valid and read without fault; each refusal "
+          "has a message", format, tried, accepted);
+}
+
+static int reads_json(const char *text, size_t bytes, Error *e) {
+    Json *json = json_parse(text, bytes, e);
+    json_free(json);
+    return json != NULL;
+}
 static void fuzz_json(double seconds) {
     static const char seed[] = "{\"a\":[1,2.5,-3e-7,true,null,\"x\\ud83d\\ude00\\n\"],"
                                "\"b\":{\"c\":[[],{}],\"d\":\"\xC3\xA9\"},\"e\":9223372036854775807}";
-    size_t tried = 0, accepted = 0, silent = 0;
-    for (double end = now() + seconds; now() < end || tried <= 100; tried++) {
-        size_t bytes;
-        char *text = mutate(seed, sizeof seed - 1, &bytes);
-        Error e = { "" };
-        Json *json = json_parse(text, bytes, &e);
-        accepted += json != NULL;
-        silent += !json && !e.text[0];
-        json_free(json);
-        free(text);
-    }
-    check(tried > 100 && accepted && accepted < tried && !silent,
-          "json: %zu mutations, %zu still valid, each refusal with a message", tried, accepted);
+    fuzz("json", seed, sizeof seed - 1, seconds, reads_json);
 }
 
 /* ---- safetensors ------------------------------------------------------------------------------------------------- */
@@ -564,34 +573,29 @@ static void test_safetensors_folder(void) {
     free(index);
 }
 
+static int reads_safetensors(const char *text, size_t bytes, Error *e) {
+    char *path = scratch_put("fuzz.safetensors", text, bytes), data[64];
+    size_t total = 0, bad = 0;
+    Safetensors *s = safetensors_open(path, e);
+    for (size_t i = 0; s && i < safetensors_count(s); i++) {
+        const FileTensor *t = safetensors_at(s, i);
+        total += t->bytes;
+        bad += t->bytes > sizeof data || !safetensors_read(s, t, 0, data, t->bytes, e) || safetensors_find(s, t->name) != t;
+    }
+    const int valid = s != NULL;
+    safetensors_close(s);
+    free(path);
+    return bad || total > bytes ? -1 : valid;
+}
 static void fuzz_safetensors(double seconds) {
     static const char header[] = "{\"__metadata__\":{\"format\":\"pt\"}," TENSOR("a", "[2,1]", "0", "8") ","
                                  TENSOR("b", "[]", "8", "12") "," TENSOR("c", "[0]", "12", "12") "}  ";
-    char *path = scratch_path("fuzz.safetensors"), data[64];
-    size_t tried = 0, accepted = 0, bad = 0, size;
+    char *path = scratch_path("fuzz.safetensors");
+    size_t size;
     write_tensors(path, sizeof header - 1, header, sizeof header - 1, 12);
     Error e = { "" };
     char *seed = file_read(path, &size, &e);
-    for (double end = now() + seconds; now() < end || tried <= 100; tried++) {
-        size_t bytes, total = 0;
-        char *text = mutate(seed, size, &bytes);
-        FILE *f = fopen(path, "wb");
-        if (!f || fwrite(text, 1, bytes, f) != bytes || fclose(f)) fail(EXIT_DISK, "%s: cannot be written", path);
-        e.text[0] = 0;
-        Safetensors *s = safetensors_open(path, &e);
-        for (size_t i = 0; s && i < safetensors_count(s); i++) {
-            const FileTensor *t = safetensors_at(s, i);
-            total += t->bytes;
-            bad += t->bytes > sizeof data || !safetensors_read(s, t, 0, data, t->bytes, &e)
-                || safetensors_find(s, t->name) != t;
-        }
-        bad += s ? total > bytes : !e.text[0];
-        accepted += s != NULL;
-        safetensors_close(s);
-        free(text);
-    }
-    check(tried > 100 && accepted && accepted < tried && !bad,
-          "safetensors: %zu mutations, %zu still valid and readable to the end", tried, accepted);
+    fuzz("safetensors", seed, size, seconds, reads_safetensors);
     free(seed);
     free(path);
 }
@@ -892,6 +896,16 @@ static void test_tokenizer_stream(void) {
     tokenizer_free(t);
 }
 
+static int reads_tokenizer(const char *text, size_t bytes, Error *e) {
+    int bad = 0, *ids;
+    Tokenizer *t = tokenizer_load_text(text, bytes, e);
+    if (!t) return 0;
+    const size_t n = tokenizer_encode(t, text, bytes < 200 ? bytes : 200, &ids);
+    for (size_t i = 0; i < n; i++) bad |= ids[i] < 0 || ids[i] >= tokenizer_vocab(t);
+    free(ids);
+    tokenizer_free(t);
+    return bad ? -1 : 1;
+}
 static void fuzz_tokenizer(double seconds) {
     char *seed = tokenizer_text(",\"th\":256,\"the\":257,\"x\xC3\xA9\":258", "[\"t h\",[\"th\",\"e\"]]",
                                 "\"ignore_merges\":true,",
@@ -900,24 +914,7 @@ static void fuzz_tokenizer(double seconds) {
                                 "\"normalizer\":{\"type\":\"NFC\"},"
                                 "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
                                 "\"decoder\":{\"type\":\"ByteLevel\"}");
-    size_t size = strlen(seed), tried = 0, accepted = 0, bad = 0;
-    for (double end = now() + seconds; now() < end || tried <= 100; tried++) {
-        size_t bytes;
-        char *text = mutate(seed, size, &bytes);
-        Error e = { "" };
-        Tokenizer *t = tokenizer_load_text(text, bytes, &e);
-        if (t) {
-            int *ids;
-            size_t n = tokenizer_encode(t, text, bytes < 200 ? bytes : 200, &ids);
-            for (size_t i = 0; i < n; i++) bad += ids[i] < 0 || ids[i] >= tokenizer_vocab(t);
-            free(ids);
-        } else bad += !e.text[0];
-        accepted += t != NULL;
-        tokenizer_free(t);
-        free(text);
-    }
-    check(tried > 100 && accepted && accepted < tried && !bad,
-          "tokenizer: %zu mutations, %zu still valid, all ids within the vocabulary", tried, accepted);
+    fuzz("tokenizer", seed, strlen(seed), seconds, reads_tokenizer);
     free(seed);
 }
 

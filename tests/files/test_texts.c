@@ -4,6 +4,7 @@
 #include "tests/test.h"
 #include "llmc/data/kinds.h"
 #include "llmc/base/json.h"
+#include "llmc/base/omp.h"
 #include "llmc/base/text.h"
 #include "llmc/data/bpe.h"
 #include "llmc/data/data.h"
@@ -12,31 +13,13 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static void omp_set_num_threads(int n) { (void)n; }
-static int omp_get_max_threads(void) { return 1; }
-#endif
 
 #define COUNT(a) (sizeof (a) / sizeof *(a))
 #define GOLDENS "tests/reference/tokenizers"
 
 /* ---- helpers ------------------------------------------------------------------------------------------- */
 
-static char *put(const char *name, const void *data, size_t bytes) {    /* a file in scratch(); free() the path */
-    Error e;
-    char *path = scratch_path(name);
-    if (!file_write(path, data, bytes, &e)) fail(EXIT_DISK, "%s", e.text);
-    return path;
-}
-static char *put_text(const char *name, const char *text) { return put(name, text, strlen(text)); }
-static char *put_folder(const char *name) {
-    Error e;
-    char *path = scratch_path(name);
-    if (!folder_make(path, &e)) fail(EXIT_DISK, "%s", e.text);
-    return path;
-}
+static char *put_text(const char *name, const char *text) { return scratch_put(name, text, strlen(text)); }
 
 /* Words that often recur, in paragraphs, with some rare ones: about `bytes` bytes. */
 static Text random_text(size_t bytes) {
@@ -303,14 +286,14 @@ static void holds(const char *what, const char *path, const char *validation, co
 }
 
 static void test_documents(void) {
-    char *folder = put_folder("docs"), *inner = put_folder("docs/b/c"), *lines, *one, *other;
+    char *folder = scratch_folder("docs"), *inner = scratch_folder("docs/b/c"), *lines, *one, *other;
     free(put_text("docs/a.txt", "first "));
     free(put_text("docs/z.txt", "last one "));
     free(put_text("docs/b/c/m.c", "inner "));
     free(put_text("docs/b/empty.c", ""));
     free(put_text("docs/.hidden", "hidden "));
     free(put_text("docs/b/lines.jsonl", "{\"text\": \"line 1 \"}\n{\"n\": [1, {}], \"text\": \"l\\u00ednea 2 \"}\n"));
-    free(put("docs/b/object.o", "a\0b", 3));
+    free(scratch_put("docs/b/object.o", "a\0b", 3));
     holds("a folder of documents", folder, NULL, "257", "first |inner |line 1 |l\xC3\xADnea 2 |", "last one |");
     holds("a folder, and bytes as tokens", folder, NULL, "", "first inner line 1 l\xC3\xADnea 2 ", "last one ");
     one = put_text("one.jsonl", "{\"text\":\"only this one, cut as a text\"}");
@@ -320,7 +303,7 @@ static void test_documents(void) {
           "first |inner |line 1 |l\xC3\xADnea 2 |last one |", "held|out|");
     Text many = { 0 };
     for (int i = 0; i < 25; i++) text_add(&many, "{\"text\": \"%c\"}\n", 'a' + i);
-    lines = put("many.jsonl", many.at, many.length);
+    lines = scratch_put("many.jsonl", many.at, many.length);
     holds("25 documents", lines, NULL, "257", "a|b|c|d|e|f|g|h|i|k|l|m|n|o|p|q|r|s|u|v|w|x|y|", "j|t|");
     char *link = scratch_path("docs/b/nothing");
     if (symlink("nowhere", link)) skip("no symbolic links here");
@@ -364,19 +347,19 @@ static void test_refused(void) {
     refused("no tokens", path, "0", "expected 257");
     refused("a tokenizer that is not there", path, "nowhere/tokenizer.json", "nowhere/tokenizer.json|No such file");
     free(path);
-    path = put("train.bin", "abcdefgh", 8);
+    path = scratch_put("train.bin", "abcdefgh", 8);
     refused("a tokenizer to be trained on tokens", path, "300", "train.bin|nanoGPT tokens|expected text|300");
     free(path);
-    char *folder = put_folder("shut"), *file = put_text("shut/secret.txt", "secret"), *more = put_text("shut/a", "a");
+    char *folder = scratch_folder("shut"), *file = put_text("shut/secret.txt", "secret"), *more = put_text("shut/a", "a");
     chmod(file, 0);
     if (geteuid() == 0) skip("root may read everything: an unreadable file in a folder");
     else refused("a folder with an unreadable file", folder, "", "shut/secret.txt|Permission denied");
-    char *nothing = put_folder("nothing"), *object = put("nothing/a.o", "\0", 1);
+    char *nothing = scratch_folder("nothing"), *object = scratch_put("nothing/a.o", "\0", 1);
     refused("a folder without text", nothing, "", "nothing|no text in any of its 1 files");
-    char *unfetched = put_folder("unfetched"), *script = put_text("unfetched/fetch.sh", "echo"),
+    char *unfetched = scratch_folder("unfetched"), *script = put_text("unfetched/fetch.sh", "echo"),
          *readme = put_text("unfetched/README.md", "how to fetch it");
     refused("a folder that is yet to be fetched", unfetched, "", "no data|sh |unfetched/fetch.sh");
-    char *binary = put_folder("binary"), *shard = put_text("binary/part.bin", "text"),
+    char *binary = scratch_folder("binary"), *shard = put_text("binary/part.bin", "text"),
          *note = put_text("binary/notes.txt", "about it");
     refused("a folder with unknown .bin files", binary, "", "binary|no data|*_train*.bin");
     char *paths[] = { folder, file, more, nothing, object, unfetched, script, readme, binary, shard, note };
@@ -425,8 +408,8 @@ static void test_cache(void) {
     const size_t cut = text.length / 10 * 9 + text.length % 10 * 9 / 10;
     size_t at = cut;
     while (((unsigned char)text.at[at] & 0xC0) == 0x80) at--;
-    char *expected = text_format("%.*s", (int)at, text.at), *folder = put_folder("kept");
-    char *path = put("kept.txt", text.at, text.length), *file = scratch_path("kept/tokens.cache");
+    char *expected = text_format("%.*s", (int)at, text.at), *folder = scratch_folder("kept");
+    char *path = scratch_put("kept.txt", text.at, text.length), *file = scratch_path("kept/tokens.cache");
     check(opens_cached(path, "400", folder, expected) == 0 && is_file(file), "cache: nothing at first");
     check(opens_cached(path, "400", folder, expected) == 1, "cache: a second start reads it");
     check(opens_cached(path, "401", folder, expected) == 0, "cache: another number of tokens is encoded");
@@ -448,12 +431,12 @@ static void test_cache(void) {
     size_t bytes;
     Tokenizer *t = train(text.at, at, 401, "cl100k", &e);
     const char *json = t ? tokenizer_json(t, &bytes) : NULL;
-    char *saved = t ? put("saved.json", json, bytes) : NULL;
+    char *saved = t ? scratch_put("saved.json", json, bytes) : NULL;
     if (t) check(opens_cached(path, saved, folder, expected) == 1, "cache: of the tokenizer that was trained, as a file");
     tokenizer_free(t);
     text.at[100] ^= 1;
     expected[100] ^= 1;
-    free(put("kept.txt", text.at, text.length));
+    free(scratch_put("kept.txt", text.at, text.length));
     check(opens_cached(path, "401", folder, expected) == 0, "cache: another text is encoded");
     char *owned[] = { expected, folder, path, file, saved, text.at };
     for (size_t i = 0; i < COUNT(owned); i++) free(owned[i]);

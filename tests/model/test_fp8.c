@@ -177,7 +177,7 @@ static void learning(void) {
     check_error(overfit(device_find("cpu-f32"), &c, 80, 0, 0, NULL), 0.05, "in 8 bits a model overfits one batch: loss");
     c.rounding = ROUND_UP;
     c.tile = 16;
-    check(forgets(device_find("cpu-f32"), &c, 3), "in 8 bits model_forget removes all traces of a batch that was not finite");
+    check(forgets(device_find("cpu-f32"), &c, 3), "in 8 bits model_clear_activations removes all traces of a batch that was not finite");
 }
 
 void test_fp8(void) {

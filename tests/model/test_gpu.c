@@ -145,7 +145,7 @@ static void forgetting(const Device *dev) {
         Config c = small("m2:c128h2d64e8k2f128a8x2n0", 160);
         c.rounding = rule;
         c.tile = ROW_TILE;
-        check(forgets(dev, &c, 4), "%s: rounding rule %d, model_forget removes all traces of a batch that was not finite", dev->name, rule);
+        check(forgets(dev, &c, 4), "%s: rounding rule %d, model_clear_activations removes all traces of a batch that was not finite", dev->name, rule);
     }
 }
 

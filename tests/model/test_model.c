@@ -310,7 +310,7 @@ int forgets(const Device *dev, const Config *c, int B) {
     t.m.rounds = 1;
     t.adamw.lr = t.adamw.decay = 0;                         /* the weights stay the same */
     for (int run = 0; run < 2; run++) {
-        if (run) overwrite_activations(&t.m), model_forget(&t.m);
+        if (run) overwrite_activations(&t.m), model_clear_activations(&t.m);
         trainee_send(&t, 0);
         trainee_step(&t);
         grads[run] = mem_alloc(t.m.manifest.total * sizeof **grads);
@@ -557,7 +557,7 @@ static void forgetting(void) {
     Config tiled = config_of("m2:c32h4e4k2f32a4x2n0", TOPK_SOFTMAX, SWIGLU, 1);
     tiled.rounding = ROUND_UP;
     tiled.tile = 16;
-    check(forgets(device_find("cpu-bf16"), &tiled, 3), "with rounded routing, model_forget removes all traces of a batch that was not finite");
+    check(forgets(device_find("cpu-bf16"), &tiled, 3), "with rounded routing, model_clear_activations removes all traces of a batch that was not finite");
     const Config recipe = config_of("m2:c32h6d8q2e4k2f32a4x2b1n1l3v1w200", TOPK_SOFTMAX, SWIGLU, 0);
     check(forgets(device_find("cpu-f32"), &recipe, 3), "with a recipe's ingredients likewise, and all gradients begin at zero");
 }

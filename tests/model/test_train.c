@@ -13,6 +13,7 @@
 #include "llmc/model/schedule.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
+#include "llmc/base/omp.h"
 #include "llmc/model/replay.h"
 #include "llmc/files/families.h"
 #include <fcntl.h>
@@ -25,9 +26,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 /* ---- the learning rate --------------------------------------------------------------------------------- */
 

@@ -12,15 +12,10 @@
  * that all fast kernels accept, and the special ones, and runs each case once: a sanitizer then sees every kernel. */
 #include "ops.h"
 #include "kernels/ladder/ladder.h"
+#include "llmc/base/omp.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(_OPENMP)
-#include <omp.h>
-#else
-static void omp_set_num_threads(int n) { (void)n; }
-static int omp_get_max_threads(void) { return 1; }
-#endif
 
 /* B T C V E K F G Q D. Most sizes are multiples of nothing. `one` is larger than any tile or block of a product in every
  * direction. */

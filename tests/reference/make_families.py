@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""make_families.py: writes tests/reference/families/, tiny models of the families that Transformers has, for tests/model/test_families.c.
+"""make_families.py: writes tests/reference/families/, tiny models of the families that Transformers has, for tests/model/test_reference.c.
 
     python tests/reference/make_families.py [NAME ...]        needs torch, transformers 5 and safetensors
 
