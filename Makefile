@@ -128,6 +128,8 @@ $(SCRIPTS:%=$(B)/%.c): $(B)/%_py.c: %.py Makefile
 	LC_ALL=C sed -e 's/[\\"?]/\\&/g' -e 's/.*/"&\\n",/' $< && echo '0 };'; } > $@.new && mv $@.new $@
 $(B)/%.o: $(B)/%.c $(B)/made-by
 	$(Q)$(CC) $(FLAGS) -c $< -o $@
+# Here, where no number depends on it, roots need not set errno, which vectors of them cannot.
+$(B)/llmc/base/random.o: FLAGS += $(call first,-fno-math-errno)
 $(B)/%.o: %.c Makefile $(B)/made-by
 	@mkdir -p $(@D)
 	@echo "  cc    $<"

@@ -46,7 +46,7 @@ static void fill_weights(Model *m) {
         const Tensor *t = &m->manifest.at[i];
         if (t->kind != TENSOR_NORM && t->kind != TENSOR_BIAS) continue;
         double *values = mem_alloc(t->count * sizeof *values);
-        manifest_initial(t, 1, 0, t->count, values);
+        manifest_initial(t, 1, 0, t->count, 0, values);
         m->dev->from_double((floatX *)((char *)m->params + t->offset * m->dev->floatX_size), values, t->count);
         free(values);
     }

@@ -232,11 +232,12 @@ struct Device {
     void  (*post)(int slot, const void *src, size_t bytes);
     void  (*collect)(void *host, int slot, size_t bytes);
 
-    /* Copies of much memory, to memory of the host that the device reaches directly. copy_out starts after all work queued so far and runs
-     * beside work that is queued later, which leaves src as it is until copied(0): what is queued after that starts when all such
-     * copies are complete. copied(1): the host waits for them. */
-    void *(*host_alloc)(size_t bytes);                             /* NULL if there is not enough memory */
-    void  (*host_release)(void *host);
+    /* Copies of much memory, to memory of the host that the device reaches directly: that of a CPU's alloc, after host_lock, which takes
+     * seconds for tens of GB. 0: the system refuses. Other ranks' work on this device must have ended. copy_out starts after all work
+     * queued so far and runs beside work that is queued later, which leaves src as it is until copied(0): what is queued after that
+     * starts when all such copies are complete. copied(1): the host waits for them. */
+    int   (*host_lock)(void *host, size_t bytes);
+    void  (*host_unlock)(void *host);                              /* locked or not */
     void  (*copy_out)(void *host, const void *src, size_t bytes);
     void  (*copied)(int host_waits);
 

@@ -92,6 +92,7 @@ steps_of() { ls "$1/state" 2>/dev/null | sed 's/step-0*//' | tr '\n' ' '; }
 bytes() { for b; do printf "\\$(printf %03o "$b")"; done; }
 number() { bytes $(($1 & 255)) $(($1 >> 8 & 255)) $(($1 >> 16 & 255)) $(($1 >> 24 & 255)); }
 overwrite() { file=$1 at=$2; shift 2; bytes "$@" | dd of="$file" bs=1 seek="$at" conv=notrunc 2> /dev/null; }
+inode() { ls -i "$1" | sed 's/^ *//; s/ .*//'; }
 size() { wc -c < "$1" | tr -d ' '; }
 shard() {                               # shard MAGIC VERSION TOKENS: an llm.c header; the tokens come from stdin
     number "$1"; number "$2"; number "$3"; head -c 1012 /dev/zero; cat
@@ -117,6 +118,7 @@ if script -qec 'stty cols 60' /dev/null > "$said" 2>&1 < /dev/null; then
     ok "a line that is refreshed fits into the terminal" awk '/^step    [2-7]\/8/ { n++; wide += length($0) - 3 > 59 } END { exit !n || wide }' "$work/a"
     rm -rf narrow
 else skipped "no script(1): no terminal"; fi
+ok "its last step is the best: one file of weights" [ "$(inode whole/best/model.safetensors)" = "$(inode whole/model.safetensors)" ]
 slots() { echo $(($(sed -n '/"event": "load"/s/.*"load": \[\([^]]*\)\]}\]}$/\1/p' "$1/log.jsonl" | tail -1 | tr , +))); }
 ok "the loads of a validation are those of all its 79 batches" [ "$(slots whole)" = $((79 * 2 * 32 * 2)) ]
 ok "the two newest checkpoints are kept" [ "$(steps_of whole)" = "40 60 " ]
@@ -532,8 +534,10 @@ head -c 3000 nan/model.safetensors > cut && mv cut nan/model.safetensors
 expect 3 'model.safetensors' $train $data -e nan -o new
 expect 4 'model.safetensors' $infer nan -n 4
 
-# With the largest finite number as a weight every gradient overflows: no step changes the weights.
-cp -r whole loud; overwrite loud/model.safetensors $((end - 4)) 255 255 127 127
+# With the largest finite number as the 32 weights of the last norm, whose largest input is at least 1, every gradient overflows: no step
+# changes the weights.
+largest="255 255 127 127"; largest="$largest $largest $largest $largest"; largest="$largest $largest"
+cp -r whole loud; overwrite loud/model.safetensors $((end - 128)) $largest $largest $largest $largest
 expect 9 '3 steps in a row without a finite gradient' $train $data -e loud -b 2 -t 32 -x 30 -n 1 -s 0 -mb 3 -o bad
 ok "the newest checkpoint is named" grep -q 'bad holds the checkpoint of step 2' "$said"
 ok "each bad step is reported with a tensor" [ "$(grep -c 'warning: step [123]: the gradient of [a-z0-9_.]* is not finite' "$said")" = 3 ]
@@ -776,6 +780,16 @@ expect 2 'export MOE_SECRET=' $shared -b 3 -ng 2 -pn 2 -pr 0 -ps 192.0.2.1 -x 40
 MOE_SECRET=0123456789abcdef; export MOE_SECRET
 pair r23 -x 2 -v 20; end_both 0 0 "two processes with MOE_SECRET"
 ok "which need no file" [ ! -e r23.secret ]
+# A host that has room for the model, but not for a copy of what is saved: then no host makes one.
+if unshare -m true 2> /dev/null; then
+    plan=$($shared -b 3 -ng 2 -pn 2 -ps 127.0.0.1 -pr 0 -pt 2 -x 0 -o lean | awk '$2 == "total" { print int($4 * 2.4e3) }')
+    sed "s/^MemAvailable:.*/MemAvailable: $plan kB/" /proc/meminfo > "$work/meminfo"; port=$((port + 1))
+    start $shared -b 3 -ng 2 -pn 2 -ps 127.0.0.1 -pp $port -pr 0 -pt 2 -x 4 -n 2 -o lean
+    unshare -m sh -c 'mount --bind "$0" /proc/meminfo && exec "$@"' "$work/meminfo" $shared -b 3 -ng 2 -pn 2 -ps 127.0.0.1 -pp $port -pr 1 -pt 2 \
+        -x 4 -n 2 -o lean >> "$work/log2" 2>&1 < /dev/null & other=$!
+    end_both 0 0 "two hosts, of which one has no room for a copy"
+    ok "which is said" grep -q 'the host of another rank has no room for a copy' "$work/log"
+else skipped "no unshare(1), or not root: no host with less memory"; fi
 unset MOE_SECRET
 moving=r5
 pair r22z3 -x 40 -v 20 -n 20 -z 3; end_both 0 0 "two processes of two ranks that shard everything"

@@ -64,6 +64,8 @@ static void collect(void *host, int slot, size_t bytes) {
     waited.reads++;
     copy(host, posted[slot], bytes);
 }
+static int host_lock(void *host, size_t bytes) { (void)host; (void)bytes; return 1; }
+static void host_unlock(void *host) { (void)host; }
 static void copied(int host_waits) { (void)host_waits; }        /* copy_out has copied */
 static void zero(void *dst, size_t bytes) { if (bytes) memset(dst, 0, bytes); }
 static void from_double(floatX *dst, const double *host, size_t n) {
@@ -95,7 +97,7 @@ PART(device) {
         .name = DEVICE_NAME, .dtype = DEVICE_DTYPE, .floatX_size = sizeof(floatX), .real_size = sizeof(real),
         .open = open_device, .count = count, .alloc = alloc, .release = release, .memory = memory,
         .upload = copy, .download = download, .copy = copy, .zero = zero, .sync = count_sync, .waits = waits,
-        .post = post, .collect = collect, .host_alloc = alloc, .host_release = release, .copy_out = copy, .copied = copied,
+        .post = post, .collect = collect, .host_lock = host_lock, .host_unlock = host_unlock, .copy_out = copy, .copied = copied,
         .from_double = from_double, .to_double = to_double,
         .reals_from_double = reals_from_double, .reals_to_double = reals_to_double,
         .expert_up_forward = compound_expert_up_forward, .expert_down_backward = compound_expert_down_backward,

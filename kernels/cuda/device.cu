@@ -79,13 +79,12 @@ static void collect(void *host, int slot, size_t bytes) {
 // Copies for saving have a stream of their own, and are queued in pieces, so that transfers between GPUs find the copy engines free in
 // between.
 static thread_local struct { cudaStream_t stream; cudaEvent_t ready, complete; } leaving;
-static void *host_alloc(size_t bytes) {
-    void *p = NULL;
-    if (cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocPortable) == cudaSuccess) return p;
-    cudaGetLastError();                                     // NULL reports it
-    return NULL;
+static int host_lock(void *host, size_t bytes) {
+    if (cudaHostRegister(host, bytes, cudaHostRegisterPortable) == cudaSuccess) return 1;
+    cudaGetLastError();                                     // 0 reports it
+    return 0;
 }
-static void host_release(void *host) { if (host) CUDA_CHECK(cudaFreeHost(host)); }
+static void host_unlock(void *host) { if (cudaHostUnregister(host) != cudaSuccess) cudaGetLastError(); }     // it was not locked
 static void copy_out(void *host, const void *src, size_t bytes) {
     const size_t piece = (size_t)32 << 20;
     if (!leaving.stream) {
@@ -176,7 +175,7 @@ PART(device) {
     d->from_double = from_double;             d->to_double = to_double;
     d->reals_from_double = reals_from_double; d->reals_to_double = reals_to_double;
     d->post = post;                           d->collect = collect;
-    d->host_alloc = host_alloc;               d->host_release = host_release;
+    d->host_lock = host_lock;                 d->host_unlock = host_unlock;
     d->copy_out = copy_out;                   d->copied = copied;
     d->waits = cuda_waits;                    d->record_begin = cuda_record_begin;
     d->record_end = cuda_record_end;          d->replay = cuda_replay;

@@ -5,13 +5,14 @@
  *     best/                   a Hugging Face folder of the weights with the best validation loss
  *     lock                    held by the trainer that uses the folder
  * A step folder is written under a temporary name, synced and renamed, so it is complete or absent. The output folder's own
- * model.safetensors is a hard link to the step folder's. run.json has a seal (json.h) and the sizes and CRC-32Cs of the other two
- * files and of the output folder's tokenizer.json. If a file is damaged, the checkpoint before is used. Nothing in the files depends
+ * model.safetensors is a hard link to the step folder's; that of best/ is, too, if the last step was the best. run.json has a seal (json.h)
+ * and the sizes and CRC-32Cs of the other two files and of the output folder's tokenizer.json. If a file is damaged, the checkpoint before is used. Nothing in the files depends
  * on the number of devices. Promises and tests: docs/reliability.md. */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 #include "llmc/model/optim.h"
 #include "hf.h"
+#include "room.h"
 #include "llmc/base/json.h"
 
 /* Makes the folder; 0 if another trainer uses it. Removes the temporary files of one that was killed. */
@@ -20,6 +21,7 @@ typedef enum { HOLDS_UNKNOWN = -1, HOLDS_NOTHING, HOLDS_LOG, HOLDS_MODEL, HOLDS_
 /* The largest that applies. LOG: only the log of a run; STATE: states to resume from. HOLDS_UNKNOWN and e: the folder cannot be read. */
 Holding checkpoint_exists(const char *folder, Error *e);
 int64_t checkpoint_newest(const char *folder);              /* the step of the newest state; -1: there is none */
+char *step_path(const char *folder, int64_t step);          /* of a state; free() it */
 int  checkpoint_clear(const char *folder, Error *e);        /* removes the run from the folder */
 
 typedef struct {                        /* what is saved */
@@ -43,25 +45,29 @@ typedef enum { SAVED_NOTHING, SAVED_STATE, SAVED_ALL } Saved;
 /* A save by all ranks, which call these functions in the same order; the folder must be one that all of them see. Each writes its own
  * part of every tensor, and needs no other rank's, so none has more of the model in memory than it trains; the files are those that one
  * rank would write. If one rank cannot, none of it is saved, and all get its reason.
- * open: of a planned model and optimizer. room: bytes of a copy of what this rank writes, in the host's memory. make_room: allocates it;
- * 0: the host does not have it. With a copy training goes on while files are written, and only waits for the copy; on a GPU from before
- * the next update on (Device.copied). Without, begin returns when this rank has written.
+ * open: of a planned model and optimizer. room: bytes of a copy of what this rank writes, in the host's memory. make_room: a
+ * thread begins to take them. use_room, between saves: if they are there on all ranks, the devices get to reach them, which takes seconds
+ * the first time, and later saves make a copy. With a copy training goes on while files are written, and only waits for the copy; on a
+ * GPU from before the next update on (Device.copied). Without, begin returns when this rank has written.
  * begin: 0: nothing was saved. busy, of this rank alone: 1: the next call of saver_next would wait for its thread. next, when no rank is
  * busy, or to wait: 1: the save has ended, with the result *saved, and e unless it is SAVED_ALL. end: next until then. */
 typedef struct Saver Saver;
 Saver *saver_open(const Model *m, const Optimizer *o);
 size_t saver_room(const Saver *s);
-int    saver_make_room(Saver *s);
+void   saver_make_room(Saver *s);
+RoomState saver_use_room(Saver *s, int waits);
 int    saver_begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, Error *e);
 int    saver_busy(Saver *s);
 int    saver_next(Saver *s, Saved *saved, Error *e);
 Saved  saver_end(Saver *s, Error *e);
 void   saver_close(Saver *s);
 
-/* All at once, by all ranks likewise. best: the weights, as those with the best validation loss. */
+/* All at once, by all ranks likewise. best: the weights, as those with the best validation loss. link: by one rank: those of the state of
+ * this step, which has been saved; no second copy of them is written, if the file system has links. */
 Saved checkpoint_save(const char *folder, const Snapshot *s, Keep keep, Error *e);
 int   checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, const HfOrigin *origin,
                            Error *e);
+int   checkpoint_link_best(const char *folder, int64_t step, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e);
 
 /* open: the newest usable step folder. Verifies the checksum of every file before its contents are used; then checks the
  * configuration, and by `usable` (may be NULL) the members of run.json that the caller reads. Warns about newer folders that are not

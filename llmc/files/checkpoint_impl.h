@@ -7,7 +7,6 @@ enum { FORMAT = 1 };                    /* of a step folder */
 
 /* The steps of the complete-looking folders under state/, newest first; -1: the folder cannot be read. */
 int   list_steps(const char *folder, int64_t **steps, Error *e);
-char *step_path(const char *folder, int64_t step);
 char *top_weights(const char *folder);
 /* Removes a folder of files. A failure only costs disk space: the folder has a temporary name. */
 void  remove_folder(const char *path);

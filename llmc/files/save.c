@@ -6,6 +6,7 @@
 #include "checkpoint_impl.h"
 #include "families.h"
 #include "optimizer_file.h"
+#include "room.h"
 #include "llmc/base/text.h"
 #include "llmc/base/omp.h"
 #include "llmc/model/parallel.h"
@@ -99,6 +100,7 @@ static int place(const char *folder, int64_t step, const char *temporary, int *p
 typedef enum { IDLE, COPIES, WRITES, PUBLISHES } SavePhase;
 struct Saver {
     Share share;
+    Room *room;                         /* for share.copy; NULL: there is no copy, ever */
     Group *group;                       /* NULL: there are no other ranks */
     SavePhase phase;
     /* of the save that is under way */
@@ -224,10 +226,28 @@ Saver *saver_open(const Model *m, const Optimizer *o) {
     s->group = m->dp.ranks > 1 ? m->dp.parallel->group : NULL;
     return s;
 }
+static void drop_room(Saver *s) {
+    if (s->room && room_state(s->room, 0) == ROOM_READY) s->share.model->dev->host_unlock(room_memory(s->room));
+    room_close(s->room);
+    s->room = NULL;
+    s->share.copy = NULL;
+}
 size_t saver_room(const Saver *s) { return s->share.bytes; }
-int    saver_make_room(Saver *s) { return share_make_room(&s->share); }
+void   saver_make_room(Saver *s) { s->room = room_open(s->share.bytes); }
+RoomState saver_use_room(Saver *s, int waits) {
+    if (!s->room || s->share.copy) return s->room ? ROOM_READY : ROOM_NONE;
+    RoomState state = room_state(s->room, waits);
+    if (s->group) state = (RoomState)group_min(s->group, state);
+    if (state == ROOM_LATER) return state;
+    int locked = state == ROOM_READY && s->share.model->dev->host_lock(room_memory(s->room), s->share.bytes);
+    if (s->group) locked = group_min(s->group, locked);     /* no rank goes on while another device may have to be idle */
+    if (locked) s->share.copy = room_memory(s->room);
+    else drop_room(s);
+    return locked ? ROOM_READY : ROOM_NONE;
+}
 void saver_close(Saver *s) {
     if (!s) return;
+    drop_room(s);
     share_close(&s->share);
     free(s);
 }
@@ -323,4 +343,10 @@ int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const
     const Saved saved = begin(s, folder, &what, (Keep){ 0 }, e) ? saver_end(s, e) : SAVED_NOTHING;
     saver_close(s);
     return saved == SAVED_ALL;
+}
+int checkpoint_link_best(const char *folder, int64_t step, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
+    char *state = step_path(folder, step), *weights = top_weights(state), *best = text_format("%s/best", folder);
+    const int ok = publish(weights, best, m, tokenizer, origin, e);
+    free(state); free(weights); free(best);
+    return ok;
 }

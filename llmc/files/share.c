@@ -69,9 +69,7 @@ void share_open(Share *s, const Model *m, const Optimizer *o) {
     s->bias_at = (s->bytes + GAP - 1) / GAP * GAP;
     s->bytes = s->bias_at + bias_bytes(s);
 }
-int share_make_room(Share *s) { return (s->copy = s->model->dev->host_alloc(s->bytes)) != NULL; }
 void share_close(Share *s) {
-    if (s->copy) s->model->dev->host_release(s->copy);
     for (int a = 0; a < SHARE_ARRAYS; a++) free(s->parts[a]);
     *s = (Share){ 0 };
 }

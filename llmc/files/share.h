@@ -20,12 +20,11 @@ typedef struct {
     size_t           bias_at;
     size_t           borrowed_bytes;
     char            *borrowed;          /* in the host's memory, while something is saved */
-    char            *copy;              /* in the host's memory; NULL: there is none */
+    char            *copy;              /* memory of the host for s->bytes, which the device reaches directly; NULL: there is none */
     int              copied;            /* 1: it has what is to be saved */
 } Share;
 
 void share_open(Share *s, const Model *m, const Optimizer *o);      /* of a planned model and optimizer */
-int  share_make_room(Share *s);         /* for a copy; 0: the host does not have s->bytes */
 void share_close(Share *s);
 
 /* Gets from other ranks what is borrowed, as it is now: called by all ranks. Starts the copy of what the device has now; Device.copied

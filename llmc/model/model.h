@@ -240,7 +240,9 @@ void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, i
 void model_plan_layers(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, int from, int to);
 int  model_allocate(Model *m);                              /* 0: the device does not have m->arena.total bytes */
 void model_initialize(Model *m, uint64_t seed);
-void model_initialize_kind(Model *m, TensorKind kind, uint64_t seed);       /* only tensors of this kind, with the same values */
+/* One tensor, with the same values. Where something is sharded a rank draws its piece, as it updates its piece later: so then comes
+ * parallel_gather_weights. */
+void model_initialize_tensor(Model *m, int tensor, uint64_t seed);
 void model_free(Model *m);
 void router_bias_name(const Config *c, int layer, int attention, char name[TENSOR_NAME]);    /* of Model.bias, in files */
 int64_t mlp_slots(const Config *c, int N, int rounds);      /* the most that N tokens have; a Plan counts them as int (run_plan) */

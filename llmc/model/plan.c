@@ -571,26 +571,25 @@ int model_allocate(Model *m) {
     return 1;
 }
 
-/* In parts that fit into caches: fresh pages for doubles of all elements would take longer than drawing them. Of sharded weights a rank
- * draws its own. */
-static void initialize(Model *m, unsigned kinds, uint64_t seed) {
+/* In parts that fit into caches: fresh pages for doubles of all elements would take longer than drawing them. */
+void model_initialize_tensor(Model *m, int tensor, uint64_t seed) {
     enum { PART = 1 << 18 };
-    const int shards = m->dp.level >= 3 ? m->dp.shards : 1, shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0;
-    double *values = mem_alloc(PART * sizeof *values);
-    for (int i = 0; i < m->manifest.count; i++) {
-        const Tensor *t = &m->manifest.at[i];
-        if (!(kinds >> t->kind & 1)) continue;
-        const Segment own = manifest_segment(&m->manifest, i, shards, shard);
-        for (size_t from = 0; from < own.count; from += PART) {
-            const size_t n = own.count - from < PART ? own.count - from : PART, at = own.offset + from;
-            manifest_initial(t, seed, at - t->offset, n, values);
-            m->dev->from_double(float_at(m, m->params, at - own.shift), values, n);
-        }
+    const int shards = m->dp.level ? m->dp.shards : 1, shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0;
+    const Tensor *t = &m->manifest.at[tensor];
+    const Segment own = manifest_segment(&m->manifest, tensor, shards, shard);
+    const size_t stored = own.offset - (m->dp.level >= 3 ? own.shift : 0);
+    double *values = mem_alloc((own.count < PART ? own.count : PART) * sizeof *values);
+    for (size_t from = 0; from < own.count; from += PART) {
+        const size_t n = own.count - from < PART ? own.count - from : PART, at = own.offset + from;
+        manifest_initial(t, seed, at - t->offset, n, m->dev->real_size > sizeof(float), values);
+        m->dev->from_double(float_at(m, m->params, stored + from), values, n);
     }
     free(values);
 }
-void model_initialize(Model *m, uint64_t seed) { initialize(m, ~0u, seed); }
-void model_initialize_kind(Model *m, TensorKind kind, uint64_t seed) { initialize(m, 1u << kind, seed); }
+void model_initialize(Model *m, uint64_t seed) {
+    for (int i = 0; i < m->manifest.count; i++) model_initialize_tensor(m, i, seed);
+    parallel_gather_weights(m, 0);
+}
 
 void model_free(Model *m) {
     if (m->relay) relay_free(m->relay);

@@ -133,12 +133,18 @@ Segment manifest_segment(const Manifest *m, int i, int shards, int shard) {
                       .dtype = t->dtype, .gradient = t->gradient + (from - t->offset) };
 }
 
-void manifest_initial(const Tensor *t, uint64_t seed, size_t from, size_t n, double *values) {
+void manifest_initial(const Tensor *t, uint64_t seed, size_t from, size_t n, int exact, double *values) {
+    enum { DRAWN = 4096 };                                  /* by a thread at a time */
     const uint64_t key = random_key(seed, hash_bytes(0, t->name, strlen(t->name)));
     const size_t files = t->count / (size_t)t->shape[0] * (size_t)(t->shape[0] - t->padding);
+    const size_t drawn = t->init == ONES || t->init == ZEROS || from >= files ? 0 : files - from < n ? files - from : n;
     #pragma omp parallel for if (n > 10000)
-    for (size_t i = 0; i < n; i++)
-        values[i] = t->init == ONES ? 1 : t->init == ZEROS || from + i >= files ? 0 : (double)t->init * random_normal(key, from + i);
+    for (size_t i = 0; i < drawn; i += DRAWN) {
+        const size_t count = drawn - i < DRAWN ? drawn - i : DRAWN;
+        if (!exact) random_normals(key, from + i, count, (double)t->init, values + i);
+        for (size_t j = i; exact && j < i + count; j++) values[j] = (double)t->init * random_normal(key, from + j);
+    }
+    for (size_t i = drawn; i < n; i++) values[i] = t->init == ONES;
 }
 
 /* NaN and infinity have an exponent of all ones. The first loop tests a block and has no exit, so that it becomes vector code. */

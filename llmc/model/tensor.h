@@ -75,8 +75,8 @@ Segment manifest_part(const Manifest *m, int range, int shards, int shard);
 Segment manifest_segment(const Manifest *m, int i, int shards, int shard);      /* of rate 1 and without decay */
 
 /* Initial values of elements from ... from + n - 1 of a tensor: a function of (seed, name, index) only, so no order, thread or
- * device changes them. */
-void manifest_initial(const Tensor *t, uint64_t seed, size_t from, size_t n, double *values);
+ * device changes them. exact 0: only as floats they are the same numbers, in a fifth of the time. */
+void manifest_initial(const Tensor *t, uint64_t seed, size_t from, size_t n, int exact, double *values);
 
 /* The index of the first element that is NaN or infinite, or count. dtype: F64, F32 or BF16. */
 size_t first_not_finite(const char *dtype, const void *data, size_t count);

@@ -278,17 +278,24 @@ static int validation_loss(Run *r, double *loss, double *tokens) {
 }
 
 /* Saves the weights as the best. The next step changes them, so a failed attempt is repeated at once. 0: both failed; best/ keeps the
- * previous best, and a later validation that improves on that one is saved. All ranks get the same result. */
-static int keep_best(Run *r) {
+ * previous best, and a later validation that improves on that one is saved. All ranks get the same result. saved: their checkpoint is. */
+static int save_best(Run *r, int saved) {
     Error e;
+    const int64_t step = r->progress.step;
     int ok = 1;
-    if (!r->s.keep_best) return 1;
     for (int attempt = 0; attempt < 2; attempt++) {
-        if ((ok = checkpoint_save_best(r->s.out, &r->model, r->progress.step, r->tokenizer, r->origin, &e))) break;
-        if (r->leads) warn("the best weights, of step %lld, were not saved: %s%s", (long long)r->progress.step, e.text, attempt ? "" : "; trying again");
+        if (!saved) ok = checkpoint_save_best(r->s.out, &r->model, step, r->tokenizer, r->origin, &e);
+        else ok = group_min(r->parallel.group, !r->leads || checkpoint_link_best(r->s.out, step, &r->model, r->tokenizer, r->origin, &e));
+        if (ok) break;
+        if (r->leads) warn("the best weights, of step %lld, were not saved: %s%s", (long long)step, e.text, attempt ? "" : "; trying again");
     }
-    r->lost_best = ok ? -1 : r->progress.step;
+    r->lost_best = ok ? -1 : step;
     return ok;
+}
+/* Those of the last step are saved as a whole anyway, right after: then that file gets a second name (run_save). */
+static int keep_best(Run *r) {
+    if (r->s.keep_best && r->progress.step == r->s.steps) r->best_is_last = 1;
+    return !r->s.keep_best || r->best_is_last || save_best(r, 0);
 }
 
 /* Numbers that differ between repetitions of a run have an event of their own. */
@@ -423,27 +430,6 @@ void run_follow_save(Run *r, int waits) {
         else if (!waits) return;
     }
 }
-void run_save(Run *r, int timed, int waits) {
-    Error e;
-    Progress *p = &r->progress;
-    run_follow_save(r, 1);
-    Text progress = { 0 };
-    r->saved_at = now();
-    r->saving_step = p->step;
-    r->saving_timed = timed;
-    p->updates = r->optimizer.updates;
-    progress_to_json(p, r->dev->name, &progress);
-    const Snapshot snapshot = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer, .origin = r->origin,
-                                .step = p->step, .progress = progress.at, .options = r->options_json };
-    r->saving = saver_begin(r->saver, r->s.out, &snapshot, (Keep){ r->s.keep, r->s.save_every, r->s.major }, &e);
-    r->paused = now() - r->saved_at;
-    free(progress.at);
-    if (!r->saving) end_save(r, SAVED_NOTHING, e.text);
-    else if (waits) run_follow_save(r, 1);
-}
-
-/* ---- the end ------------------------------------------------------------------------------------------------- */
-
 /* Of all weights, without the padding between tensors, which depends on the number of ranks. For rank 0; all take part. */
 static uint64_t fingerprint(const Model *m, int leads) {
     enum { SOME = 1 << 22 };
@@ -467,6 +453,47 @@ static uint64_t fingerprint(const Model *m, int leads) {
     free(some);
     return h;
 }
+
+/* Saves before the memory for a copy is there make none. */
+static void use_room(Run *r) {
+    const double start = now();
+    if (!r->save_room || r->copies) return;
+    const RoomState state = saver_use_room(r->saver, 0);
+    r->copies = state == ROOM_READY;
+    if (state == ROOM_NONE) {
+        if (r->leads) warn("the host does not have %.1f MB for a copy of what is saved: steps wait for saves", (double)r->save_room / 1e6);
+        r->save_room = 0;
+    } else if (r->copies && r->dev->is_gpu)
+        log_line(&r->log, "the steps waited %.3f s, once, until the device could reach %.1f MB of the host's memory, for copies of what is saved",
+                 now() - start, (double)r->save_room / 1e6);
+}
+void run_save(Run *r, int timed, int waits) {
+    Error e;
+    Progress *p = &r->progress;
+    run_follow_save(r, 1);
+    use_room(r);
+    Text progress = { 0 };
+    r->saved_at = now();
+    r->saving_step = p->step;
+    r->saving_timed = timed;
+    p->updates = r->optimizer.updates;
+    progress_to_json(p, r->dev->name, &progress);
+    const Snapshot snapshot = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer, .origin = r->origin,
+                                .step = p->step, .progress = progress.at, .options = r->options_json };
+    r->saving = saver_begin(r->saver, r->s.out, &snapshot, (Keep){ r->s.keep, r->s.save_every, r->s.major }, &e);
+    r->paused = now() - r->saved_at;
+    free(progress.at);
+    if (!r->saving) end_save(r, SAVED_NOTHING, e.text);
+    if (waits && p->step == r->s.steps) {
+        run_save_busy(r);                                   /* lets its thread begin: the fingerprint is made meanwhile */
+        r->fingerprint = fingerprint(&r->model, r->leads);
+        r->has_fingerprint = 1;
+    }
+    if (waits) run_follow_save(r, 1);
+    if (r->best_is_last && r->saved == SAVED_ALL && r->saved_step == p->step) save_best(r, 1);
+}
+
+/* ---- the end ------------------------------------------------------------------------------------------------- */
 
 static void log_summary(Run *r, uint64_t weights) {
     const Progress *p = &r->progress;
@@ -505,7 +532,7 @@ static void export_model(Run *r) {
 
 void run_end_log(Run *r) {
     Error e;
-    const uint64_t weights = fingerprint(&r->model, r->leads);
+    const uint64_t weights = r->has_fingerprint ? r->fingerprint : fingerprint(&r->model, r->leads);
     if (!r->leads) return;
     export_model(r);
     log_summary(r, weights);

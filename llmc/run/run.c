@@ -2,6 +2,7 @@
 #include "run.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
+#include "llmc/data/meter.h"
 #include "llmc/files/families.h"
 #include "llmc/files/hf.h"
 #include "llmc/model/check.h"
@@ -10,6 +11,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* ---- folder and settings --------------------------------------------------------------------------------- */
 
@@ -38,6 +40,23 @@ static int usable(const JsonValue *run, Error *e) {
     Settings s = { 0 };
     memset(s.given, 1, sizeof s.given);                     /* read and checked, but not kept */
     return progress_from_json(run, &p, e) && settings_restore(&s, json_get(run, "options"), e);
+}
+
+/* Reading much takes seconds, in which nothing else would be said. */
+static void announce(const Run *r, const char *what, const char *folder, double bytes) {
+    if (r->leads && bytes > 2e9) text_print(stdout, "%s %s, %.1f GB\n", what, folder, 1e-9 * bytes);
+    fflush(stdout);
+}
+static double bytes_of_state(const char *folder) {
+    static const char *const files[] = { "model.safetensors", "optimizer.safetensors" };
+    double bytes = 0;
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        struct stat s;
+        char *path = text_format("%s/%s", folder, files[i]);
+        bytes += stat(path, &s) ? 0 : (double)s.st_size;
+        free(path);
+    }
+    return bytes;
 }
 
 static int only_plans(const Run *r) { return r->s.steps == 0 && settings_given(&r->s, "x"); }
@@ -90,6 +109,9 @@ void run_open_folder(Run *r) {
         fail(EXIT_USAGE, "-e %s would be discarded with what is in %s before the trained model is saved: another folder with -o", s->model, s->out);
     lock_folder(r);
     if (holding == HOLDS_STATE && s->resume) {
+        char *newest = step_path(s->out, checkpoint_newest(s->out));
+        announce(r, "checking", newest, bytes_of_state(newest));
+        free(newest);
         if (!(r->from = checkpoint_open(s->out, usable, &e))
             || !(r->restored = settings_restore(s, checkpoint_options(r->from), &e))) fail(EXIT_CHECKPOINT, "%s", e.text);
     } else if (s->resume) {
@@ -751,12 +773,11 @@ void run_allocate(Run *r) {
     r->model.z_coef = s->z;
     r->model.forced = s->forced;
     r->saver = saver_open(&r->model, &r->optimizer);
-    const int room = r->save_room && saver_make_room(r->saver), all = group_min(r->parallel.group, room);
-    if (r->save_room && !all) {                             /* processes may differ in it: each sees the memory that is free */
-        saver_close(r->saver);
-        r->saver = saver_open(&r->model, &r->optimizer);
-        if (r->leads) warn("the host does not have %.1f MB for a copy of what is saved: steps wait for saves", (double)r->save_room / 1e6);
+    if (!group_min(r->parallel.group, r->save_room > 0)) {
+        if (r->leads && r->save_room) warn("the host of another rank has no room for a copy of what is saved: steps wait for saves");
+        r->save_room = 0;
     }
+    if (r->save_room) saver_make_room(r->saver);
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
     r->positions = mem_alloc(N * sizeof *r->positions);
@@ -784,11 +805,25 @@ static int publish_again(Run *r) {
     return 0;
 }
 
+static void draw_weights(Run *r) {
+    Model *m = &r->model;
+    Meter meter;
+    meter_begin(&meter, r->leads, "drawing the initial weights", (int64_t)(m->manifest.learnable * m->dev->floatX_size), "MB");
+    for (int i = 0; i < m->manifest.count; i++) {
+        model_initialize_tensor(m, i, (uint64_t)r->s.seed);
+        meter_add(&meter, (int64_t)(m->manifest.at[i].count * m->dev->floatX_size));
+    }
+    parallel_gather_weights(m, 0);
+    meter_end(&meter);
+}
+
 /* Routers start with random values. All experts are equal at first, so their choice does not matter yet. */
 static void upcycle(Run *r) {
     Error e;
     config_pad_vocab(&r->dense);
-    model_initialize_kind(&r->model, TENSOR_ROUTER, (uint64_t)r->s.seed);
+    for (int i = 0; i < r->model.manifest.count; i++)
+        if (r->model.manifest.at[i].kind == TENSOR_ROUTER) model_initialize_tensor(&r->model, i, (uint64_t)r->s.seed);
+    parallel_gather_weights(&r->model, 0);
     if (!hf_load_upcycled(&r->model, &r->dense, r->s.model, &e)) fail(EXIT_INPUT, "%s", e.text);
 }
 
@@ -797,6 +832,7 @@ void run_start_or_resume(Run *r) {
     Progress *p = &r->progress;
     Error e;
     if (r->from) {
+        announce(r, "reading", checkpoint_path(r->from), bytes_of_state(checkpoint_path(r->from)));
         if (!checkpoint_load(r->from, &r->model, &r->optimizer, &e))
             fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
         if (!progress_from_json(checkpoint_run(r->from), p, &e)) fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
@@ -808,7 +844,8 @@ void run_start_or_resume(Run *r) {
         if (r->leads) text_print(stdout, "resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
     } else {
         *p = (Progress){ .best_step = -1, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
-        if (!is_folder(s->model)) model_initialize(&r->model, (uint64_t)s->seed);
+        if (is_folder(s->model)) announce(r, "reading", s->model, (double)(r->model.manifest.learnable * r->dev->floatX_size));
+        if (!is_folder(s->model)) draw_weights(r);
         else if (*s->upcycle) upcycle(r);
         else if (!hf_load_weights(&r->model, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
         optimizer_start(&r->optimizer, &r->model);

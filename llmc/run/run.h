@@ -48,7 +48,8 @@ typedef struct {
     double        started, session;     /* time of the program's start; seconds trained in this session */
     double        validated;            /* seconds that the last validation took; 0: none yet */
     Saver        *saver;
-    size_t        save_room;            /* bytes of the host's memory for a copy of what a rank saves; 0: there is none, and steps wait */
+    size_t        save_room;            /* bytes of the host's memory for a copy of what a rank saves; 0: there are none, and steps wait */
+    int           copies;               /* 1: saves make a copy */
     int           saving, saving_timed; /* 1: a save is under way; it was asked for by the clock */
     int64_t       saving_step;
     double        paused;               /* seconds that the steps waited for it */
@@ -57,6 +58,9 @@ typedef struct {
     Saved         saved;                /* what the last save has saved */
     int64_t       first_step, waits;    /* of this session; how often the host waited for the device in its steps */
     int64_t       lost_best;            /* the step of the best weights, if they could not be saved; else -1 */
+    int           best_is_last;         /* 1: the weights of the last step are the best */
+    int           has_fingerprint;
+    uint64_t      fingerprint;          /* of the weights of the last step */
     int           shows_samples, failed_saves;
     int           locked;               /* 1: this process holds the folder's lock */
     int           restored;             /* 1: settings are those of the run that is resumed */

@@ -319,6 +319,52 @@ static void replaced_files(void) {
     free(path), free(again), free(data);
 }
 
+/* Memory for copies is taken by a thread, and given back whether that has ended or not. */
+static void rooms(void) {
+    enum { MB = 1 << 20 };
+    Room *none = room_open(SIZE_MAX), *some = room_open(1), *much = room_open((size_t)256 * MB);
+    check(room_state(none, 1) == ROOM_NONE, "more memory than any host has");
+    check(room_state(some, 1) == ROOM_READY && room_state(some, 0) == ROOM_READY, "little memory is there, and stays");
+    char *memory = room_memory(some);
+    check(memory && !memory[0] && !memory[2 * MB - 1], "at least a large page, zeroed");
+    room_close(none), room_close(some), room_close(much), room_close(NULL);
+}
+/* The best weights are a second name of a state's. */
+static void best_linked(Trainee *t) {
+    char *folder = scratch_path("link"), *best = text_format("%s/best/model.safetensors", folder), *state = file_of(folder, 1, "model.safetensors");
+    char *in = text_format("%s/best", folder);
+    Error e = { "" };
+    check(save(folder, t, 1, 1, 1, &e) == SAVED_ALL && !is_folder(in) && checkpoint_link_best(folder, 1, &t->m, NULL, NULL, &e) && same_file(best, state),
+          "one file of weights for the state and best/: %s", e.text);
+    check(!checkpoint_link_best(folder, 2, &t->m, NULL, NULL, &e) && same_file(best, state), "of a step that was not saved there are none: %s", e.text);
+    free(folder), free(best), free(state), free(in);
+}
+/* Until it is there a save makes no copy; when it is, the next one does, with the same files. */
+static void copied_later(Trainee *t) {
+    char *folder = scratch_path("later"), *path[2];
+    Error e = { "" };
+    FileSum sum[2] = { { 0 } };
+    const Progress p = { .step = 1, .best_step = -1 };
+    Text json = { 0 };
+    progress_to_json(&p, "cpu-f32", &json);
+    Saver *s = saver_open(&t->m, &t->o);
+    check(saver_use_room(s, 0) == ROOM_NONE && saver_use_room(s, 1) == ROOM_NONE, "no memory was asked for");
+    saver_make_room(s);
+    for (int i = 0; i < 2; i++) {
+        const Snapshot what = { .model = &t->m, .optimizer = &t->o, .step = i + 1, .progress = json.at, .options = "{}" };
+        check(!i || (saver_use_room(s, 1) == ROOM_READY && saver_use_room(s, 0) == ROOM_READY), "the memory is there");
+        check(saver_begin(s, folder, &what, (Keep){ 2, 0, 0 }, &e) && saver_end(s, &e) == SAVED_ALL, "saved %s it: %s", i ? "with" : "without", e.text);
+        size_t n;
+        path[i] = file_of(folder, i + 1, "optimizer.safetensors");
+        char *text = file_read(path[i], &n, &e);
+        sum[i] = (FileSum){ n, text ? crc32c(0, text, n) : 0 };
+        free(text);
+    }
+    check(sum[0].bytes > 1000 && sum[0].bytes == sum[1].bytes && sum[0].crc == sum[1].crc, "the state is the same");
+    saver_close(s);
+    free(path[0]), free(path[1]), free(folder), free(json.at);
+}
+
 /* fail() with an empty reason. */
 static void empty_reason(void) {
     char said[256] = "";
@@ -341,12 +387,15 @@ void test_state(void) {
     PART(settings());
     PART(seals());
     PART(replaced_files());
+    PART(rooms());
     PART(empty_reason());
     if (!trainee_open(&t, device_find("cpu-f32"), &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 })) fail(EXIT_MEMORY, "no memory for a small model");
     for (int i = 0; i < 2; i++) { trainee_send(&t, i); trainee_step(&t); }
     PART(impossible_state(&t));
     PART(brought_up_to_date(&t));
     PART(half_saved(&t));
+    PART(copied_later(&t));
+    PART(best_linked(&t));
     PART(tokenizer(&t));
     trainee_close(&t);
 }

@@ -313,7 +313,7 @@ static void upcycle_on(const char *place, const char *family, const Device *dev,
     model_plan_training(&was, dev, &dense, B, T, 0, 1, REAL, NULL);
     model_plan_training(&m, dev, &c, B, T, 0, 1, REAL, NULL);
     check(model_allocate(&was) && model_allocate(&m) && hf_load_weights(&was, folder, &e), "%s: %s", what, e.text);
-    model_initialize_kind(&m, TENSOR_ROUTER, 5);
+    for (int i = 0; i < m.manifest.count; i++) if (m.manifest.at[i].kind == TENSOR_ROUTER) model_initialize_tensor(&m, i, 5);
     check(hf_load_upcycled(&m, &dense, folder, &e), "%s: %s", what, e.text);
     double *g = mem_alloc(m.manifest.total * sizeof *g), *h = mem_alloc(was.manifest.total * sizeof *h);
     const double before = loss_of(&was, tokens, targets, B, T, h), after = loss_of(&m, tokens, targets, B, T, g);

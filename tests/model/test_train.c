@@ -446,7 +446,7 @@ static double *state_of(const Trainee *t, int kind, int i) {
  * in any direction. */
 static double moved(const Tensor *t, const double *after, double decay, double lr) {
     double squares = 0, *before = mem_alloc(t->count * sizeof *before);
-    manifest_initial(t, 3, 0, t->count, before);
+    manifest_initial(t, 3, 0, t->count, 0, before);
     for (size_t n = 0; n < t->count; n++) squares += pow(after[n] - (float)before[n] * (1 - lr * decay), 2);
     free(before);
     return sqrt(squares / (double)t->count) / lr;

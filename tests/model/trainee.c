@@ -29,7 +29,7 @@ static void initialize(Model *m, uint64_t seed) {
         const size_t all = t.count;
         parallel_wait_weights(m, t.range, 0);
         if (t.count > DRAWN) t.count = DRAWN;
-        manifest_initial(&t, seed, 0, t.count, values);
+        manifest_initial(&t, seed, 0, t.count, m->dev->real_size > sizeof(float), values);
         m->dev->from_double((floatX *)(void *)to, values, t.count);
         for (size_t at = t.count, more; at < all; at += more) {
             more = all - at < at ? all - at : at;

@@ -482,7 +482,8 @@ static void save_behind(const Team *t, Trainee *m, const Parallel *p) {
     Error e;
     Saved saved = SAVED_NOTHING;
     Saver *saver = saver_open(&m->m, &m->o);
-    const int room = saver_make_room(saver), begins = saver_begin(saver, behind, &s, (Keep){ 1, 0, 0 }, &e);
+    saver_make_room(saver);
+    const int room = saver_use_room(saver, 1) == ROOM_READY, begins = saver_begin(saver, behind, &s, (Keep){ 1, 0, 0 }, &e);
     trainee_send(m, t->steps);
     trainee_step(m);
     if (begins) saved = saver_end(saver, &e);
@@ -520,6 +521,38 @@ static void saved_alike(void) {
         free(name);
         free(first);
     }
+}
+
+/* Each rank draws its piece of the initial weights, and has all that it needs. */
+static void draws(const Team *t, Trainee *m, const Parallel *p) {
+    const Model *model = &m->m;
+    const size_t X = model->dev->floatX_size;
+    double wrong = 0;
+    model_initialize(&m->m, 9);
+    for (int range = 0; range < model->manifest.range_count; range++) {
+        const char *whole = parallel_whole_weights(model, range);
+        for (int i = 0; i < model->manifest.count; i++) {
+            const Tensor *tensor = &model->manifest.at[i];
+            double *got = mem_alloc(tensor->count * sizeof *got), *want = mem_alloc(tensor->count * sizeof *want);
+            if (tensor->range == range) {
+                model->dev->to_double(got, (const floatX *)(const void *)(whole + (tensor->offset - model->manifest.ranges[range].offset) * X), tensor->count);
+                manifest_initial(tensor, 9, 0, tensor->count, 1, want);
+            }
+            for (size_t n = 0; n < tensor->count; n++) wrong += got[n] != (double)(float)want[n];
+            free(got), free(want);
+        }
+    }
+    wrong = parallel_sum(p, wrong);
+    if (p->rank == 0) check(wrong <= 0, "%d ranks, %s, draw the weights that one draws: %g differ", t->ranks, levels[t->level], wrong);
+}
+static void drawn_alike(void) {
+    for (int ranks = 2; ranks <= 5; ranks++)                    /* 5: two nodes of two */
+        for (int level = ranks == 5; level <= 3; level++) {
+            Team t = { .device = "cpu-f32", .model = "m3:c16h4d4e4k2f12a4x2u1", .ranks = ranks == 5 ? 4 : ranks, .shards = ranks == 5 ? 2 : 0,
+                       .level = level, .momentum = level % 2 ? 0.95f : 0, .steps = 1, .more = draws };
+            run(&t);
+            team_free(&t);
+        }
 }
 
 /* One rank cannot: no rank has saved, all know why, and the checkpoint before stays. */
@@ -636,6 +669,7 @@ void test_parallel(void) {
     PART(resumed_elsewhere("cpu-f32", 1e-5, 0));
     PART(resumed_elsewhere("cpu-bf16", 2e-2, 0));
     PART(resumed_elsewhere("cpu-f64", 1e-7, 0.95f));
+    PART(drawn_alike());
     PART(saved_alike());
     PART(saved_by_none());
     PART(no_rank_has_all());

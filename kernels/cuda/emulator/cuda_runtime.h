@@ -127,14 +127,15 @@ static inline unsigned atomicInc(unsigned *p, unsigned last) { const unsigned ol
 typedef int cudaStream_t, cudaEvent_t;
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue, cudaErrorMemoryAllocation, cudaErrorStreamCaptureUnsupported };
 enum { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaFuncAttributeMaxDynamicSharedMemorySize,
-       cudaEventDisableTiming, cudaStreamNonBlocking, cudaHostAllocPortable };
+       cudaEventDisableTiming, cudaStreamNonBlocking, cudaHostRegisterPortable };
 static inline cudaError_t cudaGetLastError(void) { return cudaSuccess; }
 template <class T> static inline cudaError_t cudaMalloc(T **p, size_t bytes) {
     *(void **)p = aligned_alloc(256, (bytes + 511) / 256 * 256);
     return *p ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 template <class T> static inline cudaError_t cudaMallocHost(T **p, size_t bytes) { return cudaMalloc(p, bytes); }
-template <class T> static inline cudaError_t cudaHostAlloc(T **p, size_t bytes, int) { return cudaMalloc(p, bytes); }
+static inline cudaError_t cudaHostRegister(void *, size_t, int) { return cudaSuccess; }
+static inline cudaError_t cudaHostUnregister(void *) { return cudaSuccess; }
 static inline cudaError_t cudaFree(void *p) { free(p); return cudaSuccess; }
 static inline cudaError_t cudaFreeHost(void *p) { free(p); return cudaSuccess; }
 static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *all) { *available = *all = (size_t)4 << 30; return cudaSuccess; }
