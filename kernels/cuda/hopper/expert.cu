@@ -93,7 +93,6 @@ void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant_
         s.pipe.wait_full(at);
         const Tile tile = s.tile(at);
         if (tile.expert < 0) break;
-        if (SKIP_EMPTY && skip_empty(s, at, steps, consumer, tile)) continue;
         float sum[Up::BN / 2];
         mainloop<K_MAJOR, K_MAJOR>(sum, s, at, steps, consumer);
         epilogue(sum, s, to_pre, to_act, tile, stores);
@@ -109,13 +108,10 @@ struct DownBackward { const floatX *pre; floatX *dpre, *wact; real *part; const 
 
 #if defined(HOPPER)
 // A tile whose product is complete. Of its unit u this thread has 8 elements: of row row + 4*(u/4), from column column +
-// 64*(u%4) on. They are finished in PARTS parts, which may be in different steps.
-#ifndef UNIT_PARTS
-#define UNIT_PARTS 1                                                // or 2, or 4: docs/LOG.md, "Where the bf16 backward stands at C = 4096"
-#endif
-enum { UNITS = 16, PARTS = UNIT_PARTS };
+// 64*(u%4) on.
+enum { UNITS = 16 };
 struct PendingTile {
-    unsigned unit, part;                                            // the next to finish
+    unsigned unit;                                                  // the next to finish
     int row, end, column;                                           // end: as in Tile
     real weight, dot;                                               // of row `lane` of the 16; da * act of this row, summed so far
     __device__ bool inside(unsigned u, int F) const {
@@ -133,43 +129,34 @@ __device__ static inline void prefetch_unit(uint32_t to, const DownBackward &e, 
     }
     cp_async_commit();
 }
-// This thread's elements of a unit, packed: what is read, and what of it is stored.
-struct Unit { uint32_t d[4], gate[4], up[4], dgate[4], dup[4], wact[4]; };
+// The next unit. da: this thread's elements of unit 0 in shared memory. prefetched: `to` of prefetch_unit.
 __device__ static inline
-void load_unit(Unit &u, unsigned unit, uint32_t da, uint32_t prefetched, const DownBackward &e, const PendingTile &t, int F) {
-    cp_async_wait<1>();
-    load_shared(u.d, (da ^ unit / 4 % 2 * 64) + unit / 4 * 512 + unit % 4 * SLAB);  // swizzle: after 4 rows, the other 4 chunks
-    load_shared(u.gate, prefetched + unit % 2 * 1024);
-    load_shared(u.up, prefetched + unit % 2 * 1024 + 512);
-    prefetch_unit(prefetched, e, t, unit + 2, F);
-}
-__device__ static inline void compute_pair(Unit &u, int i, real w, real &dot) {
-    float x[3][2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float da = unpack_bf16(u.d[i], h);
-        const Slope slope = slope_of<SWIGLU>(unpack_bf16(u.gate[i], h), unpack_bf16(u.up[i], h));
-        dot += da * slope.act;
-        x[0][h] = w * da * slope.dgate, x[1][h] = w * da * slope.dup, x[2][h] = w * slope.act;
-    }
-    u.dgate[i] = pack_bf16(x[0][0], x[0][1]), u.dup[i] = pack_bf16(x[1][0], x[1][1]), u.wact[i] = pack_bf16(x[2][0], x[2][1]);
-}
-// The next part of a unit. da: this thread's elements of unit 0 in shared memory. prefetched: `to` of prefetch_unit.
-__device__ static inline
-void finish_part(Unit &u, uint32_t da, uint32_t prefetched, const DownBackward &e, PendingTile &t, const Product &p) {
-    const unsigned unit = t.unit, part = PARTS == 1 ? 0 : t.part, lane = threadIdx.x % 32;
-    const bool is_last = part == PARTS - 1;
+void finish_unit(uint32_t da, uint32_t prefetched, const DownBackward &e, PendingTile &t, const Product &p) {
+    const unsigned unit = t.unit++, lane = threadIdx.x % 32;
     const int F = p.C;
-    t.unit += is_last, t.part = is_last ? 0 : part + 1;
-    if (part == 0) load_unit(u, unit, da, prefetched, e, t, F);
+    uint32_t d[4], gate[4], up[4], dgate[4], dup[4], wact[4];
+    cp_async_wait<1>();
+    load_shared(d, (da ^ unit / 4 % 2 * 64) + unit / 4 * 512 + unit % 4 * SLAB);    // swizzle: after 4 rows, the other 4 chunks
+    load_shared(gate, prefetched + unit % 2 * 1024);
+    load_shared(up, prefetched + unit % 2 * 1024 + 512);
+    prefetch_unit(prefetched, e, t, unit + 2, F);
     const real w = __shfl_sync(ALL, t.weight, unit / 4 * 4 + lane / 8);
 #pragma unroll
-    for (int i = 0; i < 4; i++) if (part == i * PARTS / 4) compute_pair(u, i, w, t.dot);
-    if (!is_last) return;
+    for (int i = 0; i < 4; i++) {
+        float x[3][2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float da = unpack_bf16(d[i], h);
+            const Slope slope = slope_of<SWIGLU>(unpack_bf16(gate[i], h), unpack_bf16(up[i], h));
+            t.dot += da * slope.act;
+            x[0][h] = w * da * slope.dgate, x[1][h] = w * da * slope.dup, x[2][h] = w * slope.act;
+        }
+        dgate[i] = pack_bf16(x[0][0], x[0][1]), dup[i] = pack_bf16(x[1][0], x[1][1]), wact[i] = pack_bf16(x[2][0], x[2][1]);
+    }
     if (t.inside(unit, F)) {
-        store_global(e.dpre + t.offset(unit, 2 * F), u.dgate);
-        store_global(e.dpre + t.offset(unit, 2 * F) + F, u.dup);
-        store_global(e.wact + t.offset(unit, F), u.wact);
+        store_global(e.dpre + t.offset(unit, 2 * F), dgate);
+        store_global(e.dpre + t.offset(unit, 2 * F) + F, dup);
+        store_global(e.wact + t.offset(unit, F), wact);
     }
     if (unit % 4 < 3) return;
 #pragma unroll
@@ -195,33 +182,28 @@ void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __gri
         return;
     }
     take_registers<224>();
-    const int F = p.C, steps = (p.O + BK - 1) / BK, parts_of_step = (UNITS * PARTS + steps - 1) / steps;
+    const int F = p.C, steps = (p.O + BK - 1) / BK, units_of_step = (UNITS + steps - 1) / steps;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4;
     const uint32_t my_da = s.slab(0) + swizzled(lane / 8, lane % 8), prefetched = s.slab(4) + lane * 16;
     PendingTile pending = { UNITS };
-    Unit unit;
     Position<Down::STAGES> at;
     for (;;) {
         s.pipe.wait_full(at);
         const Tile tile = s.tile(at);
         if (tile.expert < 0) break;
         const int row = tile.row + warp * 16;
-        PendingTile next = { 0, 0, row + lane / 8, tile.end, tile.column + lane % 8 * 8 };
+        PendingTile next = { 0, row + lane / 8, tile.end, tile.column + lane % 8 * 8 };
         next.weight = lane < 16 && row + lane < tile.end ? e.weight[e.slot_of_row[row + lane]] : 0;
         bool has_prefetched = false;
         auto prefetch = [&](void) {                                 // once, as soon as the pending tile needs no more itself
             if (!has_prefetched) prefetch_unit(prefetched, e, next, 0, F), prefetch_unit(prefetched, e, next, 1, F);
             has_prefetched = true;
         };
-        auto finish_some = [&](void) {
-#pragma unroll 1
-            for (int i = 0; i < parts_of_step && pending.unit < UNITS; i++) finish_part(unit, my_da, prefetched, e, pending, p);
-        };
-        if (SKIP_EMPTY && skip_empty(s, at, steps, warp / 4, tile, finish_some)) continue;
         float da[Down::BN / 2];
         mainloop<K_MAJOR, MN_MAJOR>(da, s, at, steps, warp / 4, [&](void) {
             if (pending.unit == UNITS) prefetch();
-            finish_some();
+#pragma unroll 1
+            for (int i = 0; i < units_of_step && pending.unit < UNITS; i++) finish_unit(my_da, prefetched, e, pending, p);
         });
         prefetch();
         __syncwarp();                                               // all lanes have read da of the pending tile
@@ -231,7 +213,7 @@ void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __gri
         pending = next;
     }
 #pragma unroll 1
-    while (pending.unit < UNITS) finish_part(unit, my_da, prefetched, e, pending, p);
+    while (pending.unit < UNITS) finish_unit(my_da, prefetched, e, pending, p);
 #endif
 }
 

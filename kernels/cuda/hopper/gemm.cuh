@@ -97,24 +97,6 @@ __device__ static inline void mainloop(float (&sum)[Layout::BN / 2], const Share
     s.pipe.arrive_empty(previous);
 }
 
-// An expert's last tile may end within its first 64 rows: then consumer 1 would multiply zeros and store nothing. With SKIP_EMPTY it only gives
-// the stages back, and consumer 0 has the tensor cores alone. Returns whether it did.
-#ifndef SKIP_EMPTY
-#define SKIP_EMPTY 0                                                // docs/LOG.md, "Where the bf16 backward stands at C = 4096"
-#endif
-template <typename Layout, typename Meanwhile = Nothing>
-__device__ static inline bool skip_empty(const Shared<Layout> &s, Position<Layout::STAGES> &at, int steps, int consumer, Tile tile,
-                                         Meanwhile meanwhile = Meanwhile()) {
-    if (tile.row + consumer * 64 < tile.end) return false;
-    __syncwarp();                                                   // all lanes have read the first stage's tile
-    for (int step = 0; step < steps; step++, at.advance()) {
-        if (step) s.pipe.wait_full(at);
-        s.pipe.arrive_empty(at);
-        meanwhile();
-    }
-    return true;
-}
-
 // ---- the producer of rows -------------------------------------------------------------------------------------------------
 
 // The number of the block's next tile, from thread 0, which drew it, to the other threads of the producer: four warps if it

@@ -106,7 +106,6 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
         s.pipe.wait_full(at);
         const Tile tile = s.tile(at);
         if (tile.expert < 0) break;                                     // no more tiles
-        if (SKIP_EMPTY && skip_empty(s, at, steps, consumer, tile)) continue;
         float sum[Layout::BN / 2];
         mainloop<K_MAJOR, kind == INPUT ? MN_MAJOR : K_MAJOR>(sum, s, at, steps, consumer);
         epilogue<kind>(sum, s, p, &c_map, tile, stores);
