@@ -237,7 +237,7 @@ struct Device {
      * queued so far and runs beside work that is queued later, which leaves src as it is until copied(0): what is queued after that
      * starts when all such copies are complete. copied(1): the host waits for them. */
     int   (*host_lock)(void *host, size_t bytes);
-    void  (*host_unlock)(void *host);                              /* locked or not */
+    void  (*host_unlock)(void *host);
     void  (*copy_out)(void *host, const void *src, size_t bytes);
     void  (*copied)(int host_waits);
 

@@ -84,7 +84,7 @@ static int host_lock(void *host, size_t bytes) {
     cudaGetLastError();                                     // 0 reports it
     return 0;
 }
-static void host_unlock(void *host) { if (cudaHostUnregister(host) != cudaSuccess) cudaGetLastError(); }     // it was not locked
+static void host_unlock(void *host) { CUDA_CHECK(cudaHostUnregister(host)); }
 static void copy_out(void *host, const void *src, size_t bytes) {
     const size_t piece = (size_t)32 << 20;
     if (!leaving.stream) {

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 enum { BUFFER = 1 << 22 };              /* bytes whose sum is made at a time */
+const char *const checkpoint_files[FILES] = { "model.safetensors", "optimizer.safetensors" };
 
 /* ---- folders ------------------------------------------------------------------------------------------- */
 
@@ -48,6 +49,16 @@ int list_steps(const char *folder, int64_t **steps, Error *e) {
 }
 char *step_path(const char *folder, int64_t step) {
     return text_format("%s/state/step-%08lld", folder, (long long)step);
+}
+double checkpoint_bytes(const char *state) {
+    double bytes = 0;
+    for (int i = 0; i < FILES; i++) {
+        struct stat s;
+        char *path = text_format("%s/%s", state, checkpoint_files[i]);
+        bytes += stat(path, &s) ? 0 : (double)s.st_size;
+        free(path);
+    }
+    return bytes;
 }
 
 void remove_folder(const char *path) {
@@ -242,7 +253,6 @@ static int verify_file(const char *path, const FileSum *expected, Error *e) {
 
 /* Checks the contents of run.json, and by its checksums the other files. */
 static int verify_step(Checkpoint *c, const char *file, RunCheck usable, Error *e) {
-    static const char *const files[] = { "model.safetensors", "optimizer.safetensors" };
     const JsonValue *run = json_root(c->run);
     Error why;
     int64_t format, step;
@@ -252,11 +262,11 @@ static int verify_step(Checkpoint *c, const char *file, RunCheck usable, Error *
     if (!json_read_int(json_get(run, "step"), "step", c->step, c->step, &step, &why)      /* that of the folder */
         || !config_from_json(&c->config, json_get(run, "config"), &why)
         || (usable && !usable(run, &why))) return error_set(e, "%s: %.900s", file, why.text);
-    for (int i = 0; i < 2; i++) {
-        char *path = text_format("%s/%s", c->path, files[i]);
+    for (int i = 0; i < FILES; i++) {
+        char *path = text_format("%s/%s", c->path, checkpoint_files[i]);
         FileSum sum;
-        int ok = expected_sum(run, files[i], &sum, &why);
-        if (!ok) error_set(e, "%s: %s: %.900s", file, files[i], why.text);
+        int ok = expected_sum(run, checkpoint_files[i], &sum, &why);
+        if (!ok) error_set(e, "%s: %s: %.900s", file, checkpoint_files[i], why.text);
         ok = ok && verify_file(path, &sum, e);
         free(path);
         if (!ok) return 0;

@@ -4,6 +4,8 @@
 #include "checkpoint.h"
 
 enum { FORMAT = 1 };                    /* of a step folder */
+enum { FILES = 2 };                     /* of weights, of the optimizer's state */
+extern const char *const checkpoint_files[FILES];
 
 /* The steps of the complete-looking folders under state/, newest first; -1: the folder cannot be read. */
 int   list_steps(const char *folder, int64_t **steps, Error *e);

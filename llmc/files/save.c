@@ -20,9 +20,6 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-enum { FILES = 2 };                     /* of weights, of the optimizer's state */
-static const char *const file_names[FILES] = { "model.safetensors", "optimizer.safetensors" };
-
 /* ---- what is written -------------------------------------------------------------------------------------------- */
 
 char *top_weights(const char *folder) { return text_format("%s/model.safetensors", folder); }
@@ -122,7 +119,7 @@ struct Saver {
 
 static void write_parts(Saver *s) {
     const char *const in = s->is_best ? NULL : s->temporary;
-    char *weights = in ? top_weights(in) : text_format("%s", s->temporary), *state = in ? text_format("%s/%s", in, file_names[1]) : NULL;
+    char *weights = in ? top_weights(in) : text_format("%s", s->temporary), *state = in ? text_format("%s/%s", in, checkpoint_files[1]) : NULL;
     s->ok = hf_write_weights(&s->share, weights, s->what.step, &s->parts[0], &s->count[0], &s->why)
          && (!state || optimizer_save(&s->share, state, &s->parts[1], &s->count[1], &s->why));
     free(weights);
@@ -208,7 +205,7 @@ static int collect_sums(Saver *s) {
         if (s->group) s->group->exchange(s->group, all, mine, most * sizeof *mine);
         else memcpy(all, mine, most * sizeof *mine);
         for (size_t i = 0; i < ranks * most; i++) if (all[i].sum.bytes) all[n++] = all[i];
-        char *path = s->is_best ? text_format("%s", s->temporary) : text_format("%s/%s", s->temporary, file_names[f]);
+        char *path = s->is_best ? text_format("%s", s->temporary) : text_format("%s/%s", s->temporary, checkpoint_files[f]);
         struct stat there;
         if (ok && s->share.leads && (!file_sum(all, n, &s->sums[f]) || stat(path, &there) || (uint64_t)there.st_size != s->sums[f].bytes))
             ok = error_set(&s->why, "%s: the parts that the ranks have written do not make up the file", path);
@@ -227,7 +224,7 @@ Saver *saver_open(const Model *m, const Optimizer *o) {
     return s;
 }
 static void drop_room(Saver *s) {
-    if (s->room && room_state(s->room, 0) == ROOM_READY) s->share.model->dev->host_unlock(room_memory(s->room));
+    if (s->share.copy) s->share.model->dev->host_unlock(s->share.copy);
     room_close(s->room);
     s->room = NULL;
     s->share.copy = NULL;
@@ -240,9 +237,9 @@ RoomState saver_use_room(Saver *s, int waits) {
     if (s->group) state = (RoomState)group_min(s->group, state);
     if (state == ROOM_LATER) return state;
     int locked = state == ROOM_READY && s->share.model->dev->host_lock(room_memory(s->room), s->share.bytes);
-    if (s->group) locked = group_min(s->group, locked);     /* no rank goes on while another device may have to be idle */
     if (locked) s->share.copy = room_memory(s->room);
-    else drop_room(s);
+    if (s->group) locked = group_min(s->group, locked);     /* no rank goes on while another device may have to be idle */
+    if (!locked) drop_room(s);
     return locked ? ROOM_READY : ROOM_NONE;
 }
 void saver_close(Saver *s) {

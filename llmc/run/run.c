@@ -11,7 +11,6 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 /* ---- folder and settings --------------------------------------------------------------------------------- */
 
@@ -46,17 +45,6 @@ static int usable(const JsonValue *run, Error *e) {
 static void announce(const Run *r, const char *what, const char *folder, double bytes) {
     if (r->leads && bytes > 2e9) text_print(stdout, "%s %s, %.1f GB\n", what, folder, 1e-9 * bytes);
     fflush(stdout);
-}
-static double bytes_of_state(const char *folder) {
-    static const char *const files[] = { "model.safetensors", "optimizer.safetensors" };
-    double bytes = 0;
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        struct stat s;
-        char *path = text_format("%s/%s", folder, files[i]);
-        bytes += stat(path, &s) ? 0 : (double)s.st_size;
-        free(path);
-    }
-    return bytes;
 }
 
 static int only_plans(const Run *r) { return r->s.steps == 0 && settings_given(&r->s, "x"); }
@@ -110,7 +98,7 @@ void run_open_folder(Run *r) {
     lock_folder(r);
     if (holding == HOLDS_STATE && s->resume) {
         char *newest = step_path(s->out, checkpoint_newest(s->out));
-        announce(r, "checking", newest, bytes_of_state(newest));
+        announce(r, "checking", newest, checkpoint_bytes(newest));
         free(newest);
         if (!(r->from = checkpoint_open(s->out, usable, &e))
             || !(r->restored = settings_restore(s, checkpoint_options(r->from), &e))) fail(EXIT_CHECKPOINT, "%s", e.text);
@@ -832,7 +820,7 @@ void run_start_or_resume(Run *r) {
     Progress *p = &r->progress;
     Error e;
     if (r->from) {
-        announce(r, "reading", checkpoint_path(r->from), bytes_of_state(checkpoint_path(r->from)));
+        announce(r, "reading", checkpoint_path(r->from), checkpoint_bytes(checkpoint_path(r->from)));
         if (!checkpoint_load(r->from, &r->model, &r->optimizer, &e))
             fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
         if (!progress_from_json(checkpoint_run(r->from), p, &e)) fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
