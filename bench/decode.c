@@ -47,7 +47,7 @@ static void fill_weights(Model *m) {
         if (t->kind != TENSOR_NORM && t->kind != TENSOR_BIAS) continue;
         double *values = mem_alloc(t->count * sizeof *values);
         manifest_initial(t, 1, 0, t->count, 0, values);
-        m->dev->from_double((floatX *)((char *)m->params + t->offset * m->dev->floatX_size), values, t->count);
+        m->dev->from_double(float_at(m, m->params, t->offset), values, t->count);
         free(values);
     }
 }

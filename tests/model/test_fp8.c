@@ -155,7 +155,7 @@ static void not_finite(void) {
             open_model(&t, dev, &c, 0, 1);
             for (int i = 0; i < t.m.manifest.count; i++)
                 if (strstr(t.m.manifest.at[i].name, down ? "mlp.output" : "mlp.input"))
-                    dev->from_double((floatX *)((char *)t.m.params + t.m.manifest.at[i].offset * dev->floatX_size), &value[kind], 1);
+                    dev->from_double(float_at(&t.m, t.m.params, t.m.manifest.at[i].offset), &value[kind], 1);
             const uint64_t before = trainee_hash(&t);
             trainee_send(&t, 0);
             trainee_step(&t);

@@ -199,7 +199,7 @@ static void bad_gradient(void) {
     check(trainee_open(&t, dev, &c, (TraineeOptions){ .B = 1, .T = 16, .gradients = FLOATX, .seed = 3 }), "memory");
     for (int i = 0; i < t.m.manifest.count; i++)
         if (strstr(t.m.manifest.at[i].name, "layers.1.mlp.output")) broken = &t.m.manifest.at[i];
-    dev->from_double((floatX *)((char *)t.m.params + broken->offset * dev->floatX_size), &nan, 1);
+    dev->from_double(float_at(&t.m, t.m.params, broken->offset), &nan, 1);
     const uint64_t before = trainee_hash(&t);
     trainee_send(&t, 0);
     trainee_step(&t);
@@ -217,7 +217,7 @@ static void vary_vectors(const Model *m) {
         const Tensor *t = &m->manifest.at[i];
         if (t->kind != TENSOR_NORM && t->kind != TENSOR_BIAS) continue;
         for (size_t k = 0; k < t->count; k++) values[k] = (t->kind == TENSOR_NORM) + 0.3 * normal();
-        m->dev->from_double((floatX *)((char *)m->params + t->offset * m->dev->floatX_size), values, t->count);
+        m->dev->from_double(float_at(m, m->params, t->offset), values, t->count);
     }
     for (size_t k = 0; k < biases; k++) values[k] = 0.1 * normal();
     if (biases) m->dev->reals_from_double(m->bias, values, biases);
