@@ -44,9 +44,9 @@ for device in $DEVICE-f32 $DEVICE-bf16; do for ordered in 1 0; do
         for repeat in 1 2; do
             "$train" -i "$work/text.txt" -e m4 $options -t 128 -d 6144 -x "$LOSSES" -v 1000000 -m 1 -s 0 -nb 0 -dr 0 -dv "$device" \
                 -ng "$n" -o "$work/$device-$n" -y 0 > "$work/said" 2>&1 || tail -3 "$work/said"
-            sed -n 's/.*"fingerprint": "\([0-9a-f]*\)".*/\1/p' "$work/$device-$n/log.jsonl" > "$work/print$repeat"
+            fingerprint "$work/$device-$n" > "$work/print$repeat"
         done
-        grep '"event": "step"' "$work/$device-$n/log.jsonl" | sed 's/^.*"loss": \([^,]*\),.*$/\1/' > "$work/losses-$n"
+        losses "$work/$device-$n" > "$work/losses-$n"
         paste "$work/losses-${RANKS%% *}" "$work/losses-$n" | awk -v d="$device" -v o="$options" -v n="$n" -v f="$(cat "$work/print1" "$work/print2" | tr '\n' ' ')" \
             '{ x = $1 - $2; if (x < 0) x = -x; s += x; if (x > m) m = x } END { printf "%-10s %-14s %5d   %.1e %.1e   %s\n", d, o, n, m, s / NR, f }'
     done

@@ -26,10 +26,9 @@ for part in $parts; do case $part in speed|saves|bits|sockets|generation) ;; *) 
 nvidia-smi -L 2> /dev/null
 echo "# $(git describe --always --dirty 2> /dev/null), $RANKS ranks"
 random_tokens "$work"
-options_of() { case $1 in seven) echo "$SEVEN";; thirty) echo "$THIRTY";; *) echo "$1";; esac; }
+options_of() { case $1 in seven) echo "$SEVEN";; thirty) echo "$THIRTY";; esac; }
 tokens="-i $work/train.bin -j $work/val.bin -dv $DEVICE -x 1000000 -v 1000000 -m 1 -s 0 -nb 0"
 planned() { sed -n "s/^|   $1 *| *\([0-9.]*\) .*/\1/p" "$work/said"; }         # the number of that row of the table at the start
-field() { sed -n "s/.*\"$2\": \"*\([^,\"}]*\).*/\1/p" "$1/log.jsonl"; }
 
 if wants speed; then
     echo; echo "model    level   GB a rank (plan)   s to the first step   ms a step (least - most)     tokens/s a GPU"
@@ -54,7 +53,7 @@ if wants saves; then
 fi
 
 # print_of FOLDER: fingerprint of the weights; how many losses the run has, and their checksum.
-print_of() { echo "$(field "$1" fingerprint) $(grep '"event": "step"' "$1/log.jsonl" | sed 's/^.*"loss": \([^,]*\),.*$/\1/' | cksum)"; }
+print_of() { echo "$(fingerprint "$1") $(losses "$1" | cksum)"; }
 short="-dv $DEVICE -x 40 -v 1000000 -m 1 -s 0 -nb 0 -nt 0 -rp 1"
 cat llmc/*/*.c > "$work/text.txt"
 if wants bits; then
