@@ -77,7 +77,7 @@ endif
 # kernels/cpu is compiled once for each number type; the rest once.
 PRECISIONS := F32 BF16 F64
 KERNELS := $(foreach p,$(PRECISIONS),$(patsubst %.c,$(B)/$p/%.o,$(wildcard kernels/cpu/*.c)))
-CUDA_ONCE := kernels/cuda/context kernels/cuda/nccl kernels/cuda/copies
+CUDA_ONCE := kernels/cuda/context kernels/cuda/nccl kernels/cuda/copies kernels/cuda/meeting
 CUDA_KERNELS := $(foreach p,F32 BF16,$(patsubst %.cu,$(B)/$p/%.o,$(filter-out $(CUDA_ONCE:=.cu),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)))) $(CUDA_ONCE:%=$(B)/%.o)
 # Pages that programs write or serve: llmc/run/NAME/page.html, with llmc/run/style.css, page.css and page.js put in, becomes the array of its
 # lines, NAME_page.

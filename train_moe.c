@@ -55,11 +55,6 @@ static void update(void *run) {
     if (r->records) parallel_gather_weights(&r->model, 0);
     if (r->s.bias_rate > 0) routers_update_bias(&r->model, r->s.bias_rate, !strcmp(r->s.bias_law, "relative"));
 }
-/* With sharded gradients the first step of a session is not recorded: in it ranks wait for each other (shards.c). */
-static void run_work(Run *r, Replay *replay, uint64_t state, void (*work)(void *run)) {
-    if (r->model.dp.level >= 2 && !r->model.dp.overlaps) work(r);
-    else replay_run(replay, r->dev, state, work, r);
-}
 static void train_step(Run *r) {
     Model *m = &r->model;
     char activity[64];
@@ -68,14 +63,13 @@ static void train_step(Run *r) {
     send_step(r);
     m->dropout = r->s.dropout;
     m->rounds = m->fp8 = 1;
-    m->dp.overlaps = r->progress.step > r->first_step;
     for (int micro = 0; micro < r->micro_batches; micro++) {
         model_begin_micro(m, micro);
-        run_work(r, &r->replay_micro[m->batch.phase], model_state(m), micro_batch);
+        replay_run(&r->replay_micro[m->batch.phase], r->dev, model_state(m), micro_batch, r);
         model_end_micro(m, micro);
     }
     if (r->saving) m->dev->copied(0);                       /* what is saved is not changed before */
-    run_work(r, &r->replay_update[optimizer_turn(&r->optimizer)], 0, update);
+    replay_run(&r->replay_update[optimizer_turn(&r->optimizer)], r->dev, 0, update, r);
     if (!r->records) parallel_gather_weights(m, 1);
 }
 
@@ -151,7 +145,7 @@ static int train(Run *r) {
         train_step(r);
         StepStats t = step_stats(r, start, &bad_tensor);
         const Waits after = r->dev->waits();
-        r->waits += r->model.dp.level >= 2 && !r->model.dp.overlaps ? 1 : after.syncs - before.syncs + after.reads - before.reads;
+        r->waits += after.syncs - before.syncs + after.reads - before.reads;
         log_step(&r->log, &t, t.step == r->first_step + 1 || validates(r, t.step) || shows_sample(r, t.step));
         run_forewarn(r, &t);
         if (bad_tensor >= 0) run_bad_step(r, &t, bad_tensor); else p->bad_steps = 0;

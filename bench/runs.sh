@@ -16,7 +16,7 @@ train_until() {
         kill -0 $run 2> /dev/null || { wait $run; grep error "$said" || tail -1 "$said"; return 1; }
         passed=$(( ($(date +%s%N) - begin) / 1000000 ))
         [ -n "$first" ] || ! grep -q '^s:1 ' "${file%/*}/main.log" 2> /dev/null || first=$passed
-        [ $passed -lt $((1000 * seconds)) ] || { kill -9 $run; wait $run 2> /dev/null; echo "no line $pattern in $seconds s: $*"; return 1; }
+        [ $passed -lt $((1000 * seconds)) ] || { kill -9 $run; wait $run 2> /dev/null; echo "no line $pattern in $seconds s: $*"; tail -3 "$said"; return 1; }
         sleep 0.1
     done
     kill -9 $run; wait $run 2> /dev/null; return 0

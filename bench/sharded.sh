@@ -12,8 +12,8 @@
 set -u
 RANKS=${RANKS:-$(nvidia-smi -L | wc -l)} DEVICE=${DEVICE:-cuda} STEPS=${STEPS:-30} PATIENCE=${PATIENCE:-240} LEVELS=${LEVELS:-1 3}
 MODELS=${MODELS:-seven thirty}
-SEVEN=${SEVEN:--e m16:c2048h16e64k8f1024u1 -b 8 -t 4096 -wo adamw}                                  # OLMoE's shape
-THIRTY=${THIRTY:--e m48:c2048h32d128q4e128k8f768u1 -b 1 -t 4096 -wo muon -mw 0 -mo bf16}            # Qwen3-30B-A3B's
+SEVEN=${SEVEN:--e m16:c2048h16e64k8f1024u1 -b 8 -t 4096 -d 0 -wo adamw}                             # OLMoE's shape
+THIRTY=${THIRTY:--e m48:c2048h32d128q4e128k8f768u1 -b 4 -t 4096 -d 0 -wo muon -mw 0 -mo bf16}       # Qwen3-30B-A3B's
 SMALL=${SMALL:--e m4:c256e16k4 -b 8 -t 128 -d 4096}
 train=$(pwd)/train_moe infer=$(pwd)/infer_moe
 . "$(dirname -- "$0")/runs.sh"
@@ -35,7 +35,7 @@ if wants speed; then
     for model in $MODELS; do for level in $LEVELS; do
         rm -rf "$work/out"
         # shellcheck disable=SC2046
-        train_until "^s:$STEPS " "$work/out/main.log" "$work/said" "$PATIENCE" "$train" $tokens $(options_of "$model") -d 0 -ng "$RANKS" -z "$level" \
+        train_until "^s:$STEPS " "$work/out/main.log" "$work/said" "$PATIENCE" "$train" $tokens $(options_of "$model") -ng "$RANKS" -z "$level" \
             -nt 0 -o "$work/out" || continue
         step_times "$work/out" | awk -v m="$model" -v z="$level" -v gb="$(planned 'total ')" -v s="$first" -v n="$(planned 'tokens per step')" -v w="$RANKS" \
             '{ printf "%-8s %5s %18.1f %21.1f %11.1f (%.1f - %.1f) %18.0f\n", m, "-z " z, gb / 1000, s / 1000, $1, $2, $3, 1000 * n / w / $1 }'
@@ -46,7 +46,7 @@ if wants saves; then
     echo; echo "a save behind the steps: s that steps waited, s until it was written"
     for level in $LEVELS; do
         rm -rf "$work/out"
-        train_until '"event": "save"' "$work/out/log.jsonl" "$work/said" "$PATIENCE" "$train" $tokens $SEVEN -d 0 -ng "$RANKS" -z "$level" -n 12 -nk 1 -o "$work/out" || continue
+        train_until '"event": "save"' "$work/out/log.jsonl" "$work/said" "$PATIENCE" "$train" $tokens $SEVEN -ng "$RANKS" -z "$level" -n 12 -nk 1 -o "$work/out" || continue
         echo "-z $level: $(grep '"event": "save"' "$work/out/log.jsonl" | sed 's/.*"paused": \([0-9.]*\), "seconds": \([0-9.]*\).*/\1 \2/' | head -1);" \
             "$(grep -o 'a copy for saves.*' "$work/said" | head -1)"
     done

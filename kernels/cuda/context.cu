@@ -84,9 +84,7 @@ const char *cuda_open(int which) {
     return why;
 }
 
-// The old workspace is not freed while recordings exist, because they may use it. Nor while there are other ranks: cudaFree
-// waits for the GPU, and may block launches of all threads of the process meanwhile; this GPU may be in an operation that waits
-// for another thread to launch its part.
+// The old workspace is not freed while recordings exist, because they may use it.
 void *workspace(size_t bytes) {
     if (bytes > mine.workspace_bytes) {
         if (mine.recording) {
@@ -94,7 +92,7 @@ void *workspace(size_t bytes) {
             return mine.workspace;                          // the recording is spoiled: nothing will run
         }
         CUDA_CHECK(cudaStreamSynchronize(mine.stream));
-        if (mine.workspace && !mine.recordings && !mine.connected) CUDA_CHECK(cudaFree(mine.workspace));
+        if (mine.workspace && !mine.recordings) CUDA_CHECK(cudaFree(mine.workspace));
         CUDA_CHECK(cudaMalloc(&mine.workspace, bytes));
         mine.workspace_bytes = bytes;
     }
@@ -155,7 +153,11 @@ double cuda_elapsed(int from, int to) {
 
 // ---- recording --------------------------------------------------------------------------------------------
 // Work that is queued on a stream in capture mode becomes a graph instead of being done. The mode is thread-local, so that threads
-// with other GPUs are not affected. A Recording is the runtime's handle of an executable graph.
+// with other GPUs are not affected.
+struct Recording {
+    cudaGraphExec_t work;
+    bool exchanges;                                         // ranks meet after each replay
+};
 
 const char *cuda_record_begin(void) {
     const cudaError_t e = cudaStreamBeginCapture(mine.stream, cudaStreamCaptureModeThreadLocal);
@@ -164,6 +166,7 @@ const char *cuda_record_begin(void) {
         return cudaGetErrorName(e);
     }
     mine.recording = true;
+    mine.recorded_exchange = false;
     mine.spoiled = cudaSuccess;
     return NULL;
 }
@@ -181,12 +184,16 @@ Recording *cuda_record_end(const char **why) {
         return NULL;
     }
     mine.recordings++;
-    return (Recording *)work;
+    return new Recording { work, mine.recorded_exchange };
 }
-void cuda_replay(const Recording *r) { CUDA_CHECK(cudaGraphLaunch((cudaGraphExec_t)r, mine.stream)); }
+void cuda_replay(const Recording *r) {
+    CUDA_CHECK(cudaGraphLaunch(r->work, mine.stream));
+    if (r->exchanges) cuda_meet(mine.meeting);
+}
 void cuda_record_free(Recording *r) {
     if (!r) return;
     cuda_sync();
-    CUDA_CHECK(cudaGraphExecDestroy((cudaGraphExec_t)r));
+    CUDA_CHECK(cudaGraphExecDestroy(r->work));
+    delete r;
     mine.recordings--;
 }

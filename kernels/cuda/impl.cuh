@@ -32,7 +32,8 @@ extern "C" {
 }
 #include "kernels/random.h"
 
-// What a host thread that drives a GPU owns: one GPU and one stream. Threads share nothing.
+struct Meeting;
+// What a host thread that drives a GPU owns: one GPU and one stream. Threads share nothing but their meetings.
 typedef struct {
     int   device, sm_count, arch;       // arch: 80, 90, ...
     int   max_shared;                   // bytes of shared memory that a block can opt in to
@@ -41,9 +42,10 @@ typedef struct {
     size_t workspace_bytes;
     unsigned *work_counter;             // from which blocks draw work (hopper/pipeline.cuh); zero between kernels
     Waits  waited;                      // by this thread
-    bool   connected;                   // to other ranks, by NCCL
+    Meeting *meeting;                   // of the ranks of this process; NULL: there are no others
     int    recordings;                  // how many exist; each may use the workspace that was current when it was made
     bool   recording;                   // queued work is recorded, not done
+    bool   recorded_exchange;           // it contains operations among ranks
     cudaError_t spoiled;                // the first error that spoiled the recording
 } Context;
 Context *context(void);                 // this thread's, opened by cuda_open
@@ -65,6 +67,13 @@ const char *cuda_record_begin(void);
 Recording  *cuda_record_end(const char **why);
 void        cuda_replay(const Recording *r);
 void        cuda_record_free(Recording *r);
+
+// meeting.cu. The ranks of a process, and how many they are are found by meeting_open, which all ranks of the group call. cuda_meet returns
+// when all of these have called it; for NULL it does nothing, and while work is recorded, whose replay meets.
+Meeting *meeting_open(Group *group);
+void     meeting_close(Meeting *m);
+void     cuda_meet(Meeting *m);
+uint64_t this_process(void);                            // no other process of the run, on any host, has the same number
 
 // Ends the program with a message: the error, the program's activity, file, line, the call, the build's architectures and the
 // GPU's.

@@ -167,7 +167,6 @@ typedef struct {                        /* what a model needs where other ranks 
     real *sums, *gathered;              /* if ordered: (manifest.total), below level 2; (ranks, GATHERED or total), there and with nodes */
     real *stage;                        /* where peers write their gradients of a range: (largest range) */
     Ranges weights, gradients;          /* from level 3 and 2 on */
-    int   overlaps;                     /* 1: work and transfers of these overlap; 0: in a session's first step, not yet (shards.c) */
     int  *own_load;                     /* (routers, E) of this rank; the same memory as ResultBuffers.load if it is alone */
 } DataParallel;
 enum { GATHERED = 1 << 22 };            /* elements that each rank contributes to a piece of ordered sums */

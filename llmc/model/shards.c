@@ -48,23 +48,6 @@ void *model_gradient(const Model *m, const Tensor *t) {
 
 /* ---- transfers ----------------------------------------------------------------------------------------------- */
 
-/* When a GPU does some work for the first time, the library loads kernels and allocates memory. Such a call may wait for all that the
- * GPU has queued, or for a lock that another thread's call holds; the GPU would be waiting for what the other rank has not queued,
- * whose thread waits for the lock. So at first nothing else happens while ranks exchange something. */
-static int is_first(const Model *m) { return m->dev->is_gpu && !m->dp.overlaps; }
-static void begin(const Model *m) {
-    if (!is_first(m)) return;
-    m->dev->sync();
-    group_barrier(m->dp.parallel->group);
-}
-static void end(const Model *m) {
-    if (!is_first(m)) return;
-    comm_of(m)->wait_all(comm_of(m));
-    if (m->dp.parallel->across) m->dp.parallel->across->wait_all(m->dp.parallel->across);
-    m->dev->sync();
-    group_barrier(m->dp.parallel->group);
-}
-
 /* ---- weights ------------------------------------------------------------------------------------------------- */
 
 void shards_forget(Model *m) {
@@ -76,10 +59,8 @@ static void gather(Model *m, int range) {
     const size_t X = m->dev->floatX_size;
     const int b = buffer_of(m, w, range);
     if (w->held[b] == range + 1) return;
-    begin(m);
     c->all_gather(c, w->at[b], own(m, m->params, range, X), own_count(m, range) * X);
     c->record(c, range);
-    end(m);
     w->held[b] = range + 1;
     w->moving[b] = 1;
 }
@@ -155,12 +136,10 @@ void shards_send(Model *m, int range) {
     Ranges *g = &m->dp.gradients;
     Comm *c = comm_of(m);
     const int b = buffer_of(m, g, range);
-    begin(m);
     if (m->dp.ordered && m->dp.parallel->across) add_in_order(m, range);
     else c->scatter_add(c, own_sums(m, range), g->at[b], own_count(m, range));
     c->record(c, event_of(m, b));
     if (m->batch.phase & PHASE_LAST) shards_cross(m, range + 1);
-    end(m);
     g->moving[b] = 1;
     if (range > 0) return;
     c->wait_all(c);
@@ -171,9 +150,7 @@ const real *shards_gather_gradients(Model *m, int range) {
     Comm *c = comm_of(m);
     const size_t Re = m->dev->real_size;
     real *whole = buffer(m, &m->dp.gradients, range);
-    begin(m);
     c->all_gather(c, whole, own(m, m->grads, range, Re), own_count(m, range) * Re);
     c->wait_all(c);
-    end(m);
     return whole;
 }

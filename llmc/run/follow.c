@@ -264,7 +264,6 @@ static int validation_loss(Run *r, double *loss, double *tokens) {
     double total = 0, count = 0;
     m->dropout = 0;
     m->rounds = m->fp8 = 0;
-    m->dp.overlaps = r->validated > 0;
     const int stopped = !validation_sums(r, &total, &count, load);
     m->dev->upload(m->dp.own_load, load, loads * sizeof *load);
     free(load);

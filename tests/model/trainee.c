@@ -97,7 +97,6 @@ static void update(void *trainee) {
 }
 void trainee_step(Trainee *t) {
     Model *m = &t->m;
-    m->dp.overlaps = t->steps++ > 0;
     for (int micro = 0; micro < t->options.micro_batches; micro++) {
         model_begin_micro(m, micro);
         replay_run(&t->batch[m->batch.phase], m->dev, model_state(m), learn, t);

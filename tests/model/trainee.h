@@ -29,7 +29,6 @@ typedef struct {
     float     loss_factor;              /* 1; NaN gives a step whose gradient is not finite */
     TraineeOptions options;
     Replay    batch[PHASES], update[MUON_PERIODS];
-    int       steps;                    /* done so far */
     int       drawn;                    /* the number of the samples below */
     int      *tokens, *targets;         /* of a step: (micro_batches, B, T) */
     uint64_t *keys;                     /* (micro_batches) */
