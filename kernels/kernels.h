@@ -189,6 +189,7 @@ typedef struct {
 } MuonBuffers;
 enum { MUON_SUMS = 32, MUON_MATRICES = 1 << 15 };         /* MUON_MATRICES: the largest count */
 
+enum { HOST_PIECE = 32 << 20 };         /* of the host's memory that a device reaches directly: Device.host_lock */
 typedef struct Recording Recording;     /* work that can be replayed; opaque */
 typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited in sync, and in the functions that read */
 
@@ -232,11 +233,11 @@ struct Device {
     void  (*post)(int slot, const void *src, size_t bytes);
     void  (*collect)(void *host, int slot, size_t bytes);
 
-    /* Copies of much memory, to memory of the host that the device reaches directly: that of a CPU's alloc, after host_lock, which takes
-     * seconds for tens of GB. 0: the system refuses. Other ranks' work on this device must have ended. copy_out starts after all work
-     * queued so far and runs beside work that is queued later, which leaves src as it is until copied(0): what is queued after that
-     * starts when all such copies are complete. copied(1): the host waits for them. */
-    int   (*host_lock)(void *host, size_t bytes);
+    /* Copies of much memory, to memory of the host that the device reaches directly. host_lock, by any thread, prepares a piece: at most
+     * HOST_PIECE bytes, which do not cross a multiple of it; near: memory of the device. 0: the system refuses. Tens of GB take seconds.
+     * copy_out, to consecutive pieces, starts after all work queued so far and runs beside work that is queued later, which leaves src as
+     * it is until copied(0): what is queued after that starts when all such copies are complete. copied(1): the host waits for them. */
+    int   (*host_lock)(const void *near, void *host, size_t bytes);
     void  (*host_unlock)(void *host);
     void  (*copy_out)(void *host, const void *src, size_t bytes);
     void  (*copied)(int host_waits);

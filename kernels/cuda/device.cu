@@ -76,17 +76,18 @@ static void collect(void *host, int slot, size_t bytes) {
     memcpy(host, posts[slot].at, bytes);
 }
 
-// Copies for saving have a stream of their own, and are queued in pieces, so that transfers between GPUs find the copy engines free in
-// between.
+// Copies for saving have a stream of their own, and are queued in pieces, as the host's memory was locked in pieces; transfers between GPUs
+// find the copy engines free in between.
 static thread_local struct { cudaStream_t stream; cudaEvent_t ready, complete; } leaving;
-static int host_lock(void *host, size_t bytes) {
-    if (cudaHostRegister(host, bytes, cudaHostRegisterPortable) == cudaSuccess) return 1;
+static int host_lock(const void *near, void *host, size_t bytes) {
+    cudaPointerAttributes there;
+    if (cudaPointerGetAttributes(&there, near) == cudaSuccess && cudaSetDevice(there.device) == cudaSuccess
+        && cudaHostRegister(host, bytes, cudaHostRegisterDefault) == cudaSuccess) return 1;
     cudaGetLastError();                                     // 0 reports it
     return 0;
 }
 static void host_unlock(void *host) { CUDA_CHECK(cudaHostUnregister(host)); }
 static void copy_out(void *host, const void *src, size_t bytes) {
-    const size_t piece = (size_t)32 << 20;
     if (!leaving.stream) {
         CUDA_CHECK(cudaStreamCreateWithFlags(&leaving.stream, cudaStreamNonBlocking));
         CUDA_CHECK(cudaEventCreateWithFlags(&leaving.ready, cudaEventDisableTiming));
@@ -95,7 +96,8 @@ static void copy_out(void *host, const void *src, size_t bytes) {
     CUDA_CHECK(cudaEventRecord(leaving.ready, context()->stream));
     CUDA_CHECK(cudaStreamWaitEvent(leaving.stream, leaving.ready, 0));
     for (size_t at = 0, n; at < bytes; at += n) {
-        n = bytes - at < piece ? bytes - at : piece;
+        n = HOST_PIECE - ((uintptr_t)host + at) % HOST_PIECE;
+        if (n > bytes - at) n = bytes - at;
         CUDA_CHECK(cudaMemcpyAsync((char *)host + at, (const char *)src + at, n, cudaMemcpyDeviceToHost, leaving.stream));
     }
     CUDA_CHECK(cudaEventRecord(leaving.complete, leaving.stream));

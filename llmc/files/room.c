@@ -1,57 +1,75 @@
 /* room.c: see room.h. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "room.h"
 #include "llmc/base/base.h"
-#include "llmc/model/tensor.h"
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 
-enum { WORKS, ENDED, CLOSED };          /* CLOSED: by its owner, while the thread worked */
 struct Room {
-    size_t bytes;
-    char *memory;
+    const Device *dev;
+    const void *near;
+    size_t bytes, locked;                   /* of memory, from its beginning on; whole pieces, but for the last */
+    char *memory, *mapped;                  /* memory begins at a multiple of HOST_PIECE */
     int   has_thread;
     pthread_t thread;
-    atomic_int state;
+    atomic_int ended, closes;
 };
 
-static const Device *host(void) { return device_find("cpu-f32"); }
-static void drop(Room *r) {
-    if (r->memory) host()->release(r->memory);
-    free(r);
+static size_t piece(const Room *r, size_t at) { return r->bytes - at < HOST_PIECE ? r->bytes - at : HOST_PIECE; }
+static size_t mapped_bytes(const Room *r) { return r->bytes + HOST_PIECE; }
+/* Huge pages are locked sooner. */
+static char *map(const Room *r) {
+    if (mapped_bytes(r) < r->bytes) return NULL;
+    void *p = mmap(NULL, mapped_bytes(r), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+#if defined(MADV_HUGEPAGE)
+    madvise(p, mapped_bytes(r), MADV_HUGEPAGE);
+#endif
+    return p;
 }
 static void *take(void *room) {
     Room *r = room;
-    r->memory = host()->alloc(r->bytes);                    /* which writes to all of it */
-    if (atomic_exchange(&r->state, ENDED) == CLOSED) drop(r);
+    while (r->locked < r->bytes && !r->closes) {
+        const size_t n = piece(r, r->locked);
+        memset(r->memory + r->locked, 0, n);
+        if (!r->dev->host_lock(r->near, r->memory + r->locked, n)) break;
+        r->locked += n;
+    }
+    r->ended = 1;
     return NULL;
 }
 
 /* At least large pages, so that no page has anything else, too. */
-Room *room_open(size_t bytes) {
+Room *room_open(const Device *dev, const void *near, size_t bytes) {
     enum { LEAST = 2 << 20 };
     Room *r = mem_alloc(sizeof *r);
+    r->dev = dev;
+    r->near = near;
     r->bytes = bytes > LEAST ? bytes : LEAST;
+    r->mapped = map(r);
+    if (!r->mapped) return r;
+    r->memory = r->mapped + (HOST_PIECE - (uintptr_t)r->mapped % HOST_PIECE) % HOST_PIECE;
     r->has_thread = !pthread_create(&r->thread, NULL, take, r);
     if (!r->has_thread) take(r);
     return r;
 }
 RoomState room_state(Room *r, int waits) {
-    if (r->has_thread && (waits || atomic_load(&r->state) == ENDED)) {
+    if (r->has_thread && (waits || r->ended)) {
         pthread_join(r->thread, NULL);
         r->has_thread = 0;
     }
-    return r->has_thread ? ROOM_LATER : r->memory ? ROOM_READY : ROOM_NONE;
+    return r->has_thread ? ROOM_LATER : r->mapped && r->locked == r->bytes ? ROOM_READY : ROOM_NONE;
 }
 void *room_memory(const Room *r) { return r->memory; }
 void room_close(Room *r) {
     if (!r) return;
-    const pthread_t thread = r->thread;                     /* it may free r as soon as it is CLOSED */
-    if (!r->has_thread) drop(r);
-    else if (atomic_exchange(&r->state, CLOSED) == WORKS) pthread_detach(thread);
-    else {
-        pthread_join(thread, NULL);
-        drop(r);
-    }
+    r->closes = 1;
+    room_state(r, 1);
+    for (size_t at = 0; at < r->locked; at += piece(r, at)) r->dev->host_unlock(r->memory + at);
+    if (r->mapped) munmap(r->mapped, mapped_bytes(r));
+    free(r);
 }

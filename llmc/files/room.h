@@ -1,14 +1,14 @@
-/* room.h: much memory of the host, taken by a thread. Fresh pages of tens of GB take many seconds; a run trains meanwhile, as nothing is
- * saved in its first minute. */
+/* room.h: much memory of the host, which a device reaches directly, made by a thread. Fresh pages of tens of GB take many seconds, and so
+ * does locking them for a GPU; a run trains meanwhile, as nothing is saved in its first minute. */
 #ifndef ROOM_H
 #define ROOM_H
-#include <stddef.h>
+#include "llmc/model/tensor.h"
 
 typedef struct Room Room;
 typedef enum { ROOM_NONE, ROOM_LATER, ROOM_READY } RoomState;  /* NONE: the host does not have it. In this order: the least of several counts */
 
-Room     *room_open(size_t bytes);
+Room     *room_open(const Device *dev, const void *near, size_t bytes);     /* near: memory of the device */
 RoomState room_state(Room *r, int waits);                   /* waits: not LATER */
-void     *room_memory(const Room *r);                       /* of one that is READY */
-void      room_close(Room *r);                              /* also LATER: then its thread frees it */
+void     *room_memory(const Room *r);                       /* of one that is READY: zeros */
+void      room_close(Room *r);                              /* also LATER */
 #endif

@@ -223,28 +223,22 @@ Saver *saver_open(const Model *m, const Optimizer *o) {
     s->group = m->dp.ranks > 1 ? m->dp.parallel->group : NULL;
     return s;
 }
-static void drop_room(Saver *s) {
-    if (s->share.copy) s->share.model->dev->host_unlock(s->share.copy);
-    room_close(s->room);
-    s->room = NULL;
-    s->share.copy = NULL;
-}
 size_t saver_room(const Saver *s) { return s->share.bytes; }
-void   saver_make_room(Saver *s) { s->room = room_open(s->share.bytes); }
+void   saver_make_room(Saver *s) { s->room = room_open(s->share.model->dev, s->share.model->params, s->share.bytes); }
 RoomState saver_use_room(Saver *s, int waits) {
     if (!s->room || s->share.copy) return s->room ? ROOM_READY : ROOM_NONE;
     RoomState state = room_state(s->room, waits);
     if (s->group) state = (RoomState)group_min(s->group, state);
-    if (state == ROOM_LATER) return state;
-    int locked = state == ROOM_READY && s->share.model->dev->host_lock(room_memory(s->room), s->share.bytes);
-    if (locked) s->share.copy = room_memory(s->room);
-    if (s->group) locked = group_min(s->group, locked);     /* no rank goes on while another device may have to be idle */
-    if (!locked) drop_room(s);
-    return locked ? ROOM_READY : ROOM_NONE;
+    if (state == ROOM_READY) s->share.copy = room_memory(s->room);
+    if (state == ROOM_NONE) {
+        room_close(s->room);
+        s->room = NULL;
+    }
+    return state;
 }
 void saver_close(Saver *s) {
     if (!s) return;
-    drop_room(s);
+    room_close(s->room);
     share_close(&s->share);
     free(s);
 }

@@ -455,16 +455,13 @@ static uint64_t fingerprint(const Model *m, int leads) {
 
 /* Saves before the memory for a copy is there make none. */
 static void use_room(Run *r) {
-    const double start = now();
     if (!r->save_room || r->copies) return;
     const RoomState state = saver_use_room(r->saver, 0);
     r->copies = state == ROOM_READY;
     if (state == ROOM_NONE) {
         if (r->leads) warn("the host does not have %.1f MB for a copy of what is saved: steps wait for saves", (double)r->save_room / 1e6);
         r->save_room = 0;
-    } else if (r->copies && r->dev->is_gpu)
-        log_line(&r->log, "the steps waited %.3f s, once, until the device could reach %.1f MB of the host's memory, for copies of what is saved",
-                 now() - start, (double)r->save_room / 1e6);
+    }
 }
 void run_save(Run *r, int timed, int waits) {
     Error e;

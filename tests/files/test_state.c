@@ -1,6 +1,7 @@
 /* test_state.c: damaged and half-saved checkpoints. The readers of run.json and of log.jsonl's first line; impossible optimizer states with
  * valid checksums; saves that failed half-way. Whole runs with kills and failing calls: tests/faults.sh. */
 #define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "tests/model/trainee.h"
 #include "tests/test.h"
 #include "llmc/base/json.h"
@@ -9,6 +10,8 @@
 #include "llmc/run/progress.h"
 #include "llmc/run/settings.h"
 #include <math.h>
+#include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -319,15 +322,55 @@ static void replaced_files(void) {
     free(path), free(again), free(data);
 }
 
+/* A device that can reach three pieces. */
+static int locks;
+static int lock_few(const void *near, void *host, size_t bytes) {
+    (void)near;
+    const uintptr_t from = (uintptr_t)host;
+    return from / HOST_PIECE == (from + bytes - 1) / HOST_PIECE && locks < 3 ? ++locks : 0;
+}
+static void unlock(void *host) { locks -= !((uintptr_t)host % HOST_PIECE); }
+static void locked_in_pieces(void) {
+    Device few = *device_find("cpu-f32");
+    few.host_lock = lock_few, few.host_unlock = unlock;
+    Room *fits = room_open(&few, NULL, 2 * (size_t)HOST_PIECE + 1);
+    check(room_state(fits, 1) == ROOM_READY && locks == 3, "memory is locked in pieces");
+    room_close(fits);
+    check(!locks, "and unlocked");
+    Room *more = room_open(&few, NULL, 3 * (size_t)HOST_PIECE + 1);
+    check(room_state(more, 1) == ROOM_NONE && locks == 3, "a device that cannot reach all of it uses none");
+    room_close(more);
+    check(!locks, "whose pieces are unlocked, too");
+}
+/* The thread of one that is closed ends with the piece that it is at. */
+static atomic_int slow_locks;
+static int lock_slowly(const void *near, void *host, size_t bytes) {
+    (void)near, (void)host, (void)bytes;
+    slow_locks++;
+    usleep(20000);
+    return 1;
+}
+static void closed_early(void) {
+    Device slow = *device_find("cpu-f32");
+    slow.host_lock = lock_slowly;
+    Room *much = room_open(&slow, NULL, 8 * (size_t)HOST_PIECE);
+    while (!slow_locks) usleep(1000);
+    check(room_state(much, 0) == ROOM_LATER, "memory that is not there yet");
+    room_close(much);
+    check(slow_locks < 8, "closing does not wait for all of it");
+}
 /* Memory for copies is taken by a thread, and given back whether that has ended or not. */
 static void rooms(void) {
     enum { MB = 1 << 20 };
-    Room *none = room_open(SIZE_MAX), *some = room_open(1), *much = room_open((size_t)256 * MB);
+    const Device *dev = device_find("cpu-f32");
+    Room *none = room_open(dev, NULL, SIZE_MAX), *some = room_open(dev, NULL, 1), *much = room_open(dev, NULL, (size_t)256 * MB);
     check(room_state(none, 1) == ROOM_NONE, "more memory than any host has");
     check(room_state(some, 1) == ROOM_READY && room_state(some, 0) == ROOM_READY, "little memory is there, and stays");
     char *memory = room_memory(some);
     check(memory && !memory[0] && !memory[2 * MB - 1], "at least a large page, zeroed");
     room_close(none), room_close(some), room_close(much), room_close(NULL);
+    locked_in_pieces();
+    closed_early();
 }
 /* The best weights are a second name of a state's. */
 static void best_linked(Trainee *t) {
