@@ -23,7 +23,7 @@ MICRO = 32768                # tokens of a micro-batch: B 32, T 1024
 GLOBAL = 4 << 20             # tokens of a step if the step is fixed
 SHARDED = [                  # name, parameters, seconds of a micro-batch on one GPU; -z 1 fits
     ("7B, 32,768 tokens",  6816e6, 0.95 * 543.8e-3, True),      # measured: H200
-    ("30B, 4,096 tokens", 30.53e9, 4096 / 13000, False),        # ASSUMED: 13,000 tokens/s
+    ("30B, 32,768 tokens", 30.12e9, 1.672, False),              # measured: 4 x H200 with -z 3, so with what is exchanged inside a node
 ]
 SLOW = 0.85 * 12.5e9         # B/s each way per GPU, of a slower network. ASSUMED: 85 % of 100 Gb/s a GPU
 

@@ -7,13 +7,13 @@
 #   bits        losses and weights with -rp 1: the same for all levels, AdamW and Muon
 #   sockets     two processes, each a pretended machine whose NCCL has nothing but sockets: the same bits, and the time of a step
 #   generation  infer_moe -ng 1 and all: the same text
-# Settings by environment: RANKS (all GPUs)  DEVICE=cuda  STEPS=30  PATIENCE=240 (s for the steps of a run)  LEVELS="1 3"  MODELS="seven thirty"
+# Settings by environment: RANKS (all GPUs)  DEVICE=cuda  STEPS=30  SAVE_AT=100  PATIENCE=240 (s for the steps of a run)  LEVELS="1 3"  MODELS="seven thirty"
 #   SEVEN, THIRTY: model and options of each;  SMALL: of bits and sockets
 set -u
-RANKS=${RANKS:-$(nvidia-smi -L | wc -l)} DEVICE=${DEVICE:-cuda} STEPS=${STEPS:-30} PATIENCE=${PATIENCE:-240} LEVELS=${LEVELS:-1 3}
+RANKS=${RANKS:-$(nvidia-smi -L | wc -l)} DEVICE=${DEVICE:-cuda} STEPS=${STEPS:-30} SAVE_AT=${SAVE_AT:-100} PATIENCE=${PATIENCE:-240} LEVELS=${LEVELS:-1 3}
 MODELS=${MODELS:-seven thirty}
 SEVEN=${SEVEN:--e m16:c2048h16e64k8f1024u1 -b 8 -t 4096 -d 0 -wo adamw}                             # OLMoE's shape
-THIRTY=${THIRTY:--e m48:c2048h32d128q4e128k8f768u1 -b 4 -t 4096 -d 0 -wo muon -mw 0 -mo bf16}       # Qwen3-30B-A3B's
+THIRTY=${THIRTY:--e m48:c2048h32d128q4e128k8f768u1 -b 8 -t 4096 -d 0 -wo muon -mw 0 -mo bf16}       # Qwen3-30B-A3B's
 SMALL=${SMALL:--e m4:c256e16k4 -b 8 -t 128 -d 4096}
 train=$(pwd)/train_moe infer=$(pwd)/infer_moe
 . "$(dirname -- "$0")/runs.sh"
@@ -43,11 +43,13 @@ if wants speed; then
 fi
 
 if wants saves; then
-    echo; echo "a save behind the steps: s that steps waited, s until it was written"
+    # The next save, SAVE_AT steps later, would wait for this one; before the first, the memory for a copy has to be there.
+    echo; echo "a save behind the steps: s that steps waited, s until it was written; ms of the step before it, and of the one after it"
     for level in $LEVELS; do
         rm -rf "$work/out"
-        train_until '"event": "save"' "$work/out/log.jsonl" "$work/said" "$PATIENCE" "$train" $tokens $SEVEN -ng "$RANKS" -z "$level" -n 12 -nk 1 -o "$work/out" || continue
+        train_until '"event": "save"' "$work/out/log.jsonl" "$work/said" "$PATIENCE" "$train" $tokens $SEVEN -ng "$RANKS" -z "$level" -nt 0 -n "$SAVE_AT" -nk 1 -o "$work/out" || continue
         echo "-z $level: $(grep '"event": "save"' "$work/out/log.jsonl" | sed 's/.*"paused": \([0-9.]*\), "seconds": \([0-9.]*\).*/\1 \2/' | head -1);" \
+            "$(grep '"event": "step"' "$work/out/log.jsonl" | sed -n "$SAVE_AT,$((SAVE_AT + 1))s/.*\"ms\": \([0-9.]*\).*/\1/p" | tr '\n' ' ')" \
             "$(grep -o 'a copy for saves.*' "$work/said" | head -1)"
     done
 fi
