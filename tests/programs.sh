@@ -521,6 +521,9 @@ expect 0 'step   64/64' $train -i page.txt -o x5 -y 1 -x 64 --allow-data-change 
 ok "the best loss on other data is forgotten" grep -q 'counts no more' "$said"
 ok "and the best weights are those of a step on these" grep -q '^best val loss .* at step 64$' "$said"
 resume 0 'run of 64 steps is complete' x5
+expect 0 'step   66/66' $train -i page.txt -o x5 -y 1 -x 66 -m 1
+ok "so is the best loss over other tokens" grep -q 'validations are now over .* counts no more' "$said"
+ok "whose best weights are again those of a step on these" grep -q '^best val loss .* at step 66$' "$said"
 ok "other weights, other fingerprint" [ "$(fingerprint whole)" != "$(fingerprint x5)" ]
 dense="$train $data -e d2:c32h4f32 -rs sigmoid -b 2 -t 32 -s 0 -o dense"
 expect 0 fingerprint $dense -x 3

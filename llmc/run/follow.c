@@ -306,6 +306,15 @@ static void log_usage(Run *r, double validation_seconds) {
     log_event(&r->log, &e);
 }
 
+/* Losses over other tokens, or with less before them, do not compare: a run that goes on with other -m, -t or -b begins anew. */
+static void forget_other_best(Run *r, int64_t tokens) {
+    Progress *p = &r->progress;
+    if (p->best_step < 0 || !p->best_tokens || (p->best_tokens == tokens && p->best_length == r->s.seq)) return;
+    if (r->leads)
+        warn("validations are now over %lld tokens in sequences of %d, before over %lld in sequences of %lld: the best loss so far (%.6f) counts no more",
+             (long long)tokens, r->s.seq, (long long)p->best_tokens, (long long)p->best_length, p->best_loss);
+    p->best_step = -1;
+}
 int run_validate(Run *r) {
     const double start = now();
     Model *m = &r->model;
@@ -317,7 +326,11 @@ int run_validate(Run *r) {
     if (used <= 0) return 1;
     const double bytes = (double)data_bytes(r->data, DATA_VALIDATION);
     const double tokens = (double)data_tokens(r->data, DATA_VALIDATION);
-    if (isfinite(loss) && (loss < p->best_loss || p->best_step < 0) && keep_best(r)) { p->best_loss = loss; p->best_step = p->step; }
+    forget_other_best(r, (int64_t)used);
+    if (isfinite(loss) && (loss < p->best_loss || p->best_step < 0) && keep_best(r)) {
+        p->best_loss = loss, p->best_step = p->step;
+        p->best_tokens = (int64_t)used, p->best_length = r->s.seq;
+    }
     log_validation(&r->log, &(ValidationStats){
         .step = p->step, .loss = loss, .bits_per_byte = bytes > 0 ? loss * tokens / bytes / log(2) : 0,
         .best = p->best_loss, .best_step = p->best_step });

@@ -47,7 +47,8 @@ void progress_to_json(const Progress *p, const char *device, Text *out) {
     text_add_double(out, p->seconds);
     text_add(out, ",\n  \"best_loss\": ");
     text_add_double(out, p->best_step < 0 ? 0 : p->best_loss);
-    text_add(out, ",\n  \"best_step\": %lld,\n  \"loss_window\": ", (long long)p->best_step);
+    text_add(out, ",\n  \"best_step\": %lld,\n  \"best_tokens\": %lld,\n  \"best_length\": %lld,\n  \"loss_window\": ", (long long)p->best_step,
+             (long long)p->best_tokens, (long long)p->best_length);
     window_to_json(out, &p->loss);
     text_add(out, ",\n  \"norm_window\": ");
     window_to_json(out, &p->norm);
@@ -57,7 +58,7 @@ void progress_to_json(const Progress *p, const char *device, Text *out) {
 /* Members of run.json. The last row is read by llmc/files/checkpoint.c, settings.c, and people. */
 static int is_known(const char *key) {
     static const char *const members[] = {
-        "step", "samples", "tokens", "updates", "bad_steps", "seed", "data", "seconds", "best_loss", "best_step",
+        "step", "samples", "tokens", "updates", "bad_steps", "seed", "data", "seconds", "best_loss", "best_step", "best_tokens", "best_length",
         "loss_window", "norm_window", "unvalidated",
         "format", "device", "files", "config", "options", "crc32c",
     };
@@ -82,6 +83,8 @@ int progress_from_json(const JsonValue *run, Progress *p, Error *e) {
         || !json_read_hex(GET("data"), &p->data, e)
         || !window_from_json(GET("loss_window"), &p->loss, e)
         || !window_from_json(GET("norm_window"), &p->norm, e)
+        || (json_get(run, "best_tokens") && !json_read_int(GET("best_tokens"), 0, most, &p->best_tokens, e))
+        || (json_get(run, "best_length") && !json_read_int(GET("best_length"), 0, most, &p->best_length, e))
         || (json_get(run, "unvalidated") && !json_read_int(GET("unvalidated"), 0, 1, &unvalidated, e))) return 0;
 #undef GET
     for (const JsonValue *v = json_first(run); v; v = v->next)

@@ -14,6 +14,7 @@ typedef struct {
     int      unvalidated;               /* 1: stopped in the validation of `step`, which the resumed run repeats */
     double   seconds;                   /* of training, over all sessions */
     double   best_loss;  int64_t best_step;     /* of validation; best_step -1: none yet */
+    int64_t  best_tokens, best_length;  /* over how many tokens, in sequences of which length; 0: a run that did not note it */
     uint64_t seed, data;                /* data: its fingerprint */
     Window   loss, norm;
 } Progress;
