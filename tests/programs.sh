@@ -254,6 +254,9 @@ expect 3 "iconv.* 'two words.txt' > utf-8.txt" $train -i 'two words.txt' -o new
 for plain in 'PAR1' 'RIFF' 'SQLite format' 'BZh'; do { printf "$plain"; cat page.txt; } > odd.dat; expect 0 'text as bytes' $train -i odd.dat -t 16 -x 0; done
 { printf '{"text": "'; tr -d '"\n\\' < page.txt; printf '"}\n'; } > odd.json
 expect 0 'looks like JSON' $train -i odd.json -t 16 -x 0
+printf 'na\357ve %.0s' $(seq 200) > latin.txt
+expect 0 'latin.txt is not UTF-8: byte 2 is 0xef.* iconv -f ISO-8859-1 -t UTF-8 latin.txt' $train -i latin.txt -t 16 -x 0
+ok "bytes are asked for" sh -c "$train -i latin.txt -t 16 -x 0 -ab 1 2>&1 | grep -q 'not UTF-8'; test \$? = 1"
 
 # ---- the output folder -------------------------------------------------------------------------------------------------------
 

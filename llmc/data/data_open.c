@@ -117,6 +117,18 @@ static void fingerprint(Data *d, int use, const char *name, int64_t size, const 
     d->fingerprint = hash_bytes(hash_bytes(h, head, bytes), tail, bytes);
 }
 
+/* The beginning tells: an encoding holds for a whole file. */
+static void check_utf8(const Source *s) {
+    enum { LOOKED_AT = 1 << 20 };
+    const size_t some = s->bytes > LOOKED_AT ? utf8_complete(s->text, LOOKED_AT) : s->bytes, valid = utf8_valid(s->text, some);
+    if (valid == some) return;
+    Text command = { 0 };
+    text_add_string(&command, "iconv -f ISO-8859-1 -t UTF-8 ");
+    text_add_word(&command, s->path);
+    warn("%s is not UTF-8: byte %zu is 0x%02x. It is trained on as it is, and generated text will not show such characters. If it is Latin-1: %s > utf-8.txt",
+         s->path, valid, (unsigned char)s->text[valid], command.at);
+    free(command.at);
+}
 /* 0: it is another kind of file, whose bytes nobody wants to train on. */
 static int is_text(const Data *d, const Source *s, Error *e) {
     const char *remedy, *what = d->any_bytes ? NULL : kind_of_binary(s->text, s->bytes, &remedy), *name = strstr(what ? remedy : "", "%s");
@@ -131,6 +143,7 @@ static int is_text(const Data *d, const Source *s, Error *e) {
     }
     if (!d->any_bytes && !s->separate && kind_is_json(s->text, s->bytes))
         warn("%s looks like JSON, and is read as plain text. Of files called *.jsonl, a document is read from each line: {\"text\": \"...\"}", s->path);
+    if (!d->any_bytes && !s->separate) check_utf8(s);
     return 1;
 }
 

@@ -185,6 +185,8 @@ static int read_setting(Options o, char *line, Error *e) {
     char *value = trim(rest);
     if (*value == '=') value = trim(value + 1);
     *rest = 0;
+    const size_t length = strlen(value);
+    if (length > 1 && value[0] == '"' && value[length - 1] == '"') value[length - 1] = 0, value++;
     name += strspn(name, "-");
     int i = 0;
     while (i < o.count && strcmp(name, o.rows[i].letter) && strcmp(name, o.rows[i].name)) i++;
@@ -224,8 +226,8 @@ void options_write(Options o, Text *out) {
         if (strcmp(group, row->group)) text_add(out, "\n# %s\n", group = row->group);
         option_value(row, o.settings, value, sizeof value);
         const size_t n = strlen(value);
-        const int simple = !n || (!strpbrk(value, "\r\n") && !strchr(" \t=", value[0]) && !strchr(" \t", value[n - 1]));
-        if (simple) text_add(out, "%-17s = %s\n", row->name, value);
+        const char *quote = n && (strchr(" \t=\"", value[0]) || strchr(" \t", value[n - 1])) ? "\"" : "";
+        if (!strpbrk(value, "\r\n")) text_add(out, "%-17s = %s%s%s\n", row->name, quote, value, quote);
         else text_add(out, "# %s cannot be written here: to be given on the command line (-%s)\n", row->name, row->letter);
     }
 }

@@ -246,7 +246,7 @@ static void parse_line(void *line) {
 /* What -cf reads, after a command line that gave -c and -ra. */
 static void settings_files(Options o, Small *s) {
     static const struct { const char *text, *says; } files[] = {
-        { "# a comment\n\n  kind = wsd  \r\n c=9\n--rate 3\n", "" },  { "k wsd", "" },  { "", "" },  { "\xef\xbb\xbfk wsd", "" },
+        { "# a comment\n\n  kind = wsd  \r\n c=9\n--rate 3\n", "" },  { "k wsd", "" },  { "k = \"wsd\"", "" },  { "", "" },  { "\xef\xbb\xbfk wsd", "" },
         { "kind = wsd\n\nk wsd\n", "line 3: kind (-k) is given twice" },  { "colour = red", "line 1: colour: no such option" },
         { "kind = step", "line 1: -k step: expected one of" },              { "kind\n", "line 1: -k : expected one of" },
     };
@@ -267,6 +267,11 @@ static void settings_files(Options o, Small *s) {
     Text written = { 0 };
     options_write(o, &written);
     check(strstr(written.at, "\ncount             = 7\n") != NULL, "settings are written as name = value: %s", written.at);
+    s->kind = " \"a ";
+    written.length = 0;
+    options_write(o, &written);
+    s->kind = before.kind;
+    check(strstr(written.at, "\nkind              = \" \"a \"\n") != NULL, "blanks at the ends are in quotes: %s", written.at);
     char nul[] = "c 8\0x";
     check(!options_read(o, nul, sizeof nul - 1, &e) && strstr(e.text, "binary"), "a binary file is refused: %s", e.text);
     free(written.at);
