@@ -127,7 +127,8 @@ static inline unsigned atomicInc(unsigned *p, unsigned last) { const unsigned ol
 typedef int cudaStream_t, cudaEvent_t;
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue, cudaErrorMemoryAllocation, cudaErrorStreamCaptureUnsupported };
 enum { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaFuncAttributeMaxDynamicSharedMemorySize,
-       cudaEventDisableTiming, cudaStreamNonBlocking, cudaHostRegisterPortable };
+       cudaEventDisableTiming, cudaStreamNonBlocking, cudaHostRegisterDefault };
+struct cudaPointerAttributes { int device; };
 static inline cudaError_t cudaGetLastError(void) { return cudaSuccess; }
 template <class T> static inline cudaError_t cudaMalloc(T **p, size_t bytes) {
     *(void **)p = aligned_alloc(256, (bytes + 511) / 256 * 256);
@@ -135,6 +136,8 @@ template <class T> static inline cudaError_t cudaMalloc(T **p, size_t bytes) {
 }
 template <class T> static inline cudaError_t cudaMallocHost(T **p, size_t bytes) { return cudaMalloc(p, bytes); }
 static inline cudaError_t cudaHostRegister(void *, size_t, int) { return cudaSuccess; }
+static inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *) { a->device = 0; return cudaSuccess; }
+static inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 static inline cudaError_t cudaHostUnregister(void *) { return cudaSuccess; }
 static inline cudaError_t cudaFree(void *p) { free(p); return cudaSuccess; }
 static inline cudaError_t cudaFreeHost(void *p) { free(p); return cudaSuccess; }
