@@ -68,8 +68,8 @@ Recording  *cuda_record_end(const char **why);
 void        cuda_replay(const Recording *r);
 void        cuda_record_free(Recording *r);
 
-// meeting.cu. The ranks of a process, and how many they are are found by meeting_open, which all ranks of the group call. cuda_meet returns
-// when all of these have called it; for NULL it does nothing, and while work is recorded, whose replay meets.
+// meeting.cu. meeting_open, which all ranks of the group call, is the meeting of those in this process. cuda_meet returns when all of them have
+// called it; for NULL it does nothing, nor while work is recorded, whose replay meets.
 Meeting *meeting_open(Group *group);
 void     meeting_close(Meeting *m);
 void     cuda_meet(Meeting *m);

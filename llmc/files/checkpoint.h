@@ -46,9 +46,10 @@ typedef enum { SAVED_NOTHING, SAVED_STATE, SAVED_ALL } Saved;
 /* A save by all ranks, which call these functions in the same order; the folder must be one that all of them see. Each writes its own
  * part of every tensor, and needs no other rank's, so none has more of the model in memory than it trains; the files are those that one
  * rank would write. If one rank cannot, none of it is saved, and all get its reason.
- * open: of a planned model and optimizer. room: bytes of a copy of what this rank writes, in the host's memory. make_room: a
- * thread begins to take them. use_room, between saves: if they are there on all ranks, later saves make a copy. With a copy training goes on while files are written, and only waits for the copy; on a
- * GPU from before the next update on (Device.copied). Without, begin returns when this rank has written.
+ * open: of a planned model and optimizer. room: bytes of a copy of what this rank writes, in the host's memory. make_room: a thread begins
+ * to take them. use_room, between saves: if they are there on all ranks, later saves make a copy. With a copy training goes on while files
+ * are written, and only waits for the copy; on a GPU from before the next update on (Device.copied). Without, begin returns when this rank
+ * has written.
  * begin: 0: nothing was saved. busy, of this rank alone: 1: the next call of saver_next would wait for its thread. next, when no rank is
  * busy, or to wait: 1: the save has ended, with the result *saved, and e unless it is SAVED_ALL. end: next until then. */
 typedef struct Saver Saver;
