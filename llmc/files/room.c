@@ -43,13 +43,11 @@ static void *take(void *room) {
     return NULL;
 }
 
-/* At least large pages, so that no page has anything else, too. */
 Room *room_open(const Device *dev, const void *near, size_t bytes) {
-    enum { LEAST = 2 << 20 };
     Room *r = mem_alloc(sizeof *r);
     r->dev = dev;
     r->near = near;
-    r->bytes = bytes > LEAST ? bytes : LEAST;
+    r->bytes = bytes;
     r->mapped = map(r);
     if (!r->mapped) return r;
     r->memory = r->mapped + (HOST_PIECE - (uintptr_t)r->mapped % HOST_PIECE) % HOST_PIECE;

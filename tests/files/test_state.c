@@ -361,13 +361,12 @@ static void closed_early(void) {
 }
 /* Memory for copies is taken by a thread, and given back whether that has ended or not. */
 static void rooms(void) {
-    enum { MB = 1 << 20 };
     const Device *dev = device_find("cpu-f32");
-    Room *none = room_open(dev, NULL, SIZE_MAX), *some = room_open(dev, NULL, 1), *much = room_open(dev, NULL, (size_t)256 * MB);
+    Room *none = room_open(dev, NULL, SIZE_MAX), *some = room_open(dev, NULL, 1), *much = room_open(dev, NULL, 8 * (size_t)HOST_PIECE);
     check(room_state(none, 1) == ROOM_NONE, "more memory than any host has");
     check(room_state(some, 1) == ROOM_READY && room_state(some, 0) == ROOM_READY, "little memory is there, and stays");
     char *memory = room_memory(some);
-    check(memory && !memory[0] && !memory[2 * MB - 1], "at least a large page, zeroed");
+    check(memory && !memory[0], "of zeros");
     room_close(none), room_close(some), room_close(much), room_close(NULL);
     locked_in_pieces();
     closed_early();

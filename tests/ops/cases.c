@@ -1284,6 +1284,7 @@ static void each_product(const Visit *v, int exact) {
     V(v, matmul_forward(s, N, C, 2*F, exact));
     for (int how = SET; how <= ADD; how++) V(v, matmul_backward_input(s, N, C, 2*F, (Write)how, exact));
     for (int how = SET; how <= SET_ROUNDED; how++) V(v, matmul_backward_weight(s, N, C, 2*F, (Write)how, exact));
+    if (F >= 300) V(v, matmul_backward_weight(s, N, C, 4*F, ADD, exact));           /* TALL for every width of vectors: kernels/cpu/matmul.c */
     for (Rows from = BY_TOKEN; from <= GROUPED; from++)
         for (Rows to = BY_TOKEN; to <= GROUPED; to++) {
             const int odd = ((int)from + (int)to + exact) % 2;
