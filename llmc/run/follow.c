@@ -309,11 +309,11 @@ static void log_usage(Run *r, double validation_seconds) {
 /* Losses over other tokens, or with less before them, do not compare: a run that goes on with other -m, -t or -b begins anew. */
 static void forget_other_best(Run *r, int64_t tokens) {
     Progress *p = &r->progress;
-    if (p->best_step < 0 || !p->best_tokens || (p->best_tokens == tokens && p->best_length == r->s.seq)) return;
+    if (p->best.step < 0 || !p->best.tokens || (p->best.tokens == tokens && p->best.length == r->s.seq)) return;
     if (r->leads)
         warn("validations are now over %lld tokens in sequences of %d, before over %lld in sequences of %lld: the best loss so far (%.6f) counts no more",
-             (long long)tokens, r->s.seq, (long long)p->best_tokens, (long long)p->best_length, p->best_loss);
-    p->best_step = -1;
+             (long long)tokens, r->s.seq, (long long)p->best.tokens, (long long)p->best.length, p->best.loss);
+    p->best.step = -1;
 }
 int run_validate(Run *r) {
     const double start = now();
@@ -327,13 +327,13 @@ int run_validate(Run *r) {
     const double bytes = (double)data_bytes(r->data, DATA_VALIDATION);
     const double tokens = (double)data_tokens(r->data, DATA_VALIDATION);
     forget_other_best(r, (int64_t)used);
-    if (isfinite(loss) && (loss < p->best_loss || p->best_step < 0) && keep_best(r)) {
-        p->best_loss = loss, p->best_step = p->step;
-        p->best_tokens = (int64_t)used, p->best_length = r->s.seq;
+    if (isfinite(loss) && (loss < p->best.loss || p->best.step < 0) && keep_best(r)) {
+        p->best.loss = loss, p->best.step = p->step;
+        p->best.tokens = (int64_t)used, p->best.length = r->s.seq;
     }
     log_validation(&r->log, &(ValidationStats){
         .step = p->step, .loss = loss, .bits_per_byte = bytes > 0 ? loss * tokens / bytes / log(2) : 0,
-        .best = p->best_loss, .best_step = p->best_step });
+        .best = p->best.loss, .best_step = p->best.step });
     log_usage(r, now() - start);
     if (m->routers && r->leads) {
         const size_t loads = router_offset(m, m->routers);
@@ -507,8 +507,8 @@ void run_save(Run *r, int timed, int waits) {
 static void log_summary(Run *r, uint64_t weights) {
     const Progress *p = &r->progress;
     log_end(&r->log, p, weights, peak_memory());
-    if (p->best_step >= 0)
-        log_line(&r->log, "best val loss    | %.6f at step %lld", p->best_loss, (long long)p->best_step);
+    if (p->best.step >= 0)
+        log_line(&r->log, "best val loss    | %.6f at step %lld", p->best.loss, (long long)p->best.step);
     log_line(&r->log, "time             | %.1f s since the program started; %.1f s of training in all sessions",
              now() - r->started, p->seconds);
     log_line(&r->log, "tokens           | %lld, %.0f per second",
@@ -548,7 +548,7 @@ void run_end_log(Run *r) {
     if (!report_update(r->report, 0, &e)) warn("%s", e.text);
     report_close(r->report);
     Text folder = { 0 };
-    char *best = text_format("%s%s", r->s.out, r->s.keep_best && r->progress.best_step >= 0 ? "/best" : "");
+    char *best = text_format("%s%s", r->s.out, r->s.keep_best && r->progress.best.step >= 0 ? "/best" : "");
     text_add_word(&folder, r->finished ? best : r->s.out);
     if (r->finished && data_has_chats(r->data))
         log_line(&r->log, "\nto talk to it:  make infer_moe && ./infer_moe %s -m chat", folder.at);

@@ -256,8 +256,8 @@ void log_end(Log *l, const Progress *p, uint64_t fingerprint, double peak_memory
     Text e = event("end");
     event_int(&e, "steps", p->step);
     event_double(&e, "seconds", p->seconds);
-    event_double(&e, "best", p->best_step < 0 ? NAN : p->best_loss);
-    event_int(&e, "best_step", p->best_step);
+    event_double(&e, "best", p->best.step < 0 ? NAN : p->best.loss);
+    event_int(&e, "best_step", p->best.step);
     event_int(&e, "tokens", p->tokens);
     event_double(&e, "tok_s", p->seconds > 0 ? (double)p->tokens / p->seconds : NAN);
     event_text(&e, "fingerprint", digits, strlen(digits));

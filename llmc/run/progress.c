@@ -46,9 +46,9 @@ void progress_to_json(const Progress *p, const char *device, Text *out) {
              (unsigned long long)p->seed, (unsigned long long)p->data, device);
     text_add_double(out, p->seconds);
     text_add(out, ",\n  \"best_loss\": ");
-    text_add_double(out, p->best_step < 0 ? 0 : p->best_loss);
-    text_add(out, ",\n  \"best_step\": %lld,\n  \"best_tokens\": %lld,\n  \"best_length\": %lld,\n  \"loss_window\": ", (long long)p->best_step,
-             (long long)p->best_tokens, (long long)p->best_length);
+    text_add_double(out, p->best.step < 0 ? 0 : p->best.loss);
+    text_add(out, ",\n  \"best_step\": %lld,\n  \"best_tokens\": %lld,\n  \"best_length\": %lld,\n  \"loss_window\": ", (long long)p->best.step,
+             (long long)p->best.tokens, (long long)p->best.length);
     window_to_json(out, &p->loss);
     text_add(out, ",\n  \"norm_window\": ");
     window_to_json(out, &p->norm);
@@ -77,14 +77,14 @@ int progress_from_json(const JsonValue *run, Progress *p, Error *e) {
         || !json_read_int(GET("updates"), 0, p->step < INT_MAX ? p->step : INT_MAX, &updates, e)
         || !json_read_int(GET("bad_steps"), 0, p->step < INT_MAX ? p->step : INT_MAX, &bad_steps, e)
         || !json_read_double(GET("seconds"), 0, (double)most, &p->seconds, e)
-        || !json_read_double(GET("best_loss"), -1e308, 1e308, &p->best_loss, e)
-        || !json_read_int(GET("best_step"), -1, p->step, &p->best_step, e)
+        || !json_read_double(GET("best_loss"), -1e308, 1e308, &p->best.loss, e)
+        || !json_read_int(GET("best_step"), -1, p->step, &p->best.step, e)
         || !json_read_hex(GET("seed"), &p->seed, e)
         || !json_read_hex(GET("data"), &p->data, e)
         || !window_from_json(GET("loss_window"), &p->loss, e)
         || !window_from_json(GET("norm_window"), &p->norm, e)
-        || (json_get(run, "best_tokens") && !json_read_int(GET("best_tokens"), 0, most, &p->best_tokens, e))
-        || (json_get(run, "best_length") && !json_read_int(GET("best_length"), 0, most, &p->best_length, e))
+        || (json_get(run, "best_tokens") && !json_read_int(GET("best_tokens"), 0, most, &p->best.tokens, e))
+        || (json_get(run, "best_length") && !json_read_int(GET("best_length"), 0, most, &p->best.length, e))
         || (json_get(run, "unvalidated") && !json_read_int(GET("unvalidated"), 0, 1, &unvalidated, e))) return 0;
 #undef GET
     for (const JsonValue *v = json_first(run); v; v = v->next)

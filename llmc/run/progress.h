@@ -8,13 +8,15 @@
 enum { WINDOW = 128 };
 typedef struct { double x[WINDOW]; int count, next; } Window;    /* the latest values of a statistic, for its z-score */
 
+/* The best validation. step -1: none yet. Over how many tokens, in sequences of which length; 0: a run that did not note it. */
+typedef struct { double loss; int64_t step, tokens, length; } Best;
+
 typedef struct {
     int64_t  step, samples, tokens;     /* optimizer steps done, training samples and tokens used */
     int      updates, bad_steps;        /* steps that changed the weights; consecutive steps without a finite gradient */
     int      unvalidated;               /* 1: stopped in the validation of `step`, which the resumed run repeats */
     double   seconds;                   /* of training, over all sessions */
-    double   best_loss;  int64_t best_step;     /* of validation; best_step -1: none yet */
-    int64_t  best_tokens, best_length;  /* over how many tokens, in sequences of which length; 0: a run that did not note it */
+    Best     best;
     uint64_t seed, data;                /* data: its fingerprint */
     Window   loss, norm;
 } Progress;

@@ -790,7 +790,7 @@ static int publish_again(Run *r) {
     if (!r->leads) return 1;
     if (!checkpoint_publish(r->from, &r->model, r->tokenizer, r->origin, &e))
         warn("%s is not up to date with %s: %s", r->s.out, checkpoint_path(r->from), e.text);
-    if (!r->s.keep_best || p->best_step < 0 || checkpoint_best(r->from, p->best_step, &r->model, r->tokenizer, r->origin, &e)) return 1;
+    if (!r->s.keep_best || p->best.step < 0 || checkpoint_best(r->from, p->best.step, &r->model, r->tokenizer, r->origin, &e)) return 1;
     warn("the best weights are lost: %s; the next validation saves its weights as the best", e.text);
     return 0;
 }
@@ -833,7 +833,7 @@ void run_start_or_resume(Run *r) {
             warn("from here on the seed is %lld; the run began with %llu", (long long)s->seed, (unsigned long long)p->seed);
         if (r->leads) text_print(stdout, "resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
     } else {
-        *p = (Progress){ .best_step = -1, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
+        *p = (Progress){ .best = { .step = -1 }, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
         if (is_folder(s->model)) announce(r, "reading", s->model, (double)(r->model.manifest.learnable * r->dev->floatX_size));
         if (!is_folder(s->model)) draw_weights(r);
         else if (*s->upcycle) upcycle(r);
@@ -842,11 +842,11 @@ void run_start_or_resume(Run *r) {
         group_barrier(r->parallel.group);                    /* wait until every rank has validated its input */
         if (r->leads) claim_folder(r);
     }
-    if (r->from && p->data != data_fingerprint(r->data) && p->best_step >= 0) {         /* losses on other data do not compare */
-        if (r->leads) warn("the data changed, so the best validation loss so far (%.6f) counts no more", p->best_loss);
-        p->best_step = -1;
+    if (r->from && p->data != data_fingerprint(r->data) && p->best.step >= 0) {         /* losses on other data do not compare */
+        if (r->leads) warn("the data changed, so the best validation loss so far (%.6f) counts no more", p->best.loss);
+        p->best.step = -1;
     }
-    if (r->from && !group_min(r->parallel.group, publish_again(r))) p->best_step = -1;
+    if (r->from && !group_min(r->parallel.group, publish_again(r))) p->best.step = -1;
     r->lost_best = -1;
     if (r->leads && !data_keep(r->data, r->tokenizer, s->out, &e)) warn("%s; the next start encodes the text again", e.text);
     p->data = data_fingerprint(r->data);

@@ -58,7 +58,7 @@ static void progress(void) {
     Progress p;
     Error e;
     check(reads(good, strlen(good), &p, &e) && p.step == 7 && p.samples == 70 && p.tokens == 700 && p.updates == 6 && p.bad_steps == 1
-          && p.seed == 255 && p.data == 1 && p.best_step == 5 && p.loss.count == 2 && p.loss.next == 2 && p.norm.count == 0, "a progress is read");
+          && p.seed == 255 && p.data == 1 && p.best.step == 5 && p.loss.count == 2 && p.loss.next == 2 && p.norm.count == 0, "a progress is read");
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char *text = with(wrong[i].from, wrong[i].to);
         check(!reads(text, strlen(text), &p, &e) && strstr(e.text, wrong[i].names), "%s is refused: %s", wrong[i].to, e.text);
@@ -132,7 +132,7 @@ static char *file_of(const char *folder, int64_t step, const char *name) {
     return text_format("%s/state/step-%08lld/%s", folder, (long long)step, name);
 }
 static Saved save(const char *folder, const Trainee *t, int64_t step, int64_t best, int keep, Error *e) {
-    Progress p = { .step = step, .updates = (int)step, .best_step = best, .best_loss = 1 };
+    Progress p = { .step = step, .updates = (int)step, .best = { .loss = 1, .step = best } };
     Text json = { 0 };
     progress_to_json(&p, t->m.dev->name, &json);
     const Snapshot s = { .model = &t->m, .optimizer = &t->o, .step = step, .progress = json.at, .options = "{}" };
@@ -267,7 +267,7 @@ static void half_saved(Trainee *t) {
 static void tokenizer(Trainee *t) {
     char *folder = scratch_path("tokens"), *path = text_format("%s/tokenizer.json", folder);
     Tokenizer *bytes = tokenizer_bytes();
-    const Progress p = { .step = 1, .best_step = -1 };
+    const Progress p = { .step = 1, .best = { .step = -1 } };
     Text json = { 0 };
     Error e = { "" };
     size_t n;
@@ -386,7 +386,7 @@ static void copied_later(Trainee *t) {
     char *folder = scratch_path("later"), *path[2];
     Error e = { "" };
     FileSum sum[2] = { { 0 } };
-    const Progress p = { .step = 1, .best_step = -1 };
+    const Progress p = { .step = 1, .best = { .step = -1 } };
     Text json = { 0 };
     progress_to_json(&p, "cpu-f32", &json);
     Saver *s = saver_open(&t->m, &t->o);

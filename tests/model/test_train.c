@@ -612,7 +612,7 @@ static void replaying(void) {
 static Progress progress_at(int64_t step) {
     Progress p = { .step = step, .samples = step * 12345678901, .tokens = step * 98765432109,
                    .updates = (int)step - 2, .bad_steps = 1, .seconds = uniform() * 1e5,
-                   .best_loss = 1 + uniform(), .best_step = step - 3, .best_tokens = 1000 + step, .best_length = 77, .seed = 0xfedcba9876543210u,
+                   .best = { 1 + uniform(), step - 3, 1000 + step, 77 }, .seed = 0xfedcba9876543210u,
                    .data = 0x8000000000000001u };
     for (int i = 0; i < 200; i++) { window_score(&p.loss, normal()); if (i < 77) window_score(&p.norm, exp(normal())); }
     return p;
@@ -620,7 +620,7 @@ static Progress progress_at(int64_t step) {
 static int same_progress(const Progress *a, const Progress *b) {
     return a->step == b->step && a->samples == b->samples && a->tokens == b->tokens
         && a->updates == b->updates && a->bad_steps == b->bad_steps
-        && a->seconds == b->seconds && a->best_loss == b->best_loss && a->best_step == b->best_step && a->best_tokens == b->best_tokens && a->best_length == b->best_length
+        && a->seconds == b->seconds && a->best.loss == b->best.loss && a->best.step == b->best.step && a->best.tokens == b->best.tokens && a->best.length == b->best.length
         && a->seed == b->seed && a->data == b->data
         && !memcmp(&a->loss, &b->loss, sizeof a->loss) && !memcmp(&a->norm, &b->norm, sizeof a->norm);
 }
