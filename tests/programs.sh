@@ -524,6 +524,12 @@ expect 0 'step   64/64' $train -i page.txt -o x5 -y 1 -x 64 --allow-data-change 
 ok "the best loss on other data is forgotten" grep -q 'counts no more' "$said"
 ok "and the best weights are those of a step on these" grep -q '^best val loss .* at step 64$' "$said"
 resume 0 'run of 64 steps is complete' x5
+cp -r x5 blocked && rm blocked/best/model.safetensors && mkdir -p blocked/best/model.safetensors/in-the-way
+expect 5 'validation loss, of step 66, could not be saved' $train -i page.txt -o blocked -y 1 -x 66 -v 1
+ok "written beside the steps they are tried twice, too" [ "$(grep -c 'step 65, were not saved' "$said")" = 2 ]
+rm -r blocked/best/model.safetensors
+expect 0 'run of 66 steps is complete' $train -i page.txt -o blocked -y 1
+ok "best weights that could not be saved are those of the last step's checkpoint" test -f blocked/best/model.safetensors
 expect 0 'step   66/66' $train -i page.txt -o x5 -y 1 -x 66 -m 1
 ok "so is the best loss over other tokens" grep -q 'validations are now over .* counts no more' "$said"
 ok "whose best weights are again those of a step on these" grep -q '^best val loss .* at step 66$' "$said"

@@ -50,7 +50,7 @@ typedef enum { SAVED_NOTHING, SAVED_STATE, SAVED_ALL } Saved;
  * to take them. use_room, between saves: if they are there on all ranks, later saves make a copy. With a copy training goes on while files
  * are written, and only waits for the copy; on a GPU from before the next update on (Device.copied). Without, begin returns when this rank
  * has written.
- * begin: 0: nothing was saved. busy, of this rank alone: 1: the next call of saver_next would wait for its thread. next, when no rank is
+ * begin: 0: nothing was saved. begin_best: the same for FOLDER/best, of what->model only; from a copy it is tried twice. busy, of this rank alone: 1: the next call of saver_next would wait for its thread. next, when no rank is
  * busy, or to wait: 1: the save has ended, with the result *saved, and e unless it is SAVED_ALL. end: next until then. */
 typedef struct Saver Saver;
 Saver *saver_open(const Model *m, const Optimizer *o);
@@ -58,6 +58,7 @@ size_t saver_room(const Saver *s);
 void   saver_make_room(Saver *s);
 RoomState saver_use_room(Saver *s, int waits);
 int    saver_begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, Error *e);
+int    saver_begin_best(Saver *s, const char *folder, const Snapshot *what, Error *e);
 int    saver_busy(Saver *s);
 int    saver_next(Saver *s, Saved *saved, Error *e);
 Saved  saver_end(Saver *s, Error *e);

@@ -74,9 +74,9 @@ void share_close(Share *s) {
     *s = (Share){ 0 };
 }
 
-void share_copy(Share *s) {
+void share_copy(Share *s, int weights_only) {
     const Device *dev = s->model->dev;
-    for (int a = 0; a < SHARE_ARRAYS; a++) {
+    for (int a = weights_only ? SHARE_WEIGHTS : 0; a < SHARE_ARRAYS; a++) {
         size_t from = 0, to = 0, bytes = 0;                 /* of parts that follow each other: in the array, in the copy */
         for (int i = 0; i <= s->model->manifest.count; i++) {
             const SharePart *p = i < s->model->manifest.count ? &s->parts[a][i] : NULL;

@@ -28,9 +28,9 @@ void share_open(Share *s, const Model *m, const Optimizer *o);      /* of a plan
 void share_close(Share *s);
 
 /* Gets from other ranks what is borrowed, as it is now: called by all ranks. Starts the copy of what the device has now; Device.copied
- * tells when it is complete. drop: from now on the device is read, and nothing is borrowed. */
+ * tells when it is complete; weights_only: without the optimizer's state. drop: from now on the device is read, and nothing is borrowed. */
 void share_borrow(Share *s);
-void share_copy(Share *s);
+void share_copy(Share *s, int weights_only);
 void share_drop(Share *s);
 
 /* n elements of this rank's part of a tensor, from its element `first` on (of the tensor): where they are on the host, or in `buffer`. */

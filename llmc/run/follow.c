@@ -276,25 +276,60 @@ static int validation_loss(Run *r, double *loss, double *tokens) {
     return !group_max(r->parallel.group, stopped);
 }
 
-/* Saves the weights as the best. The next step changes them, so a failed attempt is repeated at once. 0: both failed; best/ keeps the
- * previous best, and a later validation that improves on that one is saved. All ranks get the same result. saved: their checkpoint is. */
-static int save_best(Run *r, int saved) {
+/* Saves before the memory for a copy is there make none. */
+static void use_room(Run *r) {
+    if (!r->save_room || r->copies) return;
+    const RoomState state = saver_use_room(r->saver, 0);
+    r->copies = state == ROOM_READY;
+    if (state == ROOM_NONE) {
+        if (r->leads) warn("the host does not have %.1f MB for a copy of what is saved: steps wait for saves", (double)r->save_room / 1e6);
+        r->save_room = 0;
+    }
+}
+static void say_lost(const Run *r, int64_t step, const char *why, const char *then) {
+    if (r->leads) warn("the best weights, of step %lld, were not saved: %s%s", (long long)step, why, then);
+}
+/* Saves the weights as the best while the steps wait. The next one changes them, so a failed attempt is repeated at once. 0: both failed;
+ * best/ keeps the previous best, and a later validation that improves on that one is saved. All ranks get the same result. saved: their
+ * checkpoint is. tried: how many attempts have failed. */
+static int save_best(Run *r, int saved, int tried) {
     Error e;
     const int64_t step = r->progress.step;
-    int ok = 1;
-    for (int attempt = 0; attempt < 2; attempt++) {
+    int ok = 0;
+    for (int attempt = tried; attempt < 2; attempt++) {
         if (!saved) ok = checkpoint_save_best(r->s.out, &r->model, step, r->tokenizer, r->origin, &e);
         else ok = group_min(r->parallel.group, !r->leads || checkpoint_link_best(r->s.out, step, &r->model, r->tokenizer, r->origin, &e));
         if (ok) break;
-        if (r->leads) warn("the best weights, of step %lld, were not saved: %s%s", (long long)step, e.text, attempt ? "" : "; trying again");
+        say_lost(r, step, e.text, attempt ? "" : "; trying again");
     }
     r->lost_best = ok ? -1 : step;
     return ok;
 }
-/* Those of the last step are saved as a whole anyway, right after: then that file gets a second name (run_save). */
-static int keep_best(Run *r) {
-    if (r->s.keep_best && r->progress.step == r->s.steps) r->best_is_last = 1;
-    return !r->s.keep_best || r->best_is_last || save_best(r, 0);
+/* Those of the last step are saved as a whole anyway, right after: then that file gets a second name (run_save). Others are written
+ * beside the steps, if there is memory for a copy and no checkpoint is being written from it. */
+static int keep_best(Run *r, Best before) {
+    Error e;
+    const int64_t step = r->progress.step;
+    if (!r->s.keep_best) return 1;
+    if (step == r->s.steps) return r->best_is_last = 1;
+    use_room(r);
+    if (!r->copies || r->saving) return save_best(r, 0, 0);
+    const Snapshot what = { .model = &r->model, .tokenizer = r->tokenizer, .origin = r->origin, .step = step };
+    r->best_before = before;
+    r->saving_step = step;
+    if (saver_begin_best(r->saver, r->s.out, &what, &e)) {
+        r->saving = SAVES_BEST;
+        return 1;
+    }
+    say_lost(r, step, e.text, "; trying again");
+    return save_best(r, 0, 1);
+}
+static void end_best(Run *r, Saved saved, const char *why) {
+    r->saving = NO_SAVE;
+    r->lost_best = saved == SAVED_ALL ? -1 : r->saving_step;
+    if (saved == SAVED_ALL) return;
+    say_lost(r, r->saving_step, why, "");
+    r->progress.best = r->best_before;
 }
 
 /* Numbers that differ between repetitions of a run have an event of their own. */
@@ -326,10 +361,12 @@ int run_validate(Run *r) {
     if (used <= 0) return 1;
     const double bytes = (double)data_bytes(r->data, DATA_VALIDATION);
     const double tokens = (double)data_tokens(r->data, DATA_VALIDATION);
+    if (r->saving == SAVES_BEST) run_follow_save(r, 1);     /* is it the best? */
     forget_other_best(r, (int64_t)used);
-    if (isfinite(loss) && (loss < p->best.loss || p->best.step < 0) && keep_best(r)) {
-        p->best.loss = loss, p->best.step = p->step;
-        p->best.tokens = (int64_t)used, p->best.length = r->s.seq;
+    if (isfinite(loss) && (loss < p->best.loss || p->best.step < 0)) {
+        const Best before = p->best;
+        p->best = (Best){ loss, p->step, (int64_t)used, r->s.seq };
+        if (!keep_best(r, before)) p->best = before;
     }
     log_validation(&r->log, &(ValidationStats){
         .step = p->step, .loss = loss, .bits_per_byte = bytes > 0 ? loss * tokens / bytes / log(2) : 0,
@@ -421,7 +458,7 @@ static void report_saved(Run *r, Saved saved, const char *why) {
 static void end_save(Run *r, Saved saved, const char *why) {
     const int first = r->saved_in <= 0;
     const double seconds = now() - r->saved_at;
-    r->saving = 0;
+    r->saving = NO_SAVE;
     if (r->leads) report_saved(r, saved, why);
     r->saved_in = r->dev->is_gpu ? r->paused + seconds / 10 : seconds;
     if (saved != SAVED_NOTHING) { r->saved = saved; r->saved_step = r->saving_step; }
@@ -438,7 +475,7 @@ void run_follow_save(Run *r, int waits) {
     while (r->saving) {
         const int ended = saver_next(r->saver, &saved, &e);
         r->paused = paused + now() - start;
-        if (ended) end_save(r, saved, e.text);
+        if (ended) (r->saving == SAVES_BEST ? end_best : end_save)(r, saved, e.text);
         else if (!waits) return;
     }
 }
@@ -466,16 +503,6 @@ static uint64_t fingerprint(const Model *m, int leads) {
     return h;
 }
 
-/* Saves before the memory for a copy is there make none. */
-static void use_room(Run *r) {
-    if (!r->save_room || r->copies) return;
-    const RoomState state = saver_use_room(r->saver, 0);
-    r->copies = state == ROOM_READY;
-    if (state == ROOM_NONE) {
-        if (r->leads) warn("the host does not have %.1f MB for a copy of what is saved: steps wait for saves", (double)r->save_room / 1e6);
-        r->save_room = 0;
-    }
-}
 void run_save(Run *r, int timed, int waits) {
     Error e;
     Progress *p = &r->progress;
@@ -489,7 +516,7 @@ void run_save(Run *r, int timed, int waits) {
     progress_to_json(p, r->dev->name, &progress);
     const Snapshot snapshot = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer, .origin = r->origin,
                                 .step = p->step, .progress = progress.at, .options = r->options_json };
-    r->saving = saver_begin(r->saver, r->s.out, &snapshot, (Keep){ r->s.keep, r->s.save_every, r->s.major }, &e);
+    r->saving = saver_begin(r->saver, r->s.out, &snapshot, (Keep){ r->s.keep, r->s.save_every, r->s.major }, &e) ? SAVES_STATE : NO_SAVE;
     r->paused = now() - r->saved_at;
     free(progress.at);
     if (!r->saving) end_save(r, SAVED_NOTHING, e.text);
@@ -499,7 +526,7 @@ void run_save(Run *r, int timed, int waits) {
         r->has_fingerprint = 1;
     }
     if (waits) run_follow_save(r, 1);
-    if (r->best_is_last && r->saved == SAVED_ALL && r->saved_step == p->step) save_best(r, 1);
+    if (r->best_is_last && r->saved == SAVED_ALL && r->saved_step == p->step) save_best(r, 1, 0);
 }
 
 /* ---- the end ------------------------------------------------------------------------------------------------- */

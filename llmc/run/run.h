@@ -50,7 +50,8 @@ typedef struct {
     Saver        *saver;
     size_t        save_room;            /* bytes of the host's memory for a copy of what a rank saves; 0: there are none, and steps wait */
     int           copies;               /* 1: saves make a copy */
-    int           saving, saving_timed; /* 1: a save is under way; it was asked for by the clock */
+    enum { NO_SAVE, SAVES_STATE, SAVES_BEST } saving;       /* what is under way */
+    int           saving_timed;         /* 1: it was asked for by the clock */
     int64_t       saving_step;
     double        paused;               /* seconds that the steps waited for it */
     double        saved_at, saved_in;   /* time of the last save, or of the first step; seconds that it cost, 0: none yet */
@@ -59,6 +60,7 @@ typedef struct {
     int64_t       first_step, waits;    /* of this session; how often the host waited for the device in its steps */
     int64_t       lost_best;            /* the step of the best weights, if they could not be saved; else -1 */
     int           best_is_last;         /* 1: the weights of the last step are the best */
+    Best          best_before;          /* which counts again if those that are being saved cannot be */
     int           has_fingerprint;
     uint64_t      fingerprint;          /* of the weights of the last step */
     int           shows_samples, failed_saves;

@@ -407,6 +407,40 @@ static void copied_later(Trainee *t) {
     free(path[0]), free(path[1]), free(folder), free(json.at);
 }
 
+/* From the copy, while the weights change. A failed attempt is repeated from the same copy; the second one counts. */
+static void best_from_copy(Trainee *t) {
+    char *folder = scratch_path("behind"), *path = text_format("%s/best/model.safetensors", folder), *inside = text_format("%s/x", path);
+    float *weights = (float *)t->m.params;
+    const float was = weights[0];
+    for (int obstacles = 0; obstacles < 3; obstacles++) {
+        Error e = { "" };
+        Saved saved = SAVED_NOTHING;
+        size_t n = 0;
+        const Snapshot what = { .model = &t->m, .step = 1 };
+        Saver *s = saver_open(&t->m, &t->o);
+        saver_make_room(s);
+        check(checkpoint_save_best(folder, &t->m, 1, NULL, NULL, &e) && saver_use_room(s, 1) == ROOM_READY, "the best weights of a step: %s", e.text);
+        char *before = file_read(path, &n, &e);
+        const FileSum sum = { n, before ? crc32c(0, before, n) : 0 };
+        unlink(path);
+        if (obstacles) check(folder_make(inside, &e), "%s", e.text);         /* nothing can be renamed to it */
+        check(saver_begin_best(s, folder, &what, &e), "begins: %s", e.text);
+        weights[0] = was + 1;
+        check(!saver_next(s, &saved, &e), "is written, then published");
+        if (obstacles) check(!saver_next(s, &saved, &e) && saved == SAVED_NOTHING, "is tried again");
+        if (obstacles == 1) rmdir(inside), rmdir(path);
+        saved = saver_end(s, &e);
+        check(saved == (obstacles < 2 ? SAVED_ALL : SAVED_NOTHING) && (saved == SAVED_ALL || strstr(e.text, "best")), "with %d obstacles: %s", obstacles, e.text);
+        char *after = saved == SAVED_ALL ? file_read(path, &n, &e) : NULL;
+        check(obstacles == 2 || (after && n == sum.bytes && crc32c(0, after, n) == sum.crc), "the weights of that step, with %d obstacles", obstacles);
+        saver_close(s);
+        weights[0] = was;
+        free(before), free(after);
+    }
+    rmdir(inside), rmdir(path);
+    free(folder), free(path), free(inside);
+}
+
 /* fail() with an empty reason. */
 static void empty_reason(void) {
     char said[256] = "";
@@ -437,6 +471,7 @@ void test_state(void) {
     PART(brought_up_to_date(&t));
     PART(half_saved(&t));
     PART(copied_later(&t));
+    PART(best_from_copy(&t));
     PART(best_linked(&t));
     PART(tokenizer(&t));
     trainee_close(&t);
