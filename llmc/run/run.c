@@ -608,15 +608,17 @@ static void print_levels(const Run *r) {
     Economy e = as_set(r);
     const int ranks = r->parallel.ranks, shards = parallel_shards(&r->parallel);
     char name[48];
-    printf("|   (%s sharded over %d ranks%s", sharded[e.level], shards, shards < ranks ? " of a node, alike in each of " : "");
-    if (shards < ranks) printf("%d nodes", ranks / shards);
-    printf(", %s; in all", sharding_name(r, e.level, shards, name));
+    Text line = { 0 };                      /* printed as a whole: what it counts may run out of memory */
+    text_add(&line, "|   (%s sharded over %d ranks%s", sharded[e.level], shards, shards < ranks ? " of a node, alike in each of " : "");
+    if (shards < ranks) text_add(&line, "%d nodes", ranks / shards);
+    text_add(&line, ", %s; in all", sharding_name(r, e.level, shards, name));
     for (int nodes = 0; nodes <= (r->node < ranks); nodes++)
         for (e.level = nodes ? r->s.node > 0 ? 1 : 2 : 0; e.level <= MOST_SHARDED; e.level++) {
             e.shards = nodes ? r->node : ranks;
-            printf("%s %s: %.2f MB", e.level || nodes ? "," : "", sharding_name(r, e.level, e.shards, name), (double)memory_with(r, e, 0, NULL) / 1e6);
+            text_add(&line, "%s %s: %.2f MB", e.level || nodes ? "," : "", sharding_name(r, e.level, e.shards, name), (double)memory_with(r, e, 0, NULL) / 1e6);
         }
-    puts(")");
+    printf("%s)\n", line.at);
+    free(line.at);
 }
 
 /* Ranks of this process's machine. */
