@@ -9,11 +9,9 @@
 
 enum { BUFFER = 1 << 20 };              /* elements moved at a time */
 
-static int state_kinds(const Optimizer *o) { return o->master ? STATE_KINDS : STATE_KINDS - 1; }
-
 size_t optimizer_bytes(const Model *m, const Optimizer *o) {
     size_t each = 0;
-    for (int kind = 0; kind < state_kinds(o); kind++) each += optimizer_element(o, m, kind);
+    for (int kind = 0; kind < o->kinds; kind++) each += optimizer_element(o, m, kind);
     return each;
 }
 
@@ -36,7 +34,7 @@ static StateFile state_file(const Model *m, const Optimizer *o) {
     f.shapes = mem_alloc(most * sizeof *f.shapes);
     f.entries = mem_alloc(most * sizeof *f.entries);
     size_t n = 0;
-    for (int kind = 0; kind < state_kinds(o); kind++)
+    for (int kind = 0; kind < o->kinds; kind++)
         for (int i = 0; i < m->manifest.count; i++) {
             if (!optimizer_has(o, m, kind, i)) continue;
             state_name(f.names[n], &m->manifest.at[i], kind);
@@ -88,7 +86,7 @@ int optimizer_save(const Share *s, const char *path, FilePart **parts, size_t *c
     SafetensorsWriter *w = safetensors_join(path, f.entries, f.count, NULL, 0, s->leads, e);
     uint64_t at = 0;
     int ok = w != NULL;
-    for (int kind = 0; kind < state_kinds(s->optimizer) && ok; kind++)
+    for (int kind = 0; kind < s->optimizer->kinds && ok; kind++)
         for (int i = 0; i < m->manifest.count && ok; i++) {
             if (!share_has(s, kind, i)) continue;
             ok = write_part(w, s, kind, i, at, buffer, e);
@@ -182,7 +180,7 @@ int optimizer_load(const char *path, Model *m, const Optimizer *o, Error *e) {
     Error why;
     char name[TENSOR_NAME + 16];
     int ok = 1;
-    for (int kind = 0; kind < state_kinds(o) && ok; kind++) ok = load_kind(s, m, o, kind, &missing, &why);
+    for (int kind = 0; kind < o->kinds && ok; kind++) ok = load_kind(s, m, o, kind, &missing, &why);
     ok = ok && load_bias(s, m, &why);
     if (!ok) error_set(e, "%s: %.900s", path, why.text);
     if (ok && (!m->dp.parallel || m->dp.parallel->rank == 0)) {    /* one rank warns for all */

@@ -84,11 +84,12 @@ Segment optimizer_stored(const Model *m, Segment s) {
 void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptions muon) {
     const int shards = m->dp.level ? m->dp.shards : 1;
     const size_t each = dtype_size(m->dev, moments);
-    *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments, .muon.options = muon, .shards = shards,
+    const int has_master = master && m->dev->floatX_size < m->dev->real_size;
+    *o = (Optimizer){ .tensors = m->manifest.count, .kinds = has_master ? STATE_KINDS : STATE_KINDS - 1, .moments = moments, .muon.options = muon, .shards = shards,
                       .shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0 };
     arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, optimizer_count(o, m, 0) * each);
     arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, optimizer_count(o, m, STATE_V) * each);
-    if (master && m->dev->floatX_size < m->dev->real_size)
+    if (has_master)
         arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master, optimizer_count(o, m, 2) * m->dev->real_size);
     arena_add(&m->arena, MEM_DATA, "segments", &o->segments, (size_t)o->tensors * sizeof *o->segments);
     arena_add(&m->arena, MEM_DATA, "segments of sums", &o->summed, (size_t)o->tensors * sizeof *o->summed);

@@ -42,6 +42,7 @@ typedef struct {
     AdamW   *settings;        /* of this update, on the device */
     MatrixOptimizer muon;
     int      tensors;
+    int      kinds;           /* of state that it has: STATE_KINDS, or without the last, the master copy */
     int      shards, shard;   /* how many ranks the state is sharded over (parallel.h), and which shard this is */
     int      updates;         /* made so far: Adam's clock. A skipped step does not count */
 } Optimizer;

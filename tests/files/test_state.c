@@ -441,6 +441,28 @@ static void best_from_copy(Trainee *t) {
     free(folder), free(path), free(inside);
 }
 
+/* The plan counts what a save will copy: with bf16 weights the master copy, too. */
+static void room_as_planned(void) {
+    const Config c = trainee_config(MODEL, 32, 8);
+    const Device *dev = device_find("cpu-bf16");
+    for (int master = 0; master < 2; master++) {
+        Model m;
+        Optimizer o;
+        const Recompute nothing = { 0 };
+        size_t room[2];
+        model_plan_training(&m, dev, &c, 1, 8, &nothing, 1, REAL, NULL);
+        optimizer_plan(&o, &m, master, REAL, (MuonOptions){ 0 });
+        for (int i = 0; i < 2; i++) {
+            if (i && !model_allocate(&m)) fail(EXIT_MEMORY, "no memory for a small model");
+            Saver *s = saver_open(&m, &o);
+            room[i] = saver_room(s);
+            saver_close(s);
+        }
+        check(room[0] == room[1] && room[0] >= (size_t)(master ? 14 : 10) * (size_t)m.manifest.learnable, "%zu bytes are planned, %zu copied", room[0], room[1]);
+        model_free(&m);
+    }
+}
+
 /* fail() with an empty reason. */
 static void empty_reason(void) {
     char said[256] = "";
@@ -464,6 +486,7 @@ void test_state(void) {
     PART(seals());
     PART(replaced_files());
     PART(rooms());
+    PART(room_as_planned());
     PART(empty_reason());
     if (!trainee_open(&t, device_find("cpu-f32"), &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 })) fail(EXIT_MEMORY, "no memory for a small model");
     for (int i = 0; i < 2; i++) { trainee_send(&t, i); trainee_step(&t); }
