@@ -287,10 +287,10 @@ total "single bits of a run.json without a seal: $tries"
 
 # ---- two trainers --------------------------------------------------------------------------------------------------------------
 
-rm -rf o
+rm -rf o said.0
 "$train" -i text.txt -j val.txt -e m1:c16h2e4k2f16a2x1 -b 2 -t 16 -x 1000000 -v 1000000 -s 0 -n 1 -o o > said.0 2>&1 & first=$!
 tries=0
-until grep -q '^saved step' said.0; do tries=$((tries + 1)); [ $tries -lt 2400 ] || break; sleep 0.05; done
+until grep -qs '^saved step' said.0; do tries=$((tries + 1)); [ $tries -lt 2400 ] || break; sleep 0.05; done
 for i in 1 2 3; do
     "$train" -o o -y 1 > said 2>&1; code=$?
     [ $code = 2 ] && grep -q 'in use by another trainer' said
