@@ -22,12 +22,13 @@ train_until() {
     kill -9 $run; wait $run 2> /dev/null; return 0
 }
 
-# losses FOLDER, fingerprint FOLDER: of a run's steps, a line each; of its weights at the end.
-losses() { grep '"event": "step"' "$1/log.jsonl" | sed 's/^.*"loss": \([^,]*\),.*$/\1/'; }
+# of_steps FOLDER NAME: that number of each step of a run, a line each; losses FOLDER; fingerprint FOLDER: of its weights at the end.
+of_steps() { grep '"event": "step"' "$1/log.jsonl" | sed "s/^.*\"$2\": \([^,}]*\).*$/\1/"; }
+losses() { of_steps "$1" loss; }
 fingerprint() { sed -n 's/.*"fingerprint": "\([0-9a-f]*\)".*/\1/p' "$1/log.jsonl"; }
 
 # step_times FOLDER: median, least and most ms of a run's steps after the first ten.
 step_times() {
-    grep '"event": "step"' "$1/log.jsonl" | sed 's/^.*"ms": \([0-9.]*\).*$/\1/' | tail -n +11 | sort -n |
+    of_steps "$1" ms | tail -n +11 | sort -n |
         awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)], x[1], x[NR] }'
 }

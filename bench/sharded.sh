@@ -49,7 +49,7 @@ if wants saves; then
         rm -rf "$work/out"
         train_until '"event": "save"' "$work/out/log.jsonl" "$work/said" "$PATIENCE" "$train" $tokens $SEVEN -ng "$RANKS" -z "$level" -nt 0 -n "$SAVE_AT" -nk 1 -o "$work/out" || continue
         echo "-z $level: $(grep '"event": "save"' "$work/out/log.jsonl" | sed 's/.*"paused": \([0-9.]*\), "seconds": \([0-9.]*\).*/\1 \2/' | head -1);" \
-            "$(grep '"event": "step"' "$work/out/log.jsonl" | sed -n "$SAVE_AT,$((SAVE_AT + 1))s/.*\"ms\": \([0-9.]*\).*/\1/p" | tr '\n' ' ')" \
+            "$(of_steps "$work/out" ms | sed -n "$SAVE_AT,$((SAVE_AT + 1))p" | tr '\n' ' ')" \
             "$(grep -o 'a copy for saves.*' "$work/said" | head -1)"
     done
 fi

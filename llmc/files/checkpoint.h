@@ -50,8 +50,9 @@ typedef enum { SAVED_NOTHING, SAVED_STATE, SAVED_ALL } Saved;
  * to take them. use_room, between saves: if they are there on all ranks, later saves make a copy. With a copy training goes on while files
  * are written, and only waits for the copy; on a GPU from before the next update on (Device.copied). Without, begin returns when this rank
  * has written.
- * begin: 0: nothing was saved. begin_best: the same for FOLDER/best, of what->model only; from a copy it is tried twice. busy, of this rank alone: 1: the next call of saver_next would wait for its thread. next, when no rank is
- * busy, or to wait: 1: the save has ended, with the result *saved, and e unless it is SAVED_ALL. end: next until then. */
+ * begin: 0: nothing was saved. begin_best: the same for FOLDER/best, of what->model only, which is tried twice. busy, of this rank alone: 1:
+ * the next call of saver_next would wait for its thread. next, when no rank is busy, or to wait: 1: the save has ended, with the result
+ * *saved, and e unless it is SAVED_ALL. end: next until then. */
 typedef struct Saver Saver;
 Saver *saver_open(const Model *m, const Optimizer *o);
 size_t saver_room(const Saver *s);

@@ -1,5 +1,5 @@
-/* room.h: much memory of the host, which a device reaches directly, made by a thread. Fresh pages of tens of GB take many seconds, and so
- * does locking them for a GPU; a run trains meanwhile, as nothing is saved in its first minute. */
+/* room.h: much memory of the host, which a device reaches directly, made by a thread. Fresh pages of tens of GB take many seconds, and
+ * locking them for a GPU some more; a run trains meanwhile, as nothing is saved in its first minute. */
 #ifndef ROOM_H
 #define ROOM_H
 #include "llmc/model/tensor.h"

@@ -103,7 +103,7 @@ struct Saver {
     /* of the save that is under way */
     Snapshot what;
     Keep keep;
-    int   is_best, again;               /* 1: only weights, in best/; these are tried again, from the copy */
+    int   is_best, again;               /* 1: only weights, in best/; these are tried again */
     char *folder, *progress, *temporary;    /* temporary: a folder, or the file of the best weights */
     FilePart *parts[FILES];             /* that this rank has written; of rank 0, then those of all */
     size_t count[FILES];
@@ -268,6 +268,12 @@ static int prepare(Saver *s) {
     free(in);
     return ok;
 }
+/* The best weights are tried twice: later steps do not change the copy, and without one they wait. */
+static int prepare_again(Saver *s) {
+    if (!s->is_best || s->again++) return 0;
+    if (s->share.leads) warn("the best weights, of step %lld, were not saved: %s; trying again", (long long)s->what.step, s->why.text);
+    return agree(s, !s->share.leads || prepare(s));
+}
 /* The temporary name has the number of rank 0's process: a process of an earlier run that still writes does not find the new one. */
 static int begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, Error *e) {
     long process = (long)getpid();
@@ -280,7 +286,7 @@ static int begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, 
     s->again = 0;
     s->temporary = s->is_best ? text_format("%s/best/.tmp-model-%ld.safetensors", folder, process)
                               : text_format("%s/state/.tmp-step-%lld-%ld", folder, (long long)what->step, process);
-    if (!agree(s, !s->share.leads || prepare(s))) {
+    if (!agree(s, !s->share.leads || prepare(s)) && !prepare_again(s)) {
         *e = s->why;
         discard(s);
         forget(s);
@@ -296,23 +302,11 @@ int saver_begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, E
     s->is_best = 0;
     return begin(s, folder, what, keep, e);
 }
-
 int saver_begin_best(Saver *s, const char *folder, const Snapshot *what, Error *e) {
     s->is_best = 1;
     return begin(s, folder, what, (Keep){ 0 }, e);
 }
 
-/* The next steps have changed the weights, but not the copy. */
-static int try_again(Saver *s) {
-    if (!s->is_best || !s->share.copied || s->again) return 0;
-    if (s->share.leads) warn("the best weights, of step %lld, were not saved: %s; trying again", (long long)s->what.step, s->why.text);
-    s->again = 1;
-    free(s->parts[0]);
-    s->parts[0] = NULL;
-    if (!agree(s, !s->share.leads || prepare(s))) return 0;
-    start_writing(s);
-    return 1;
-}
 int saver_next(Saver *s, Saved *saved, Error *e) {
     if (s->phase == COPIES) start_writing(s);
     join(s);
@@ -327,9 +321,12 @@ int saver_next(Saver *s, Saved *saved, Error *e) {
         group_broadcast(s->group, saved, sizeof *saved);
         group_broadcast(s->group, &s->why, sizeof s->why);
     }
-    if (*saved == SAVED_NOTHING) {
-        discard(s);
-        if (try_again(s)) return 0;
+    if (*saved == SAVED_NOTHING) discard(s);
+    if (*saved == SAVED_NOTHING && prepare_again(s)) {
+        free(s->parts[0]);
+        s->parts[0] = NULL;
+        start_writing(s);
+        return 0;
     }
     *e = s->why;
     forget(s);

@@ -10,7 +10,7 @@ enum { GAP = 256 };                     /* bytes between tensors that are copied
 Dtype share_type(const Share *s, int array) { return array == SHARE_WEIGHTS ? FLOATX : optimizer_type(s->optimizer, array); }
 size_t share_element(const Share *s, int array) { return dtype_size(s->model->dev, share_type(s, array)); }
 int share_has(const Share *s, int array, int tensor) {
-    return array == SHARE_WEIGHTS || (s->optimizer && array < s->optimizer->kinds && optimizer_has(s->optimizer, s->model, array, tensor));
+    return array == SHARE_WEIGHTS || (s->optimizer && optimizer_has(s->optimizer, s->model, array, tensor));
 }
 static const char *array_of(const Share *s, int array) {
     return array == SHARE_WEIGHTS ? (const char *)s->model->params : optimizer_part(s->optimizer, array);

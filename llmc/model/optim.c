@@ -56,7 +56,7 @@ size_t optimizer_count(const Optimizer *o, const Model *m, int kind) {
                            : m->manifest.total / (size_t)o->shards;
 }
 int optimizer_has(const Optimizer *o, const Model *m, int kind, int i) {
-    return kind != STATE_V || !muon_updates(o, &m->manifest.at[i]);
+    return kind < o->kinds && (kind != STATE_V || !muon_updates(o, &m->manifest.at[i]));
 }
 
 Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {

@@ -289,40 +289,26 @@ static void use_room(Run *r) {
 static void say_lost(const Run *r, int64_t step, const char *why, const char *then) {
     if (r->leads) warn("the best weights, of step %lld, were not saved: %s%s", (long long)step, why, then);
 }
-/* Saves the weights as the best while the steps wait. The next one changes them, so a failed attempt is repeated at once. 0: both failed;
- * best/ keeps the previous best, and a later validation that improves on that one is saved. All ranks get the same result. saved: their
- * checkpoint is. tried: how many attempts have failed. */
-static int save_best(Run *r, int saved, int tried) {
+/* Saves the weights as the best while the steps wait. 0: two attempts failed; best/ keeps the previous best, and a later validation that
+ * improves on that one is saved. All ranks get the same result. */
+static int save_best(Run *r) {
     Error e;
     const int64_t step = r->progress.step;
-    int ok = 0;
-    for (int attempt = tried; attempt < 2; attempt++) {
-        if (!saved) ok = checkpoint_save_best(r->s.out, &r->model, step, r->tokenizer, r->origin, &e);
-        else ok = group_min(r->parallel.group, !r->leads || checkpoint_link_best(r->s.out, step, &r->model, r->tokenizer, r->origin, &e));
-        if (ok) break;
-        say_lost(r, step, e.text, attempt ? "" : "; trying again");
-    }
+    const int ok = checkpoint_save_best(r->s.out, &r->model, step, r->tokenizer, r->origin, &e);
+    if (!ok) say_lost(r, step, e.text, "");
     r->lost_best = ok ? -1 : step;
     return ok;
 }
-/* Those of the last step are saved as a whole anyway, right after: then that file gets a second name (run_save). Others are written
- * beside the steps, if there is memory for a copy and no checkpoint is being written from it. */
-static int keep_best(Run *r, Best before) {
+/* The same, after their checkpoint was saved. */
+static void link_best(Run *r) {
     Error e;
     const int64_t step = r->progress.step;
-    if (!r->s.keep_best) return 1;
-    if (step == r->s.steps) return r->best_is_last = 1;
-    use_room(r);
-    if (!r->copies || r->saving) return save_best(r, 0, 0);
-    const Snapshot what = { .model = &r->model, .tokenizer = r->tokenizer, .origin = r->origin, .step = step };
-    r->best_before = before;
-    r->saving_step = step;
-    if (saver_begin_best(r->saver, r->s.out, &what, &e)) {
-        r->saving = SAVES_BEST;
-        return 1;
+    int ok = 0;
+    for (int attempt = 0; attempt < 2 && !ok; attempt++) {
+        ok = group_min(r->parallel.group, !r->leads || checkpoint_link_best(r->s.out, step, &r->model, r->tokenizer, r->origin, &e));
+        if (!ok) say_lost(r, step, e.text, attempt ? "" : "; trying again");
     }
-    say_lost(r, step, e.text, "; trying again");
-    return save_best(r, 0, 1);
+    r->lost_best = ok ? -1 : step;
 }
 static void end_best(Run *r, Saved saved, const char *why) {
     r->saving = NO_SAVE;
@@ -330,6 +316,21 @@ static void end_best(Run *r, Saved saved, const char *why) {
     if (saved == SAVED_ALL) return;
     say_lost(r, r->saving_step, why, "");
     r->progress.best = r->best_before;
+}
+/* Those of the last step are saved as a whole anyway, right after: then that file gets a second name (run_save). Others are written
+ * beside the steps, if there is memory for a copy and no checkpoint is being written from it. */
+static int keep_best(Run *r, Best before) {
+    Error e;
+    if (!r->s.keep_best) return 1;
+    if (r->progress.step == r->s.steps) return r->best_is_last = 1;
+    use_room(r);
+    if (!r->copies || r->saving) return save_best(r);
+    const Snapshot what = { .model = &r->model, .tokenizer = r->tokenizer, .origin = r->origin, .step = r->progress.step };
+    r->best_before = before;
+    r->saving_step = r->progress.step;
+    r->saving = SAVES_BEST;
+    if (!saver_begin_best(r->saver, r->s.out, &what, &e)) end_best(r, SAVED_NOTHING, e.text);
+    return 1;
 }
 
 /* Numbers that differ between repetitions of a run have an event of their own. */
@@ -361,7 +362,7 @@ int run_validate(Run *r) {
     if (used <= 0) return 1;
     const double bytes = (double)data_bytes(r->data, DATA_VALIDATION);
     const double tokens = (double)data_tokens(r->data, DATA_VALIDATION);
-    if (r->saving == SAVES_BEST) run_follow_save(r, 1);     /* is it the best? */
+    if (r->saving == SAVES_BEST) run_follow_save(r, 1);     /* if it cannot be saved, an earlier one is the best so far */
     forget_other_best(r, (int64_t)used);
     if (isfinite(loss) && (loss < p->best.loss || p->best.step < 0)) {
         const Best before = p->best;
@@ -526,7 +527,7 @@ void run_save(Run *r, int timed, int waits) {
         r->has_fingerprint = 1;
     }
     if (waits) run_follow_save(r, 1);
-    if (r->best_is_last && r->saved == SAVED_ALL && r->saved_step == p->step) save_best(r, 1, 0);
+    if (r->best_is_last && r->saved == SAVED_ALL && r->saved_step == p->step) link_best(r);
 }
 
 /* ---- the end ------------------------------------------------------------------------------------------------- */

@@ -1,6 +1,5 @@
 /* test_state.c: damaged and half-saved checkpoints. The readers of run.json and of log.jsonl's first line; impossible optimizer states with
  * valid checksums; saves that failed half-way. Whole runs with kills and failing calls: tests/faults.sh. */
-#define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
 #include "tests/model/trainee.h"
 #include "tests/test.h"
@@ -381,6 +380,14 @@ static void best_linked(Trainee *t) {
     check(!checkpoint_link_best(folder, 2, &t->m, NULL, NULL, &e) && same_file(best, state), "of a step that was not saved there are none: %s", e.text);
     free(folder), free(best), free(state), free(in);
 }
+static FileSum sum_of(const char *path) {
+    Error e;
+    size_t n = 0;
+    char *data = file_read(path, &n, &e);
+    const FileSum sum = { n, data ? crc32c(0, data, n) : 0 };
+    free(data);
+    return sum;
+}
 /* Until it is there a save makes no copy; when it is, the next one does, with the same files. */
 static void copied_later(Trainee *t) {
     char *folder = scratch_path("later"), *path[2];
@@ -396,11 +403,8 @@ static void copied_later(Trainee *t) {
         const Snapshot what = { .model = &t->m, .optimizer = &t->o, .step = i + 1, .progress = json.at, .options = "{}" };
         check(!i || (saver_use_room(s, 1) == ROOM_READY && saver_use_room(s, 0) == ROOM_READY), "the memory is there");
         check(saver_begin(s, folder, &what, (Keep){ 2, 0, 0 }, &e) && saver_end(s, &e) == SAVED_ALL, "saved %s it: %s", i ? "with" : "without", e.text);
-        size_t n;
         path[i] = file_of(folder, i + 1, "optimizer.safetensors");
-        char *text = file_read(path[i], &n, &e);
-        sum[i] = (FileSum){ n, text ? crc32c(0, text, n) : 0 };
-        free(text);
+        sum[i] = sum_of(path[i]);
     }
     check(sum[0].bytes > 1000 && sum[0].bytes == sum[1].bytes && sum[0].crc == sum[1].crc, "the state is the same");
     saver_close(s);
@@ -415,13 +419,11 @@ static void best_from_copy(Trainee *t) {
     for (int obstacles = 0; obstacles < 3; obstacles++) {
         Error e = { "" };
         Saved saved = SAVED_NOTHING;
-        size_t n = 0;
         const Snapshot what = { .model = &t->m, .step = 1 };
         Saver *s = saver_open(&t->m, &t->o);
         saver_make_room(s);
         check(checkpoint_save_best(folder, &t->m, 1, NULL, NULL, &e) && saver_use_room(s, 1) == ROOM_READY, "the best weights of a step: %s", e.text);
-        char *before = file_read(path, &n, &e);
-        const FileSum sum = { n, before ? crc32c(0, before, n) : 0 };
+        const FileSum before = sum_of(path);
         unlink(path);
         if (obstacles) check(folder_make(inside, &e), "%s", e.text);         /* nothing can be renamed to it */
         check(saver_begin_best(s, folder, &what, &e), "begins: %s", e.text);
@@ -431,11 +433,10 @@ static void best_from_copy(Trainee *t) {
         if (obstacles == 1) rmdir(inside), rmdir(path);
         saved = saver_end(s, &e);
         check(saved == (obstacles < 2 ? SAVED_ALL : SAVED_NOTHING) && (saved == SAVED_ALL || strstr(e.text, "best")), "with %d obstacles: %s", obstacles, e.text);
-        char *after = saved == SAVED_ALL ? file_read(path, &n, &e) : NULL;
-        check(obstacles == 2 || (after && n == sum.bytes && crc32c(0, after, n) == sum.crc), "the weights of that step, with %d obstacles", obstacles);
+        const FileSum after = saved == SAVED_ALL ? sum_of(path) : (FileSum){ 0 };
+        check(obstacles == 2 || (after.bytes && after.bytes == before.bytes && after.crc == before.crc), "the weights of that step, with %d obstacles", obstacles);
         saver_close(s);
         weights[0] = was;
-        free(before), free(after);
     }
     rmdir(inside), rmdir(path);
     free(folder), free(path), free(inside);
