@@ -159,7 +159,7 @@ data:
 	@$(if $(NO_FETCH),true,sh data/tinyshakespeare/fetch.sh)
 
 # Parts that share nothing, so that make -j2 runs two at a time. run_tests is two parts, which share the cases of operations.
-TEST_PARTS := test_groups test_cases test_programs test_faults test_report test_web test_tensorboard
+TEST_PARTS := test_groups test_cases test_programs test_faults test_report test_web
 .PHONY: $(TEST_PARTS)
 test: $(TEST_PARTS) $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
 $(TEST_PARTS): run_tests train_moe infer_moe bench_moe
@@ -167,7 +167,7 @@ test_groups:
 	@./run_tests -p 1/2
 test_cases:
 	@./run_tests -p 2/2 kernels ladder
-test_programs test_faults test_report test_web test_tensorboard: test_%:
+test_programs test_faults test_report test_web: test_%:
 	@sh tests/$*.sh
 # All that a change must pass (.ci/run), the longest parts first. A job of each kind at a time: make -j starts several kinds.
 ci: mutate platforms fuzz emulate test

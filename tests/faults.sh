@@ -31,7 +31,7 @@ LD_PRELOAD=$work/faults.so "$train" --version > /dev/null 2>&1 || skipped "a pro
 
 cat "$root"/llmc/*/*.c | head -c 6000 > text.txt
 head -c 700 "$root/train_moe.c" > val.txt
-options="-i text.txt -j val.txt -e m1:c16h2e4k2f16a2x1 -b 2 -t 16 -u 2 -v 2 -s 3 -g 4 -n 2 -d 64 -rb 1e-3 -k constant -tb 1"
+options="-i text.txt -j val.txt -e m1:c16h2e4k2f16a2x1 -b 2 -t 16 -u 2 -v 2 -s 3 -g 4 -n 2 -d 64 -rb 1e-3 -k constant"
 calm() { "$@" > said 2>&1 || { echo "FAIL faults    $* ends with $?: $(tail -1 said)"; echo "0 passed, 1 failed"; exit 1; }; }
 reference() {                           # reference NAME COMMAND: NAME: 6 steps; NAME.4: the same run when it had done 4
     name=$1; shift

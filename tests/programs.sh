@@ -174,6 +174,9 @@ ok "with the same settings.txt" cmp -s whole/settings.txt repeated/settings.txt
 printf '# mine\r\n\n-i text.txt\r\nval=val.txt\n  --seq = 16\nb 4\n' > mine.txt
 expect 0 '= 8 x 16 x 1 micro' $train --config=mine.txt -b 8 -d 128 $model -x 0
 expect 0 '= 4 x 16 x 1 micro' $train $model -cf mine.txt -x 0
+printf 'tensorboard = 1\n' >> mine.txt                  # of an earlier version
+expect 0 'tb (--tensorboard) was removed and is ignored' $train $model -cf mine.txt -x 0
+expect 0 'tb (--tensorboard) was removed and is ignored' $train $data $model -tb 1 -x 0
 for wrong in 'colour = red=colour: no such option' 'b = many=-b many: expected a whole number' 'b 4\nbatch 4=line 2: batch (-b) is given twice' 'b 4\000=binary'; do
     printf "${wrong%=*}" > wrong.txt
     expect 2 "wrong.txt: .*${wrong##*=}" $train -cf wrong.txt -o new

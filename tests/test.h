@@ -53,7 +53,6 @@ void test_train(void);
 void test_state(void);                                      /* files/test_state.c: damaged and half-saved checkpoints */
 void test_parallel(void);
 void test_report(void);
-void test_tensorboard(void);                                /* part of the group report */
 void test_web(void);                                        /* requests of infer_moe -m web */
 void test_comm(void);
 void test_messages(void);                                   /* bytes from strangers */

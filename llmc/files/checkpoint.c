@@ -157,19 +157,6 @@ Holding checkpoint_exists(const char *folder, Error *e) {
     free(steps);
     return found;
 }
-/* What -tb 1 wrote: their number is not known. */
-static int clear_events(const char *folder, Error *e) {
-    DIR *d = opendir(folder);
-    int ok = 1;
-    for (const struct dirent *entry; d && (entry = readdir(d)); ) {
-        if (strncmp(entry->d_name, "events.out.tfevents.", 20) || !strstr(entry->d_name, ".moe")) continue;
-        char *path = text_format("%s/%s", folder, entry->d_name);
-        if (unlink(path)) ok = error_set(e, "%s: %s", path, strerror(errno));
-        free(path);
-    }
-    if (d) closedir(d);
-    return ok;
-}
 int checkpoint_clear(const char *folder, Error *e) {
     static const char *const files[] = { "main.log", "log.jsonl", "report.html", "settings.txt", "model.safetensors",
                                          "config.json", "best/model.safetensors" };
@@ -188,7 +175,7 @@ int checkpoint_clear(const char *folder, Error *e) {
     char *best = text_format("%s/best", folder);
     ok = export_remove_shards(folder, 0, e) && export_remove_shards(best, 0, e) && ok;
     free(best);
-    return clear_events(folder, e) && ok;
+    return ok;
 }
 
 /* ---- reading ------------------------------------------------------------------------------------------- */

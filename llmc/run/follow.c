@@ -118,7 +118,6 @@ void run_begin_log(Run *r) {
     if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, start.at, &e)) fail(EXIT_DISK, "%s", e.text);
     free(start.at);
     if (r->first_step) log_resume(r);
-    if (r->s.board && !(r->log.board = board_open(r->s.out, r->first_step, &e))) warn("-tb: %s: nothing is written for TensorBoard", e.text);
     write_settings(r);
     r->report = report_open(r->s.out);
     r->saved_at = now();

@@ -121,7 +121,6 @@ void log_close(Log *l) {
     current = NULL;
     if (l->main) fclose(l->main);
     if (l->json) fclose(l->json);
-    board_close(l->board);
     if (l->lost) text_print(stderr, "warning: %s: %ld log lines were lost\n", l->folder, l->lost);
     free(l->folder);
     free(l->curve);
@@ -172,21 +171,6 @@ static void print_step(Log *l, const StepStats *s, int keep_line) {
     fflush(stdout);
 }
 
-static void board_step(Board *b, const StepStats *s) {
-    const RouterStats *r = &s->routers;
-    board_begin(b, s->step);
-    board_scalar(b, "loss/training", s->loss);
-    board_scalar(b, "optimizer/learning rate", s->lr);
-    board_scalar(b, "optimizer/gradient norm", s->norm);
-    board_scalar(b, "speed/tokens per second", s->tok_s);
-    if (r->balance > 0) board_scalar(b, "routing/balance", r->balance);
-    if (r->att_balance > 0) board_scalar(b, "routing/balance of attention", r->att_balance);
-    if (r->experts) {
-        board_scalar(b, "routing/largest load", r->max_load);
-        board_scalar(b, "routing/experts without a token", r->dead);
-    }
-    board_end(b);
-}
 void log_step(Log *l, const StepStats *s, int keep_line) {
     const RouterStats *r = &s->routers;
     char line[400];
@@ -210,7 +194,6 @@ void log_step(Log *l, const StepStats *s, int keep_line) {
     event_double(&e, "max_load", r->max_load);
     event_int(&e, "dead", r->dead);
     log_event(l, &e);
-    board_step(l->board, s);
 }
 
 void log_validation(Log *l, const ValidationStats *v) {
@@ -228,10 +211,6 @@ void log_validation(Log *l, const ValidationStats *v) {
     event_double(&e, "best", v->best_step < 0 ? NAN : v->best);
     event_int(&e, "best_step", v->best_step);
     log_event(l, &e);
-    board_begin(l->board, v->step);
-    board_scalar(l->board, "loss/validation", v->loss);
-    if (v->bits_per_byte > 0) board_scalar(l->board, "loss/validation, bits per byte", v->bits_per_byte);
-    board_end(l->board);
 }
 
 /* ---- the end ----------------------------------------------------------------------------------------------------- */
@@ -276,9 +255,6 @@ void log_sample(Log *l, int64_t step, const char *text, size_t bytes) {
     event_int(&e, "step", step);
     event_text(&e, "text", text, bytes);
     log_event(l, &e);
-    board_begin(l->board, step);
-    board_text(l->board, "sample", text, bytes);
-    board_end(l->board);
 }
 
 /* A row of the table: the load of every expert relative to the mean, in eight shades. */
@@ -297,14 +273,12 @@ static void print_loads(const char *name, const int *load, int experts) {
 void log_loads(Log *l, int64_t step, const Model *m, const int *load, int show) {
     Text routers = { 0 };
     if (!m->routers) return;
-    board_begin(l->board, step);
     for (int r = 0; r < m->routers; r++) {
         char name[48];
         const int experts = router_width(m, r), *own = load + router_offset(m, r);
         text_add(&routers, "%s{\"name\": \"%s\", \"load\": [", r ? ", " : "[", router_name(m, r, name));
         for (int i = 0; i < experts; i++) text_add(&routers, "%s%d", i ? ", " : "", own[i]);
         text_add(&routers, "]}");
-        board_counts(l->board, name, own, experts);
         if (!show) continue;
         finish_line(l);
         print_loads(name, own, experts);
@@ -314,6 +288,5 @@ void log_loads(Log *l, int64_t step, const Model *m, const int *load, int show) 
     event_int(&e, "step", step);
     event_json(&e, "routers", routers.at);
     log_event(l, &e);
-    board_end(l->board);
     free(routers.at);
 }

@@ -5,7 +5,6 @@
 #include "llmc/base/text.h"
 #include "llmc/model/routers.h"
 #include "progress.h"
-#include "tensorboard.h"
 
 typedef struct {                        /* one optimizer step */
     int64_t step, steps;                /* from 1; of the run */
@@ -28,7 +27,6 @@ typedef struct {
     int   open_line;                    /* 1: the refreshed line has no newline yet */
     long  lost;                         /* lines that could not be written */
     double refreshed;                   /* time of the last refresh */
-    Board *board;                       /* the same for TensorBoard (-tb); NULL: not wanted */
     double *curve;  int points;         /* (points,2) step and loss, for the terminal's curve */
 } Log;
 

@@ -6,6 +6,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Options that earlier versions had: old command lines, files of settings and checkpoints still name them. */
+static const struct { const char *letter, *name, *instead; } removed[] = {
+    { "tb", "tensorboard", "scripts/tensorboard.py makes event files from the log of a run" },
+};
+int option_removed(const char *option, int in_use) {
+    static int warned;
+    const size_t n = strcspn(option, "=");
+    for (size_t i = 0; i < sizeof removed / sizeof *removed; i++) {
+        if (strcmp(option, removed[i].letter) && (strncmp(option, removed[i].name, n) || removed[i].name[n])) continue;
+        if (in_use && !warned++) warn("-%s (--%s) was removed and is ignored: %s", removed[i].letter, removed[i].name, removed[i].instead);
+        return 1;
+    }
+    return 0;
+}
+
 static int chosen(const char *choices, const char *text) {
     const size_t n = strcspn(text, "|");
     for (const char *c = text[n] ? NULL : choices; c; c = strchr(c, '|') ? strchr(c, '|') + 1 : NULL)
@@ -190,6 +205,7 @@ static int read_setting(Options o, char *line, Error *e) {
     name += strspn(name, "-");
     int i = 0;
     while (i < o.count && strcmp(name, o.rows[i].letter) && strcmp(name, o.rows[i].name)) i++;
+    if (i == o.count && option_removed(name, strcmp(value, "0"))) return 1;
     if (i == o.count) return error_set(e, "%.100s: no such option. --help lists all", name);
     if (o.given[i] == BY_FILE) return error_set(e, "%s (-%s) is given twice", o.rows[i].name, o.rows[i].letter);
     if (o.given[i] == BY_USER) return 1;
@@ -269,6 +285,7 @@ void options_parse(Options o, int argc, char **argv, const char *usage, const ch
             continue;
         }
         const int i = find_flag(o, flag, &value);
+        if (i < 0 && option_removed(flag + 1 + (flag[1] == '-'), 1)) { a += !value; continue; }
         if (i < 0) unknown(o, flag);
         const Option *row = &o.rows[i];
         if (o.given[i]) fail(EXIT_USAGE, "-%s (--%s) is given twice", row->letter, row->name);

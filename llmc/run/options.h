@@ -41,6 +41,10 @@ void options_write(Options o, Text *out);
 /* Sets an option that the user did not give: a default that depends on the machine or the data. */
 void options_default(Options o, const char *letter, const char *value);
 
+/* 1: an earlier version had this option (a letter or a name), and what a run learns did not depend on it. It is ignored, with a
+ * warning if it was in use. */
+int  option_removed(const char *option, int in_use);
+
 /* Sets an option from JSON: type, range and choices are checked. A text is not copied. */
 int  option_read(const Option *option, void *settings, const JsonValue *value, Error *e);
 

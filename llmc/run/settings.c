@@ -97,8 +97,6 @@ static const Option options[] = {
     { "reports",   "g",  "sample-length",    OPTION_INT,   AT(sample_length), "256",                 1,    1e6,   NULL,        "tokens per sample" },
     { "reports",   "vt", "load-table",       OPTION_INT,   AT(show_loads),    "0",                   0,    1,     NULL,
       "1: print the load of every expert at each validation" },
-    { "reports",   "tb", "tensorboard",      OPTION_INT,   AT(board),         "0",                   0,    1,     NULL,
-      "1: also write event files into the output folder, for tensorboard --logdir" },
     { "saving",    "n",  "save-every",       OPTION_LONG,  AT(save_every),    "0",                   0,    1e12,  NULL,
       "steps between checkpoints; 0: not by steps. One is also saved by time (-nt), when stopped, and at the end" },
     { "saving",    "nt", "save-seconds",     OPTION_FLOAT, AT(save_seconds),  "120",                 0,    1e9,   NULL,
@@ -216,6 +214,7 @@ int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
     for (const JsonValue *v = json_first(saved); v; v = v->next) {
         int i = 0;
         while (i < kept && strcmp(v->key, options[i].name)) i++;
+        if (i == kept && option_removed(v->key, json_int(v, 1) != 0)) continue;
         if (i == kept) return error_set(e, "no option is called \"%.100s\"; is the run of a newer program?", v->key);
         Settings one = all;
         if (!option_read(&options[i], &one, v, e)) return 0;

@@ -8,13 +8,13 @@
 #include "llmc/model/optim.h"
 #include "options.h"
 
-enum { SETTINGS = 71 };
+enum { SETTINGS = 70 };
 typedef struct {
     const char *train, *val, *tokenizer, *pattern, *chat, *model, *upcycle, *scores, *activation, *out, *schedule, *device, *moments,
                *gradients, *optimizer, *precision, *rounding, *bias_law, *saved_type, *address, *gpu_memory;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
     int   batch, seq, sample_length, keep, keep_best, resume, allow_data, any_bytes, recompute, record, forced, overfit, check, period,
-          max_bad, show_loads, board, master, level, node, ordered, copies, ranks, process, processes, port, join_seconds, silence_seconds;
+          max_bad, show_loads, master, level, node, ordered, copies, ranks, process, processes, port, join_seconds, silence_seconds;
     float save_seconds, lr, final_lr, decay, clip, momentum, beta1, beta2, dropout, balance, z, bias_rate, shard;
     char given[SETTINGS];               /* 1: given by the user */
 } Settings;

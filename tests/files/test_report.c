@@ -501,5 +501,4 @@ void test_report(void) {
     PART(test_damage());
     PART(test_bounds());
     PART(test_terminal());
-    test_tensorboard();
 }

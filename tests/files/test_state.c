@@ -94,6 +94,7 @@ static void settings(void) {
     check(restores(&s, "{\"batch\": 7, \"seq\": 9, \"lr\": 0.00123456789, \"total\": 600, \"train\": \"x y\", \"out\": \"elsewhere\"}", &e)
           && s.batch == 3 && s.seq == 9 && s.total == 600 && s.lr == 0.00123456789f && !strcmp(s.train, "x y") && !strcmp(s.out, "out"),
           "settings are restored, but not those that the user gives, nor the folder: %s", e.text);
+    check(restores(&s, "{\"tensorboard\": 0}", &e) && restores(&s, "{\"tensorboard\": 1}", &e), "an option that is gone is ignored: %s", e.text);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         before = s;
         const int read = restores(&s, wrong[i].text, &e);
