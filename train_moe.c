@@ -4,9 +4,12 @@
  *
  * main() is at the end and reads like the list above. After `ranks`, each rank works in a thread of its own, in lockstep
  * with the others (llmc/model/parallel.h); only rank 0 writes and prints. Settings: llmc/run/settings.c. How a run starts
- * and what it reports: llmc/run/run.h. The model: llmc/model/model.c. Its layers: llmc/model/attention.c, moe.c and route.c.
+ * and what it reports: llmc/run/run.h. The model: llmc/model/pass.c. Its layers: llmc/model/attention.c, moe.c and route.c.
  * The arithmetic: kernels/kernels.h. */
 #include "llmc/base/random.h"
+#include "llmc/model/batch.h"
+#include "llmc/model/pass.h"
+#include "llmc/model/plan.h"
 #include "llmc/model/routers.h"
 #include "llmc/model/schedule.h"
 #include "llmc/ranks/threads.h"

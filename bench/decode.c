@@ -4,6 +4,7 @@
 #include "layers.h"
 #include "llmc/files/hf.h"
 #include "llmc/model/decode.h"
+#include "llmc/model/plan.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

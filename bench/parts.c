@@ -2,6 +2,8 @@
  * of memory says of it: recompute.c's pace is from here. */
 #include "layers.h"
 #include "tests/model/trainee.h"
+#include "llmc/model/pass.h"
+#include "llmc/model/plan.h"
 #include "llmc/model/recompute.h"
 #include <limits.h>
 #include <stdio.h>

@@ -5,6 +5,7 @@
 #include "ranks.h"
 #include "layers.h"
 #include "tests/model/trainee.h"
+#include "llmc/model/batch.h"
 #include "llmc/model/parallel.h"
 #include "llmc/base/random.h"
 #include "llmc/ranks/threads.h"

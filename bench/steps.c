@@ -1,6 +1,7 @@
 /* steps.c: see layers.h. A step is what train_moe does between two lines of its log: data from the host, forward, loss,
  * backward, update, and one read of the results. */
 #include "layers.h"
+#include "llmc/model/batch.h"
 #include "tests/model/trainee.h"
 #include <stdio.h>
 

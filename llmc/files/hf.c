@@ -2,6 +2,8 @@
 #define _DEFAULT_SOURCE
 #include "hf.h"
 #include "llmc/model/parallel.h"
+#include "llmc/model/plan.h"
+#include "llmc/model/ranges.h"
 #include "llmc/model/rope.h"
 #include "llmc/model/routers.h"
 #include "llmc/base/text.h"

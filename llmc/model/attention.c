@@ -3,7 +3,8 @@
  * the cache and the cost of attention do not grow with the number of experts. With one expert it is plain attention. Some
  * experts may be every token's, beside those it picks (arXiv 2410.11842): their slots come first, and nothing else differs.
  * Source: Zhang et al. 2022, arXiv 2210.05144; the form is JetMoE's, arXiv 2404.07413. */
-#include "model.h"
+#include "gradients.h"
+#include "route.h"
 
 /* C channels in, G*D in the heads of one expert, Q*G*D in all query heads of a token, and V of D in a head's values. */
 typedef struct { int N, C, G, Q, D, V, mixture; HeadOrder order; } Sizes;

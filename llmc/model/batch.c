@@ -1,4 +1,6 @@
-/* batch.c: what goes into a model and what comes out of it: batches, micro-batches and their phase, results, gradients. */
+/* batch.c: what goes into a model and what comes out of it: batches, micro-batches and their phase, results. */
+#include "batch.h"
+#include "gradients.h"
 #include "parallel.h"
 #include "routers.h"
 #include <stdlib.h>
@@ -54,15 +56,6 @@ void model_send(Model *m, const int *tokens, const int *targets, const int *posi
     m->dev->upload(b->step_keys, keys, (size_t)b->micro_batches * sizeof *keys);
 }
 
-/* Most matrices get their gradient from one product, which overwrites it (gradient_write). All others are sums and start at
- * zero. */
-void model_clear_gradients(Model *m, int range) {
-    for (int i = 0; i < m->manifest.count; i++) {
-        const Tensor *t = &m->manifest.at[i];
-        const int overwritten = !t->summed && (t->kind != TENSOR_EMBEDDING || m->config.tied);
-        if (t->range == range && !overwritten) m->dev->zero(model_gradient(m, t), t->count * t->element);
-    }
-}
 void model_set_phase(Model *m, Phase phase) {
     m->batch.phase = phase;
     for (int i = 0; i < m->manifest.range_count && phase & PHASE_FIRST && m->dp.level < 2; i++) model_clear_gradients(m, i);
@@ -105,16 +98,6 @@ void results_free(StepResults *r) {
     free(r->step_losses);
     free(r->load);
 }
-void model_gradients(const Model *m, double *host) {
-    memset(host, 0, m->manifest.total * sizeof *host);
-    for (int i = 0; i < m->manifest.count; i++) {
-        const Tensor *t = &m->manifest.at[i];
-        const void *from = gradient_of(t, m->grads);
-        if (t->dtype == REAL) m->dev->reals_to_double(host + t->offset, from, t->count);
-        else m->dev->to_double(host + t->offset, from, t->count);
-    }
-}
-
 uint64_t model_state(const Model *m) {
     const double all[] = { m->batch.B, m->batch.T, m->forced, m->rounds, m->fp8, m->used_vocab, m->batch.phase, m->batch.packed,
                            (double)m->dropout, (double)m->balance_coef, (double)m->z_coef };

@@ -1,6 +1,10 @@
 /* check.c: see check.h. */
 #include "check.h"
+#include "batch.h"
+#include "gradients.h"
 #include "llmc/base/random.h"
+#include "pass.h"
+#include "plan.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

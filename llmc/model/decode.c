@@ -1,5 +1,8 @@
-/* decode.c: see decode.h. The model is that of model.c; only keys and values come from a cache (attention.c, step 5). */
+/* decode.c: see decode.h. The model is that of pass.c; only keys and values come from a cache (attention.c, step 5). */
 #include "decode.h"
+#include "batch.h"
+#include "pass.h"
+#include "plan.h"
 #include "relay.h"
 #include <stdlib.h>
 #include <string.h>

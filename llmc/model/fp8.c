@@ -1,5 +1,5 @@
 /* fp8.c: which sizes of experts are faster in 8 bits. */
-#include "model.h"
+#include "fp8.h"
 
 /* All sizes that were measured are, forward and backward (docs/numerics.md has the figures), and larger products gain more. So a size is,
  * if it is nowhere smaller than one of these, the smallest measured; rows: of one expert in a micro-batch. */

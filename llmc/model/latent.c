@@ -9,7 +9,7 @@
  * What follows is attention (attention.c) with as many heads of keys as of queries. Zeros fill values that are narrower than keys. The steps
  * have attention.c's numbers, and backward has them in the opposite order.
  * Source: DeepSeek-V2, arXiv 2405.04434. */
-#include "model.h"
+#include "gradients.h"
 
 /* G heads of D, of which the last R rotate and V are a value's. */
 typedef struct { int N, C, G, D, R, V, kv_rank, query_rank; } Sizes;

@@ -1,5 +1,4 @@
-/* model.h: the data of a model, and the functions of model.c (the order in which it runs), plan.c (its memory), batch.c (input and
- * output) and its layers: attention.c, moe.c and route.c.
+/* model.h: the data of a model.
  *
  * Sizes as in kernels.h; A: attention experts. A layer has up to two routers, one before
  * its attention experts and one before its MLP experts. */
@@ -222,83 +221,9 @@ struct Model {
 static inline real   *real_at (const Model *m, real *x, size_t i)         { return (real *)((char *)x + i * m->dev->real_size); }
 static inline floatX *float_at(const Model *m, const floatX *x, size_t i) { return (floatX *)((char *)x + i * m->dev->floatX_size); }
 
-/* ---- plan.c: memory --------------------------------------------------------------------------------------- */
-
-/* Plans a model for batches of up to B x T tokens, and the layout of its arena for these ranks (NULL: one). Nothing is allocated,
- * so the plan can be printed first: m->arena. More buffers may be added to it before model_allocate. recompute NULL: nothing.
- * gradients FLOATX: those of layers' matrices are stored so where nothing is added to them: one micro-batch, one rank, no layer
- * used twice. */
-void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, const Recompute *recompute, int micro_batches,
-                         Dtype gradients, const Parallel *parallel);
-void model_part_bytes(const Model *m, int l, OUT size_t bytes[LAYER_PARTS]);      /* of each part of layer l, kept or recomputed */
-int  model_recomputes(const Model *m, int l, LayerPart part);       /* 1: in its backward */
-/* For generating, with a cache of `capacity` positions; weights_of: a model whose weights to use, or NULL to have its own. */
-void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
-                          const Model *weights_of);
-/* Of layers from .. to - 1 only, and the embedding and the head if they belong to these (relay.h). */
-void model_plan_layers(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, int from, int to);
-int  model_allocate(Model *m);                              /* 0: the device does not have m->arena.total bytes */
-void model_initialize(Model *m, uint64_t seed);
-/* One tensor, with the same values. Where something is sharded a rank draws its piece, as it updates its piece later: so then comes
- * parallel_gather_weights. */
-void model_initialize_tensor(Model *m, int tensor, uint64_t seed);
-void model_free(Model *m);
-void router_bias_name(const Config *c, int layer, int attention, char name[TENSOR_NAME]);    /* of Model.bias, in files */
-int64_t mlp_slots(const Config *c, int N, int rounds);      /* the most that N tokens have; a Plan counts them as int (run_plan) */
-int  fp8_passes(const Config *c, int N);                    /* fp8.c: Fp8Passes, for batches of N tokens */
-/* Where the weights of a tensor, and its gradient, are: in m->params and m->grads, or, of sharded ones, in the buffer that its range
- * has while it is whole (parallel.h). */
-floatX *model_weight(const Model *m, const Tensor *t);
-void   *model_gradient(const Model *m, const Tensor *t);
-
-/* ---- batch.c: in and out ---------------------------------------------------------------------------------- */
-
-void model_batch(Model *m, const int *tokens, const int *targets, int B, int T);     /* uploads (B,T) each; targets may be NULL */
-void model_position(Model *m, const int *position);      /* uploads (N) positions, and what follows from them */
-void model_pack(Model *m, const int *position);     /* then: the sequences are rows of several samples, (N): 0, 1, ... in each */
-void model_scale_loss(Model *m, double scale);      /* what gradients of the loss are multiplied by from now on */
-/* Before the backward of a batch that model_batch has uploaded. FIRST: prepares the gradients to be overwritten. */
-void model_set_phase(Model *m, Phase phase);
-void model_clear_gradients(Model *m, int range);    /* those of a range that are sums begin at zero */
-/* Or all micro-batches of a step at once, (micro_batches, B, T), and their dropout keys; positions: NULL, or as for model_pack.
- * Then each is made the batch, with its phase, and its loss is kept for model_results. Between the two nothing comes from the
- * host. */
-void model_send(Model *m, const int *tokens, const int *targets, const int *positions, const uint64_t *keys, int B, int T);
-void model_begin_micro(Model *m, int micro);
-void model_end_micro(Model *m, int micro);
-
-/* The results of a step. One read, which waits for the device. */
-StepResults model_results(const Model *m);
-void  results_free(StepResults *r);
-void  model_gradients(const Model *m, OUT double *host);    /* (manifest.total) laid out like the weights */
-uint64_t model_state(const Model *m);   /* a hash of what the work of these functions depends on besides device memory */
-/* Zeroes all activations, after a batch with NaN or infinity in them. Rounded routing leaves different rows of a buffer unused each time,
- * and products of whole tiles multiply such rows by zero: NaN would stay. */
-void model_clear_activations(Model *m);
-
-/* ---- model.c: the order in which it runs ------------------------------------------------------------------ */
-
-void model_forward(Model *m);                               /* up to m->final */
-/* The head and the cross entropy, in chunks of tokens: *loss_sum = sum of -log p(target). gradient: also m->dfinal and
- * the head's gradient, both times the scale of model_scale_loss. */
-void model_loss(Model *m, int gradient);
-void model_router_losses(Model *m);              /* of every router; after parallel_sum_loads, if there are other ranks */
-/* From m->dfinal; scale: of the routers' losses, 1 / micro-batches of all ranks. After the last micro-batch of a step m->grads
- * is the sum over the ranks, or this rank's shard of it (parallel.h). */
-void model_backward(Model *m, float scale);
-/* All of these for one batch of training, in the order in which ranks need them; scale: that of
- * model_backward. */
-void model_learn(Model *m, float scale);
-void model_logits(Model *m, int first, int count);          /* of tokens first.. into m->s.logits; count <= head_rows */
-void model_next(Model *m, OUT floatX *logits);              /* decoding: of the one token of each sequence, (B,V) */
-void model_cap(const Model *m, floatX *logits, int rows);   /* of the head's products: the soft cap, if there is one */
-int  model_counted(const Model *m);                         /* tokens whose slots are counted in a router's load */
-/* How the backward of layer l writes the gradient of a matrix. */
-Write gradient_write(const Model *m, int l);
-
-/* ---- attention.c, moe.c, route.c: the two sub-layers of layer l, and their routers ------------------------
+/* ---- attention.c, moe.c: the two sub-layers of layer l ----------------------------------------------------
  * Forward returns the output for x; backward, with dout the gradient of that output, the gradient of x.
- * All of these are (N,C), and so are resid and out, the residual stream before and after. router (E,C)  bias (E) */
+ * All of these are (N,C), and so are resid and out, the residual stream before and after. */
 Sum  attention_layer_forward (Model *m, int l, const floatX *x);
 void attention_heads (Model *m, int l, const floatX *x);    /* steps 3 and 4 of the forward, */
 void attention_mix   (Model *m, int l);                     /* 5, */
@@ -313,8 +238,4 @@ void moe_recompute_up(Model *m, int l, const floatX *x);        /* recomputes th
 Sum  moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, float scale);
 void moe_encode_weights(Model *m, int l, int backward);     /* to 8 bits, if this pass needs codes that are not there yet */
 void moe_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
-void route_forward (Model *m, Route *r, const floatX *router, const floatX *bias, const floatX *x);
-void route_losses  (Model *m, Route *r);
-void route_backward(Model *m, Route *r, const floatX *router, void *drouter, real *dbias, ACC Sum *dx, const floatX *x, float scale,
-                    Write how);                             /* bias, dbias NULL: there is none */
 #endif

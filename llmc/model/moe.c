@@ -1,6 +1,7 @@
 /* moe.c: the MLP sub-layer of a block. A sparse mixture of experts, each a small gated MLP; or one dense MLP; and, if the
  * model has one, a shared expert beside the routed ones. Backward mirrors forward, step by step, with the same numbers. */
-#include "model.h"
+#include "gradients.h"
+#include "route.h"
 
 /* ---- one MLP on every token: a dense one, or the shared expert --------------------------------------------- */
 

@@ -102,7 +102,6 @@ void parallel_keep_weights(Model *m, int range);
 const void *parallel_whole_weights(const Model *m, int range);
 
 /* shards.c: the part of it that levels 2 and 3 need. Called by the functions above, and, with the plan of memory, by plan.c. */
-void shards_plan(Model *m);
 void shards_forget(Model *m);
 void shards_wait(Model *m, int range, int way);
 void shards_keep(Model *m, int range);

@@ -1,5 +1,8 @@
 /* plan.c: every tensor the model has and every buffer it needs, each once; and where they are in memory. */
+#include "plan.h"
+#include "fp8.h"
 #include "parallel.h"
+#include "ranges.h"
 #include "relay.h"
 #include "rope.h"
 #include "routers.h"
@@ -197,14 +200,6 @@ static void describe_model(Manifest *m, const Config *c, int from, int to) {
 enum { KEEP = LAYER_PARTS };                  /* a LayerPart, or this */
 typedef enum { PLAN_KEPT, PLAN_SHARED, BIND_SHARED, MEASURE } ActsPass;
 
-/* Upper bound on slots: rounding adds at most tile-1 (UP) or (tile-1)/2 (NEAREST) rows an expert. An expert never has more than N. */
-int64_t mlp_slots(const Config *c, int N, int rounds) {
-    const int64_t chosen = (int64_t)N * c->topk, all = (int64_t)N * c->experts, E = c->experts;
-    if (!rounds || !c->rounding || E == 1) return chosen;
-    const int64_t more = c->rounding == ROUND_DOWN ? 0
-                       : c->rounding == ROUND_NEAREST ? E * ((c->tile - 1) / 2) : E * (c->tile - 1);
-    return chosen + more < all ? chosen + more : all;
-}
 static int can_round(const Model *m) {
     return m->mode == MODEL_TRAIN && m->config.rounding && m->config.experts > 1;
 }
@@ -403,7 +398,7 @@ static void plan_weights(Model *m) {
     if (m->dp.ordered && m->dp.level < 2) arena_add(a, MEM_GRADIENTS, "ordered sums", &m->dp.sums, total * Re);
     if (m->dp.ordered && ranks > 1 && (m->dp.level < 2 || shards < ranks))
         arena_add(a, MEM_GRADIENTS, "gathered gradients", &m->dp.gathered, ranks * (total < GATHERED ? total : GATHERED) * Re);
-    shards_plan(m);
+    ranges_plan(m);
 }
 
 static void plan_activations(Model *m) {

@@ -1,5 +1,6 @@
 /* recompute.c: see recompute.h. */
 #include "recompute.h"
+#include "plan.h"
 #include <limits.h>
 #include <stdlib.h>
 

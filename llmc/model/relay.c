@@ -1,5 +1,8 @@
 /* relay.c: see relay.h. */
 #include "relay.h"
+#include "batch.h"
+#include "pass.h"
+#include "plan.h"
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* route.c: one router, whatever its experts are. */
-#include "model.h"
+#include "route.h"
+#include "routers.h"
 
 void route_forward(Model *m, Route *r, const floatX *router, const floatX *bias, const floatX *x) {
     const Device *dev = m->dev;
@@ -29,11 +30,13 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *bias,
     if (r->always) dev->copy(r->own_load, load + r->always, (size_t)E * sizeof *load);
 }
 
+/* Tokens whose slots are counted in a router's load. */
+static int counted(const Model *m) { return m->dp.ordered ? m->batch.N : m->batch.N * m->dp.ranks; }
 /* Experts are to be balanced over a whole batch, whose tokens may be on several ranks: r->load counts all of them, or, if
  * the result is not to depend on the number of ranks, those of this rank's micro-batch. */
 void route_losses(Model *m, Route *r) {
     const int N = m->batch.N, E = r->E, K = r->K;
-    m->dev->router_losses(r->losses, r->logits, r->lse, r->load, model_counted(m), (Scores)m->config.scores, N, E, K);
+    m->dev->router_losses(r->losses, r->logits, r->lse, r->load, counted(m), (Scores)m->config.scores, N, E, K);
 }
 
 /* The choice of experts has no gradient; the weights and the two losses have. m->s.dweight: d loss / d weight. */
@@ -49,7 +52,7 @@ void route_backward(Model *m, Route *r, const floatX *router, void *drouter, rea
 
     /* 1 */
     dev->router_backward(m->s.dlogits, extends ? m->s.dchosen : m->s.dweight, r->chosen_weight, r->lse, r->chosen, r->plan.first,
-                         r->logits, r->load, m->balance_coef * scale, m->z_coef * scale, model_counted(m), (Scores)m->config.scores, N, E, K);
+                         r->logits, r->load, m->balance_coef * scale, m->z_coef * scale, counted(m), (Scores)m->config.scores, N, E, K);
     if (dbias) dev->bias_backward(dbias, m->s.dlogits, N, E);
     sum_add(dx, m->s.dlogits, router, E);
     dev->matmul_backward_weight(drouter, m->s.dlogits, x, N, C, E, how);

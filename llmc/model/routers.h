@@ -10,6 +10,7 @@ int         router_layer(const Config *c, int router, OUT int *attention);     /
 int         router_width(const Model *m, int router);       /* its number of experts */
 size_t      router_offset(const Model *m, int router);      /* of its first expert in an array (routers, E); of m->routers: its size */
 const char *router_name(const Model *m, int router, char text[48]);         /* "layer 3 mlp"; returns text */
+int64_t     mlp_slots(const Config *c, int N, int rounds);   /* the most that N tokens have; a Plan counts them as int (run_plan) */
 
 typedef struct {
     double balance, z, att_balance;     /* losses: means over the routers of the MLP, of all, of attention; 0: there are none */

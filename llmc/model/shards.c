@@ -3,50 +3,16 @@
  * Weights: the range in use and the next two in the direction of the pass; the second next is gathered into the buffer of the range that
  * was just used. Gradients: the range that is computed, and the one computed before it, which is being sent to its owners. The
  * embedding, and the head unless it is the embedding, use one buffer of their own at different times. */
+#include "gradients.h"
 #include "parallel.h"
+#include "ranges.h"
 
-/* ---- which buffer a range uses ------------------------------------------------------------------------------- */
-
-enum { ENDS, TAIL, LAYERS };            /* LAYERS: the first of the layers' buffers */
-
-static int last_range(const Model *m) { return m->manifest.range_count - 1; }
-static int buffer_of(const Model *m, const Ranges *r, int range) {
-    if (range == 0) return ENDS;
-    if (range == last_range(m)) return m->config.tied ? TAIL : ENDS;
-    return LAYERS + (range - 1) % r->layers;
-}
-static void plan_buffers(Model *m, Ranges *r, int layers, MemCategory category, const char *name, size_t element) {
-    r->layers = layers;
-    for (int b = 0; b < LAYERS + layers; b++) {
-        size_t most = 0;
-        for (int i = 0; i <= last_range(m); i++)
-            if (buffer_of(m, r, i) == b && m->manifest.ranges[i].count > most) most = m->manifest.ranges[i].count;
-        if (most) arena_add(&m->arena, category, name, &r->at[b], most * element);
-    }
-}
-void shards_plan(Model *m) {
-    if (m->dp.level >= 3) plan_buffers(m, &m->dp.weights, 3, MEM_WEIGHTS, "weights of whole ranges", m->dev->floatX_size);
-    if (m->dp.level >= 2) plan_buffers(m, &m->dp.gradients, 2, MEM_GRADIENTS, "gradients of whole ranges", m->dev->real_size);
-}
-
-static void *buffer(const Model *m, const Ranges *r, int range) { return r->at[buffer_of(m, r, range)]; }
 static Comm *comm_of(const Model *m) { return m->dp.parallel->node; }
 /* Of a range: the elements of one rank, and where this rank has them. */
 static size_t own_count(const Model *m, int range) { return m->manifest.ranges[range].count / (size_t)comm_of(m)->size; }
 static char *own(const Model *m, void *shards, int range, size_t element) {
     return (char *)shards + m->manifest.ranges[range].offset / (size_t)comm_of(m)->size * element;
 }
-
-floatX *model_weight(const Model *m, const Tensor *t) {
-    if (m->dp.level < 3) return float_at(m, m->params, t->offset);
-    return float_at(m, buffer(m, &m->dp.weights, t->range), t->offset - m->manifest.ranges[t->range].offset);
-}
-void *model_gradient(const Model *m, const Tensor *t) {
-    if (m->dp.level < 2) return gradient_of(t, m->grads);
-    return real_at(m, buffer(m, &m->dp.gradients, t->range), t->offset - m->manifest.ranges[t->range].offset);
-}
-
-/* ---- transfers ----------------------------------------------------------------------------------------------- */
 
 /* ---- weights ------------------------------------------------------------------------------------------------- */
 
@@ -57,7 +23,7 @@ static void gather(Model *m, int range) {
     Ranges *w = &m->dp.weights;
     Comm *c = comm_of(m);
     const size_t X = m->dev->floatX_size;
-    const int b = buffer_of(m, w, range);
+    const int b = range_buffer(m, w, range);
     if (w->held[b] == range + 1) return;
     c->all_gather(c, w->at[b], own(m, m->params, range, X), own_count(m, range) * X);
     c->record(c, range);
@@ -67,13 +33,13 @@ static void gather(Model *m, int range) {
 /* 1: neither `range` nor one between it and `next` uses the buffer of next. */
 static int is_free(const Model *m, int range, int next, int way) {
     const Ranges *w = &m->dp.weights;
-    for (int i = range; i != next; i += way) if (buffer_of(m, w, i) == buffer_of(m, w, next)) return 0;
+    for (int i = range; i != next; i += way) if (range_buffer(m, w, i) == range_buffer(m, w, next)) return 0;
     return 1;
 }
 void shards_wait(Model *m, int range, int way) {
     enum { AHEAD = 2 };
     Ranges *w = &m->dp.weights;
-    const int b = buffer_of(m, w, range);
+    const int b = range_buffer(m, w, range);
     gather(m, range);
     for (int i = 1; i <= AHEAD && way; i++) {
         const int next = range + way * i;
@@ -87,7 +53,7 @@ void shards_wait(Model *m, int range, int way) {
 }
 void shards_keep(Model *m, int range) {
     const size_t X = m->dev->floatX_size, bytes = own_count(m, range) * X;
-    const char *whole = buffer(m, &m->dp.weights, range);
+    const char *whole = range_memory(m, &m->dp.weights, range);
     m->dev->copy(own(m, m->params, range, X), whole + (size_t)comm_of(m)->rank * bytes, bytes);
 }
 
@@ -98,7 +64,7 @@ static int event_of(const Model *m, int buffer) { return m->manifest.range_count
 
 void shards_open(Model *m, int range) {
     Ranges *g = &m->dp.gradients;
-    const int b = buffer_of(m, g, range);
+    const int b = range_buffer(m, g, range);
     if (g->moving[b]) comm_of(m)->wait(comm_of(m), event_of(m, b));
     g->moving[b] = 0;
     model_clear_gradients(m, range);
@@ -110,7 +76,7 @@ static real *own_sums(const Model *m, int range) {
 }
 static void add_in_order(Model *m, int range) {
     const size_t n = own_count(m, range);
-    real *whole = buffer(m, &m->dp.gradients, range);
+    real *whole = range_memory(m, &m->dp.gradients, range);
     for (int i = 0; i < comm_of(m)->size; i++)
         parallel_add_in_order(m, i == comm_of(m)->rank ? own_sums(m, range) : NULL, real_at(m, whole, (size_t)i * n), n);
 }
@@ -135,7 +101,7 @@ void shards_finish(Model *m) {
 void shards_send(Model *m, int range) {
     Ranges *g = &m->dp.gradients;
     Comm *c = comm_of(m);
-    const int b = buffer_of(m, g, range);
+    const int b = range_buffer(m, g, range);
     if (m->dp.ordered && m->dp.parallel->across) add_in_order(m, range);
     else c->scatter_add(c, own_sums(m, range), g->at[b], own_count(m, range));
     c->record(c, event_of(m, b));
@@ -149,7 +115,7 @@ void shards_send(Model *m, int range) {
 const real *shards_gather_gradients(Model *m, int range) {
     Comm *c = comm_of(m);
     const size_t Re = m->dev->real_size;
-    real *whole = buffer(m, &m->dp.gradients, range);
+    real *whole = range_memory(m, &m->dp.gradients, range);
     c->all_gather(c, whole, own(m, m->grads, range, Re), own_count(m, range) * Re);
     c->wait_all(c);
     return whole;

@@ -4,6 +4,8 @@
 #include "evaluate.h"
 #include "llmc/base/text.h"
 #include "llmc/data/meter.h"
+#include "llmc/model/batch.h"
+#include "llmc/model/pass.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,7 @@
 /* follow.c: what a run reports: its log, validation, samples, checkpoints. */
 #define _DEFAULT_SOURCE
+#include "llmc/model/batch.h"
+#include "llmc/model/pass.h"
 #include "run.h"
 #include "requests.h"
 #include "llmc/files/export.h"

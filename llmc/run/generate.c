@@ -2,6 +2,7 @@
 #include "generate.h"
 #include "device.h"
 #include "llmc/base/random.h"
+#include "llmc/model/plan.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -6,6 +6,7 @@
 #include "llmc/files/families.h"
 #include "llmc/files/hf.h"
 #include "llmc/model/check.h"
+#include "llmc/model/plan.h"
 #include "llmc/model/recompute.h"
 #include "llmc/ranks/secret.h"
 #include <limits.h>

@@ -1,6 +1,7 @@
 /* test_state.c: damaged and half-saved checkpoints. The readers of run.json and of log.jsonl's first line; impossible optimizer states with
  * valid checksums; saves that failed half-way. Whole runs with kills and failing calls: tests/faults.sh. */
 #define _DEFAULT_SOURCE
+#include "llmc/model/plan.h"
 #include "tests/model/trainee.h"
 #include "tests/test.h"
 #include "llmc/base/json.h"

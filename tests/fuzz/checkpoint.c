@@ -5,6 +5,7 @@
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/files/checkpoint.h"
 #include "llmc/files/families.h"
+#include "llmc/model/plan.h"
 #include "llmc/model/routers.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/settings.h"

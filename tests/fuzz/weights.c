@@ -1,6 +1,9 @@
 /* weights.c: the weights of a model folder, and what the operations make of any finite ones. The first byte picks the number type of the
  * file; the values of all tensors are the rest of the input, again and again. Weights that are not finite are refused; a step of training
  * with the others may overflow, but not leave the defined behaviour of C. */
+#include "llmc/model/batch.h"
+#include "llmc/model/pass.h"
+#include "llmc/model/plan.h"
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/files/hf.h"
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* test_evaluate.c: multiple-choice questions: what a tiny model answers, beside PyTorch (reference/make_questions.py), and files that
  * are wrong. Part of the group reference. */
+#include "llmc/model/plan.h"
 #include "tests/test.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"

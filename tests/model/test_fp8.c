@@ -2,6 +2,10 @@
 #include "models.h"
 #include "trainee.h"
 #include "tests/test.h"
+#include "llmc/model/batch.h"
+#include "llmc/model/fp8.h"
+#include "llmc/model/gradients.h"
+#include "llmc/model/pass.h"
 #include "llmc/model/recompute.h"
 #include <math.h>
 #include <stdlib.h>

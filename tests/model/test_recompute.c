@@ -3,6 +3,7 @@
 #include "models.h"
 #include "trainee.h"
 #include "tests/test.h"
+#include "llmc/model/plan.h"
 #include "llmc/model/recompute.h"
 #include <limits.h>
 #include <stdlib.h>

@@ -3,7 +3,11 @@
 #include "tests/test.h"
 #include "llmc/files/export.h"
 #include "llmc/files/families.h"
+#include "llmc/model/batch.h"
 #include "llmc/model/decode.h"
+#include "llmc/model/gradients.h"
+#include "llmc/model/pass.h"
+#include "llmc/model/plan.h"
 #include "llmc/model/rope.h"
 #include <math.h>
 #include <stdio.h>

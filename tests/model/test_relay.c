@@ -2,7 +2,10 @@
 #include "models.h"
 #include "trainee.h"
 #include "tests/test.h"
+#include "llmc/model/batch.h"
 #include "llmc/model/decode.h"
+#include "llmc/model/pass.h"
+#include "llmc/model/plan.h"
 #include "llmc/model/relay.h"
 #include <stdlib.h>
 #include <string.h>

@@ -10,6 +10,8 @@
 #include "llmc/run/options.h"
 #include "llmc/run/settings.h"
 #include "llmc/base/random.h"
+#include "llmc/model/gradients.h"
+#include "llmc/model/ranges.h"
 #include "llmc/model/schedule.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"

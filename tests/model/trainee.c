@@ -1,7 +1,11 @@
 /* trainee.c: see trainee.h. */
 #include "trainee.h"
 #include "llmc/base/random.h"
+#include "llmc/model/batch.h"
 #include "llmc/model/parallel.h"
+#include "llmc/model/pass.h"
+#include "llmc/model/plan.h"
+#include "llmc/model/ranges.h"
 #include <stdlib.h>
 
 Config trainee_config(const char *descriptor, int vocab, int context) {

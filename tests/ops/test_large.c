@@ -10,6 +10,7 @@
 #include "tests/model/trainee.h"
 #include "tests/test.h"
 #include "llmc/model/decode.h"
+#include "llmc/model/plan.h"
 #include "llmc/base/random.h"
 #include <stdlib.h>
 #include <string.h>

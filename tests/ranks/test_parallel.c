@@ -6,7 +6,9 @@
 #include "processes.h"
 #include "tests/model/trainee.h"
 #include "llmc/files/checkpoint.h"
+#include "llmc/model/batch.h"
 #include "llmc/model/parallel.h"
+#include "llmc/model/plan.h"
 #include "llmc/model/recompute.h"
 #include "llmc/ranks/threads.h"
 #include <dirent.h>

@@ -2,6 +2,7 @@
  * would not see that something writes past the end of one. */
 #include "fuzz.h"
 #include "llmc/model/model.h"
+#include "llmc/model/plan.h"
 #include <sanitizer/asan_interface.h>
 
 void fuzz_allocate(Model *m) {

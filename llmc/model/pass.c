@@ -1,4 +1,4 @@
-/* model.c: the order in which a model runs.
+/* pass.c: the order in which a model runs.
  *
  * A token's embedding enters the residual stream x. Each block adds two sub-layers to it:
  *
@@ -16,8 +16,12 @@
  *
  * Backward takes the same steps in the opposite order. The stream passes its gradient on unchanged, and each sub-layer adds its
  * own: add_norm_backward sums the gradient of a norm's output, takes it through the norm, and adds it to the stream's. */
+#include "pass.h"
 #include "parallel.h"
+#include "plan.h"
+#include "ranges.h"
 #include "relay.h"
+#include "route.h"
 
 static Norm norm_of(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
 static Norm final_norm(const Model *m) { return (Norm){ m->p.final_norm, (float)m->config.final_eps }; }
@@ -60,7 +64,6 @@ static void add_attention(Model *m, int l, Sum output) {
 }
 /* The range (tensor.h) of block l's tensors, and that of the tensors after the last block. */
 static int range_of(const Model *m, int l) { return m->config.universal ? 1 : 1 + l; }
-static int last_range(const Model *m) { return m->manifest.range_count - 1; }
 
 static void block_forward(Model *m, int l) {
     const int last = l == m->config.layers - 1, n = l + 1 < m->to ? l + 1 : l;   /* n = l: the next layer is elsewhere, the norm unused */
@@ -164,18 +167,11 @@ void model_loss(Model *m, int gradient) {
 
 /* ---- backward --------------------------------------------------------------------------------------------- */
 
-int model_counted(const Model *m) { return m->dp.ordered ? m->batch.N : m->batch.N * m->dp.ranks; }
 void model_router_losses(Model *m) {
     for (int l = 0; l < m->config.layers; l++) {
         if (m->config.attention_experts > 1) route_losses(m, &m->acts[l].att);
         if (config_has_experts(&m->config, l)) route_losses(m, &m->acts[l].mlp);
     }
-}
-
-/* The block of a universal model serves every layer, so only the first to run overwrites. A rounded gradient is never a sum. */
-Write gradient_write(const Model *m, int l) {
-    const int first = m->batch.phase & PHASE_FIRST && (l == m->config.layers - 1 || !m->config.universal);
-    return m->matrix_gradients == FLOATX ? SET_ROUNDED : first ? SET : ADD;
 }
 
 /* dnorm: gradient of the norm's weight. dbias: of the output bias of the sub-layer before this norm. With dropout between the two,

@@ -1,0 +1,10 @@
+/* gradients.h: which gradients are overwritten and which are added to, and how the host reads them. */
+#ifndef GRADIENTS_H
+#define GRADIENTS_H
+#include "model.h"
+
+/* How the backward of layer l writes the gradient of a matrix. */
+Write gradient_write(const Model *m, int l);
+void model_clear_gradients(Model *m, int range);    /* those of a range that are sums begin at zero */
+void model_gradients(const Model *m, OUT double *host);    /* (manifest.total) laid out like the weights */
+#endif
