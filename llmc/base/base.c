@@ -16,6 +16,14 @@ int error_set(Error *e, const char *format, ...) {
     va_start(args, format);
     vsnprintf(e->text, sizeof e->text, format, args);
     va_end(args);
+    return e->code = 0;
+}
+int error_exit(Error *e, int code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(e->text, sizeof e->text, format, args);
+    va_end(args);
+    e->code = code;
     return 0;
 }
 
@@ -37,6 +45,8 @@ _Noreturn void fail(int code, const char *format, ...) {
     fflush(stderr);
     _exit(code);
 }
+
+_Noreturn void fail_with(const Error *e, int code) { fail(e->code ? e->code : code, "%s", e->text); }
 
 void warn_hook(void (*also)(const char *text)) { hook = also; }
 void warn(const char *format, ...) {

@@ -17,10 +17,12 @@ enum {                                  /* exit codes of both programs */
 #define PRINTF(f, a)
 #endif
 
-typedef struct { char text[1024]; } Error;
+typedef struct { char text[1024]; int code; } Error;                 /* code: to exit with, or 0: what the caller finds right */
 int  error_set(Error *e, const char *format, ...) PRINTF(2, 3);      /* always 0, for `return error_set(...)` */
+int  error_exit(Error *e, int code, const char *format, ...) PRINTF(3, 4);
 
 _Noreturn void fail(int code, const char *format, ...) PRINTF(2, 3); /* "error: ..." on stderr, then _exit(code) */
+_Noreturn void fail_with(const Error *e, int code);                  /* with the error's own code, if it has one */
 void  warn(const char *format, ...) PRINTF(1, 2);                    /* "warning: ..." on stderr, and to the hook */
 void  warn_hook(void (*also)(const char *text));                     /* receives warnings, too; NULL: none */
 

@@ -165,7 +165,7 @@ static int parse_line(Document *line, const Chat *chat, Error *e) {
 static int parse_lines(Source *s, size_t first, const size_t *line_number, const char *path, const Chat *chat, Error *e) {
     const int64_t n = (int64_t)(s->documents - first);
     int64_t bad = n;
-    Error why = { "" };
+    Error why = { 0 };
     #pragma omp parallel for schedule(dynamic, 64)
     for (int64_t i = 0; i < n; i++) {
         Error mine;

@@ -114,7 +114,7 @@ static int parse_lines(Questions *q, const char *path, const char *text, size_t 
     }
     Question *all = mem_alloc(lines * sizeof *all);
     int64_t bad = INT64_MAX;
-    Error why = { "" };
+    Error why = { 0 };
     #pragma omp parallel for schedule(dynamic, 8)
     for (int64_t i = 0; i < (int64_t)lines; i++) {
         Error mine;

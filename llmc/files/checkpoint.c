@@ -119,8 +119,8 @@ int checkpoint_lock(const char *folder, Error *e) {
         }
         ssize_t n = read(fd, owner, sizeof owner - 1);
         close(fd);
-        return error_set(e, "%s is in use by another trainer (%.*s)", folder,
-                         n > 0 ? (int)strcspn(owner, "\n") : 7, n > 0 ? owner : "unknown");
+        return error_exit(e, EXIT_USAGE, "%s is in use by another trainer (%.*s)", folder,
+                          n > 0 ? (int)strcspn(owner, "\n") : 7, n > 0 ? owner : "unknown");
     }
     char host[64] = "";
     gethostname(host, sizeof host - 1);

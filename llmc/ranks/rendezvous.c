@@ -238,7 +238,7 @@ static int has_arrived(int fd) {
 static int introduce_until(const GroupOptions *o, const Hello *h, int data, double until, double seconds, Error *e) {
     double note_at = until - seconds + 3;
     int fd, final = 0;
-    Error last = { "" }, latest;
+    Error last = { 0 }, latest;
     for (double pause = 0.05; (fd = introduce(o, h, data >= 0, until, &final, &latest)) < 0; ) {
         if (final) { *e = latest; return -1; }
         if (!*last.text || now() < until) last = latest;    /* an attempt that the deadline cut short says less */

@@ -57,13 +57,13 @@ static int make_file(const char *path, Error *e) {
     unsigned char random[RANDOM + 8];
     uint64_t unique;
     char text[TEXT + 2], *temporary, *slash;
-    if (!random_bytes(random, sizeof random)) return error_set(e, "/dev/urandom: %s", strerror(errno));
+    if (!random_bytes(random, sizeof random)) return error_exit(e, EXIT_DISK, "/dev/urandom: %s", strerror(errno));
     for (int i = 0; i < RANDOM; i++) snprintf(text + 2 * i, 3, "%02x", random[i]);
     strcpy(text + TEXT, "\n");
     temporary = text_format("%s", path);                    /* the folder around it */
     if ((slash = strrchr(temporary, '/')) && slash != temporary) {
         *slash = 0;
-        if (!folder_make(temporary, e)) { free(temporary); return 0; }
+        if (!folder_make(temporary, e)) { free(temporary); e->code = EXIT_DISK; return 0; }
     }
     free(temporary);
     memcpy(&unique, random + RANDOM, sizeof unique);
@@ -73,30 +73,27 @@ static int make_file(const char *path, Error *e) {
     if (fd >= 0 && close(fd) && ok) { ok = 0; why = errno; }
     if (ok && link(temporary, path) && errno != EEXIST && rename(temporary, path)) { ok = 0; why = errno; }
     if (fd >= 0) unlink(temporary);
-    if (!ok) error_set(e, "%s: %s (with MOE_SECRET set, this file is not needed)", path, strerror(why));
+    if (!ok) error_exit(e, EXIT_DISK, "%s: %s (with MOE_SECRET set, this file is not needed)", path, strerror(why));
     free(temporary);
     return ok;
 }
 
 /* The file, which process 0 makes and the others wait for. */
-static char *file_find(const Launch *l, const char *path, double seconds, int *code, Error *e) {
+static char *file_find(const Launch *l, const char *path, double seconds, Error *e) {
     const double until = now() + seconds;
     int missing;
     char *secret = read_file(path, &missing, e);
-    *code = EXIT_USAGE;
     if (missing && !l->process) {
-        if (!make_file(path, e)) { *code = EXIT_DISK; return NULL; }
+        if (!make_file(path, e)) return NULL;
         secret = read_file(path, &missing, e);
     }
     while (!secret && missing && now() < until) {
         nanosleep(&(struct timespec){ .tv_nsec = 50000000 }, NULL);
         secret = read_file(path, &missing, e);
     }
-    if (!secret && missing) {
-        *code = EXIT_PEER;
-        error_set(e, "process 0 has not written %s in %.0f s: it has not started, was started in another folder or with another -o, "
-                  "or runs on another machine", path, seconds);
-    }
+    if (!secret && missing)
+        error_exit(e, EXIT_PEER, "process 0 has not written %s in %.0f s: it has not started, was started in another folder or with another "
+                   "-o, or runs on another machine", path, seconds);
     return secret;
 }
 
@@ -111,12 +108,11 @@ int secret_check(const Launch *l, const char *(*get)(const char *name), Error *e
                      "for all of them, for example: %s", remedy);
 }
 
-char *secret_find(const Launch *l, const char *folder, const char *(*get)(const char *name), double seconds, int *code, Error *e) {
+char *secret_find(const Launch *l, const char *folder, const char *(*get)(const char *name), double seconds, Error *e) {
     const char *given = get("MOE_SECRET");
-    *code = EXIT_USAGE;
     if (!secret_check(l, get, e)) return NULL;
     if (given && *given) return text_format("%s", given);
-    char *path = secret_path(folder), *secret = file_find(l, path, seconds, code, e);
+    char *path = secret_path(folder), *secret = file_find(l, path, seconds, e);
     free(path);
     return secret;
 }

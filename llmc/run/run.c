@@ -63,7 +63,7 @@ void run_find_launch(Run *r) {
 static void lock_folder(Run *r) {
     Error e;
     if (!r->leads) return;
-    if (!checkpoint_lock(r->s.out, &e)) fail(strstr(e.text, "in use") ? EXIT_USAGE : EXIT_DISK, "%s", e.text);
+    if (!checkpoint_lock(r->s.out, &e)) fail_with(&e, EXIT_DISK);
     r->locked = 1;
 }
 
@@ -312,14 +312,6 @@ void run_choose_model(Run *r) {
 
 /* ---- ranks ------------------------------------------------------------------------------------------------- */
 
-static char *find_secret(const Run *r) {
-    Error e;
-    int code;
-    char *secret = secret_find(&r->launch, r->s.out, launch_getenv, r->s.join_seconds, &code, &e);
-    if (!secret) fail(code, "%s", e.text);
-    return secret;
-}
-
 /* How many ranks are a node (-zn). A run that is resumed on ranks which its nodes do not divide has those of its hosts. */
 static void find_nodes(Run *r) {
     Error e;
@@ -356,7 +348,8 @@ void run_join_ranks(Run *r) {
                        .join_seconds = s->join_seconds, .silence_seconds = s->silence_seconds };
     r->parallel.ranks = r->local_devices.count * r->launch.processes;
     if (!s->check && s->steps != 0) {
-        char *const secret = r->launch.processes > 1 ? find_secret(r) : NULL;
+        char *const secret = r->launch.processes > 1 ? secret_find(&r->launch, s->out, launch_getenv, s->join_seconds, &e) : NULL;
+        if (!secret && r->launch.processes > 1) fail_with(&e, EXIT_USAGE);
         o.secret = secret;
         if (!(r->processes = group_join(&o, &e))) fail(EXIT_PEER, "%s", e.text);
         r->parallel.ranks = group_size(r->processes);

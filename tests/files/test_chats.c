@@ -40,7 +40,7 @@ static int same_ints(const JsonValue *list, const int *x, const unsigned char *b
 }
 
 static void test_case(const Chat *c, const Tokenizer *t, const char *name, const JsonValue *golden) {
-    Error e = { "" };
+    Error e = { 0 };
     ChatMessage *messages;
     Text text = { 0 };
     int *ids = NULL;
@@ -62,7 +62,7 @@ static void test_case(const Chat *c, const Tokenizer *t, const char *name, const
 
 /* How many tokens count of a conversation of so many equal turns. */
 static int64_t counted(const Chat *c, const Tokenizer *t, size_t turns) {
-    Error e = { "" };
+    Error e = { 0 };
     int *ids = NULL;
     unsigned char *counts = NULL;
     int64_t sum = 0;
@@ -214,7 +214,7 @@ static void test_bad_lines(void) {
         { "", "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}", "-ct NAME" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        Error e = { "" };
+        Error e = { 0 };
         Tokenizer *t;
         Text text = { 0 };
         text_add(&text, "{\"text\": \"a\"}\n\n%s\n{\"text\": \"b\"}\n", bad[i].line);
@@ -227,7 +227,7 @@ static void test_bad_lines(void) {
 
 static void test_lone(void) {
     static const char line[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}, {\"role\": \"assistant\", \"content\": \"y\"}]}\n";
-    Error e = { "" };
+    Error e = { 0 };
     Tokenizer *t;
     check(!open_chats(line, strlen(line), "", "chatml", NULL, &t, &e) && strstr(e.text, "one conversation"), "one conversation: %s", e.text);
 }
@@ -235,7 +235,7 @@ static void test_lone(void) {
 static void test_no_calls(void) {
     static const char lines[] = "{\"messages\": [{\"role\": \"assistant\", \"content\": \"x\", \"tool_calls\": []}]}\n"
                                 "{\"messages\": [{\"role\": \"assistant\", \"content\": \"y\", \"tool_calls\": null}]}\n";
-    Error e = { "" };
+    Error e = { 0 };
     Tokenizer *t;
     Data *d = open_chats(lines, strlen(lines), "", "chatml", NULL, &t, &e);
     check(d != NULL, "an empty list of tool calls is none: %s", e.text);
@@ -245,7 +245,7 @@ static void test_no_calls(void) {
 
 /* Two such conversations cannot be trained on, and a larger -t would help or not. */
 static void test_unanswered(const char *line, int helps) {
-    Error e = { "" };
+    Error e = { 0 };
     Tokenizer *t;
     Text two = { 0 };
     text_add(&two, "%s\n%s\n", line, line);
@@ -345,7 +345,7 @@ static void check_rows(const Data *d, Expected *all, int T, const char *what) {
 }
 
 static void test_rows(const char *tokenizer, const char *what) {
-    Error e = { "" };
+    Error e = { 0 };
     Tokenizer *t;
     Text text = { 0 };
     Expected all[SAMPLES];

@@ -62,7 +62,7 @@ static void check_message(const Error *e, const char *words, const char *what) {
     free(list);
 }
 static void refused(const char *what, const char *train, const char *validation, const char *words) {
-    Error e = { "" };
+    Error e = { 0 };
     Data *d = data_open(train, validation, NULL, &e);
     check(d == NULL, "%s is refused", what);
     if (!d) check_message(&e, words, what);
@@ -163,7 +163,7 @@ static void test_text(void) {
 /* A byte-level tokenizer.json: 256 bytes (GPT-2 writes those that do not print as U+0100 and up), `unused` ids that no merge
  * gives, and two merges. Unused ids make the others large. */
 static Tokenizer *small_bpe(int unused) {
-    Error e = { "" };
+    Error e = { 0 };
     Text json = { 0 };
     uint32_t next = 0x100;
     text_add(&json, "{\"model\":{\"type\":\"BPE\",\"merges\":[\"t h\",\"th e\"],\"vocab\":{");
@@ -186,7 +186,7 @@ static void test_tokenized(void) {
                                "the end of the text";
     const int bytes = sizeof text - 1, cut = bytes * 9 / 10;
     for (int unused = 0; unused <= 70000; unused += 70000) {
-        Error e = { "" };
+        Error e = { 0 };
         Tokenizer *t = small_bpe(unused);
         Data *d = must_open(put_text("the.txt", text), NULL, t);
         int *train = NULL, *held = NULL, in[sizeof text], out[sizeof text];
@@ -518,7 +518,7 @@ static void test_bad_files(void) {
 }
 
 static void test_check(void) {
-    Error e = { "" };
+    Error e = { 0 };
     Data *d = must_open(put_tokens("hundred.bin", GPT2, 1000, 100), put_tokens("forty.bin", GPT2, 1000, 40), NULL);
     check(data_check(d, 39, 1100, &e), "windows of 40 tokens and a vocabulary of 1100 are accepted: %s", e.text);
     check(!data_check(d, 39, 1099, &e), "a vocabulary of 1099 is refused");
@@ -538,7 +538,7 @@ static void test_check(void) {
 
 /* A file that changes while it is open causes an error with its name, not a signal and not a wrong token. */
 static void test_changes(void) {
-    Error e = { "" };
+    Error e = { 0 };
     int in[64], out[64];
     char *path = put_tokens("changes.bin", GPT2, 0, 20000);
     Data *d = must_open(path, at("one.bin"), NULL);
@@ -564,7 +564,7 @@ static void test_changes(void) {
 /* More files than descriptors. */
 static void test_many_files(void) {
     enum { FILES = 400, T = 9 };
-    Error e = { "" };
+    Error e = { 0 };
     struct rlimit old, low;
     char name[64];
     int start[FILES], seen[FILES] = { 0 }, once = 1, in[T], out[T], vanished = 0;
@@ -602,7 +602,7 @@ static void test_large_file(void) {
     const int64_t tokens = INT64_C(2386160000), train = tokens / 10 * 9, held = tokens - train;
     char *folder = is_folder("/dev/shm") ? text_format("/dev/shm/moe-test-%ld", (long)getpid()) : scratch_path("large");
     char *path = text_format("%s/train.bin", folder);
-    Error e = { "" };
+    Error e = { 0 };
     uint16_t mark[MARKS];
     struct stat s;
     int fd = folder_make(folder, &e) ? open(path, O_RDWR | O_CREAT, 0600) : -1;
@@ -650,7 +650,7 @@ static void test_random_headers(void) {
         size_t given = uniform() < .5 ? size : (size_t)(uniform() * 1500);
         int good = (file[0] == GPT2 || file[0] == LLAMA3) && file[1] == (file[0] == GPT2 ? 1u : 7u)
             && given == size && file[2] >= 2;
-        Error e = { "" };
+        Error e = { 0 };
         Data *d = data_open(put("random.bin", file, given), NULL, NULL, &e);
         wrong += (d != NULL) != good || (!d && !strstr(e.text, "random.bin"));
         opened += d != NULL;

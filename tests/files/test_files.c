@@ -48,7 +48,7 @@ static void test_json_values(void) {
         "\"max\": 9223372036854775807, \"min\": -9223372036854775808, \"more\": 9223372036854775808, \"zero\": -0,\n"
         "\"o\": {\"a\":1,\"b\":2,\"c\":3,\"d\":4,\"e\":5,\"f\":6,\"g\":7,\"h\":8,\"i\":9,\"\":10}, "
         "\"e\": {}, \"l\": []} \n";
-    Error e = { "" };
+    Error e = { 0 };
     Json *json = parse(text, &e);
     check(json != NULL, "json: a document with values of every kind parses %s", e.text);
     if (!json) return;
@@ -88,12 +88,12 @@ static void test_json_refused(void) {
         "{\"a\":{\"b\":1,\"b\":2}}",
     };
     for (size_t i = 0; i < COUNT(wrong); i++) {
-        Error e = { "" };
+        Error e = { 0 };
         Json *json = parse(wrong[i], &e);
         check(!json && e.text[0], "json: refused with a message: %s", wrong[i]);
         json_free(json);
     }
-    Error e = { "" };
+    Error e = { 0 };
     check(!json_parse("1\0", 2, &e) && !json_parse("{\0}", 3, &e), "json: NUL bytes are refused");
 
     char deep[2 * 70 + 1];
@@ -190,7 +190,7 @@ static void fuzz(const char *format, const char *seed, size_t size, double secon
     for (double end = now() + seconds; now() < end || tried <= 100; tried++) {
         size_t bytes;
         char *text = mutate(seed, size, &bytes);
-        Error e = { "" };
+        Error e = { 0 };
         const int valid = read(text, bytes, &e);
         accepted += valid > 0;
         bad += valid < 0 || (!valid && !e.text[0]);
@@ -246,7 +246,7 @@ static void test_conversion(void) {
         const char *type = is_good ? good[i].type : bad[k].type;
         const double x = is_good ? good[i].x : bad[k].x;
         const FileTensor t = { .name = "t", .dtype = type, .rank = 1, .shape = shape };
-        Error e = { "" };
+        Error e = { 0 };
         uint16_t bits = 0;
         SafetensorsWriter *w = safetensors_create(path, &t, 1, NULL, 0, &e);
         const int ok = safetensors_append_double(w, "t", type, &x, 1, &e);
@@ -282,7 +282,7 @@ static void test_safetensors_round_trip(void) {
     memcpy(data + 78, f16, 14); memcpy(data + 92, "\1\2\3\4", 4);
 
     char *path = scratch_path("round.safetensors");
-    Error e = { "" };
+    Error e = { 0 };
     uint64_t bytes = 0;
     uint32_t crc = 0;
     SafetensorsWriter *w = safetensors_create(path, list, COUNT(list), notes, COUNT(notes), &e);
@@ -346,7 +346,7 @@ static void test_safetensors_large(void) {
     char *path = scratch_path("large.safetensors");
     float *data = mem_alloc(N * sizeof *data);
     double *got = mem_alloc(N * sizeof *got);
-    Error e = { "" };
+    Error e = { 0 };
     for (int i = 0; i < N; i++) data[i] = (float)i;
     SafetensorsWriter *w = safetensors_create(path, list, 2, NULL, 0, &e);
     int ok = w && safetensors_append(w, data, N * 4, &e) && safetensors_append(w, data, 1, &e)
@@ -459,7 +459,7 @@ static void test_safetensors_bad_headers(const char *path) {
         { "no header",                        "", 0 },
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
-        Error e = { "" };
+        Error e = { 0 };
         write_tensors(path, strlen(cases[i].header), cases[i].header, strlen(cases[i].header), (size_t)cases[i].data);
         Safetensors *s = safetensors_open(path, &e);
         check(!s && strstr(e.text, path), "safetensors: refused, naming the file: %s", cases[i].what);
@@ -476,18 +476,18 @@ static void test_safetensors_bad_lengths(const char *path) {
         { "header of 2^63 bytes",            (uint64_t)1 << 63, 2, 9 },
     };
     for (size_t i = 0; i < COUNT(lengths); i++) {
-        Error e = { "" };
+        Error e = { 0 };
         write_tensors(path, lengths[i].length, "{}", lengths[i].bytes, lengths[i].data);
         Safetensors *s = safetensors_open(path, &e);
         check(!s && e.text[0], "safetensors: refused: %s", lengths[i].what);
         safetensors_close(s);
     }
     for (size_t n = 0; n < 8; n++) {
-        Error e = { "" };
+        Error e = { 0 };
         write_file(path, "\2\0\0\0\0\0\0\0", n);
         check(!safetensors_open(path, &e) && e.text[0], "safetensors: refused: a file of %zu bytes", n);
     }
-    Error e = { "" };
+    Error e = { 0 };
     check(!safetensors_open("/nowhere/at/all", &e) && e.text[0], "safetensors: refused: a missing file");
 }
 static void test_safetensors_legal(const char *path) {
@@ -501,7 +501,7 @@ static void test_safetensors_legal(const char *path) {
                                 TENSOR("a", "[1]", "0", "4") "}", 8, 3 },
     };
     for (size_t i = 0; i < COUNT(legal); i++) {
-        Error e = { "" };
+        Error e = { 0 };
         write_tensors(path, strlen(legal[i].header), legal[i].header, strlen(legal[i].header), (size_t)legal[i].data);
         Safetensors *s = safetensors_open(path, &e);
         check(s && safetensors_count(s) == (size_t)legal[i].count, "safetensors: legal: %s %s", legal[i].what, e.text);
@@ -545,7 +545,7 @@ static void test_safetensors_folder(void) {
         "{" TENSOR("b", "[1]", "0", "4") "," TENSOR("a", "[1]", "4", "8") "}",
     };
     char *folder = scratch_path("folder"), *index = scratch_path("folder/model.safetensors.index.json");
-    Error e = { "" };
+    Error e = { 0 };
     check(folder_make(folder, &e) && !safetensors_open(folder, &e) && strstr(e.text, "neither"),
           "safetensors: an empty folder is refused");
     for (int i = 0; i < 3; i++) {
@@ -593,7 +593,7 @@ static void fuzz_safetensors(double seconds) {
     char *path = scratch_path("fuzz.safetensors");
     size_t size;
     write_tensors(path, sizeof header - 1, header, sizeof header - 1, 12);
-    Error e = { "" };
+    Error e = { 0 };
     char *seed = file_read(path, &size, &e);
     fuzz("safetensors", seed, size, seconds, reads_safetensors);
     free(seed);
@@ -629,7 +629,7 @@ static void test_tokenizer_bytes(void) {
     tokenizer_piece(t, 256, &bytes);
     check(bytes == 0 && (tokenizer_piece(t, -1, &bytes), bytes == 0), "bytes: unused ids have empty pieces");
     const char *json = tokenizer_json(t, &bytes);
-    Error e = { "" };
+    Error e = { 0 };
     Tokenizer *again = tokenizer_load_text(json, bytes, &e);
     check(again && tokenizer_is_bytes(again) && gives_back(again, all, 256),
           "bytes: its tokenizer.json loads as the same tokenizer %s", e.text);
@@ -639,7 +639,7 @@ static void test_tokenizer_bytes(void) {
 
 static Tokenizer *golden(const char *name) {
     char *path = text_format("%s/%s.json", GOLDENS, name);
-    Error e = { "" };
+    Error e = { 0 };
     Tokenizer *t = tokenizer_load(path, &e);
     check(t != NULL, "tokenizer %s loads (tests run in the root of the repository) %s", name, e.text);
     free(path);
@@ -658,7 +658,7 @@ static void test_tokenizer_goldens(void) {
         if (!t) continue;
         char *path = text_format("%s/%s.cases.json", GOLDENS, name);
         size_t bytes = 0, count = 0;
-        Error e = { "" };
+        Error e = { 0 };
         char *text = file_read(path, &bytes, &e);
         Json *json = text ? json_parse(text, bytes, &e) : NULL;
         for (const JsonValue *c = json ? json_first(json_get(json_root(json), "cases")) : NULL; c;
@@ -741,7 +741,7 @@ static void test_tokenizer_without_bytes(void) {
         size_t length, id = 0;
         const char *all = tokenizer_json(bytes, &length), *vocab = strstr(all, "\"vocab\":{") + 9;
         Text json = { 0 };
-        Error e = { "" };
+        Error e = { 0 };
         text_add_bytes(&json, all, (size_t)(vocab - all));
         for (int b = 0; b < 256; b++) {
             int lacks = other && b == 0xF4;
@@ -821,7 +821,7 @@ static void test_tokenizer_refused(void) {
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         char *text = tokenizer_text(cases[i].vocab, cases[i].merges, cases[i].model, cases[i].rest);
-        Error e = { "" };
+        Error e = { 0 };
         Tokenizer *t = tokenizer_load_text(text, strlen(text), &e);
         check(cases[i].says ? !t && strstr(e.text, cases[i].says) : t != NULL, "tokenizer %s: %s (%s)",
               cases[i].says ? "refused" : "loads", cases[i].what, e.text);
@@ -839,10 +839,10 @@ static void test_tokenizer_refused(void) {
         "{" PRE DECODER ",\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]}}",
     };
     for (size_t i = 0; i < COUNT(broken); i++) {
-        Error e = { "" };
+        Error e = { 0 };
         check(!tokenizer_load_text(broken[i], strlen(broken[i]), &e) && e.text[0], "tokenizer refused: %s", broken[i]);
     }
-    Error e = { "" };
+    Error e = { 0 };
     check(!tokenizer_load("/nowhere/tokenizer.json", &e) && e.text[0], "tokenizer refused: a missing file");
 }
 
@@ -857,7 +857,7 @@ static void test_tokenizer_order(void) {
     };
     char *text = tokenizer_text(",\"bc\":256,\"ab\":257,\"bcd\":258,\"abc\":259,\"ee\":260",
                                 "[\"b c\",\"a b\",\"bc d\",\"a bc\",\"e e\"]", "", NULL);
-    Error e = { "" };
+    Error e = { 0 };
     Tokenizer *t = tokenizer_load_text(text, strlen(text), &e);
     check(t != NULL, "tokenizer: five merges load %s", e.text);
     for (size_t i = 0; t && i < COUNT(cases); i++) {

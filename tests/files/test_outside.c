@@ -121,7 +121,7 @@ static void test_added_tokens(void) {
         { "<a", 1, { 257 } }, { "<ab", 1, { 258 } }, { "<abc", 2, { 258, 'c' } }, { "<abcd", 1, { 259 } }, { "<", 1, { '<' } },
         { "<abce", 3, { 258, 'c', 'e' } }, { "<b<az", 4, { '<', 'b', 257, 'z' } }, { "=xy", 2, { 260, 'y' } }, { "=xyz", 1, { 256 } },
     };
-    Error e = { "" };
+    Error e = { 0 };
     Tokenizer *t = with_added("{\"id\":259,\"content\":\"<abcd\"},{\"id\":258,\"content\":\"<ab\"},"
                               "{\"id\":260,\"content\":\"=x\",\"normalized\":true},{\"id\":257,\"content\":\"<a\"},"
                               "{\"id\":256,\"content\":\"=xyz\"}", &e);
@@ -178,7 +178,7 @@ static void test_config_limits(void) {
     for (size_t i = 0; i < COUNT(cases); i++) {
         char *text = text_format("{\"model_type\":\"smoe\",\"vocab_size\":16,\"hidden_size\":8,\"num_hidden_layers\":2,\"num_attention_heads\":2,"
                                  "\"intermediate_size\":8,\"num_local_experts\":4,\"%s\":%s}", cases[i].key, cases[i].value);
-        Error e = { "" };
+        Error e = { 0 };
         Config c;
         Json *json = json_parse(text, strlen(text), &e);
         check(json && !config_from_json(&c, json_root(json), &e) && strstr(e.text, cases[i].says), "config.json: %s of %s is refused: %s",
@@ -186,7 +186,7 @@ static void test_config_limits(void) {
         json_free(json);
         free(text);
     }
-    Error e = { "" };
+    Error e = { 0 };
     Config c;
     check(config_parse(&c, "m2:c32l1000000", &e) && !config_parse(&c, "m2:c32l1000001", &e) && strstr(e.text, "multiplier of"),
           "a descriptor has the same limits: %s", e.text);
@@ -199,7 +199,7 @@ static void test_lost_by_sentencepiece(void) {
         { "\xE2\x96\x81", " ", "" }, { "a\xE2\x96\x81", "a ", "a " },
     };
     for (int metaspace = 0; metaspace < 2; metaspace++) {
-        Error e = { "" };
+        Error e = { 0 };
         Tokenizer *t = tokenizer_load(metaspace ? "tests/reference/tokenizers/llama2_v5.json" : "tests/reference/tokenizers/llama2.json", &e);
         check(t != NULL, "SentencePiece: a tokenizer loads %s", e.text);
         for (size_t i = 0; t && i < COUNT(cases); i++) {

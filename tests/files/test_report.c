@@ -32,7 +32,7 @@ static char *page_of_text(const Text *log) { return page_of(log->at ? log->at : 
  * contain what HTML would read: json_free() them. */
 static const char mark[] = "<script type=\"application/json\" id=\"data\">\n";
 static Json *data_of(const char *page, const char *what) {
-    Error e = { "no page" };
+    Error e = { .text = "no page" };
     Json *json = NULL;
     const char *from = page ? strstr(page, mark) : NULL, *to = from ? strstr(from, "</script>") : NULL;
     const size_t length = page ? strlen(page) : 0;
@@ -290,7 +290,7 @@ static void test_resume(void) {
 
 /* A page that is renewed while the log grows, by any number of bytes at a time, is in the end that of the whole log. */
 static void test_live(void) {
-    Error e = { "" };
+    Error e = { 0 };
     Text log = {0};
     add_everything(&log);
     add_part(&log, 21, 60, 2);

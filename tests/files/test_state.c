@@ -150,7 +150,7 @@ static int same_file(const char *a, const char *b) {
 static void seal_again(const char *folder, int64_t step, uint64_t bytes, uint32_t crc) {
     char *path = file_of(folder, step, "run.json");
     size_t n;
-    Error e = { "" };
+    Error e = { 0 };
     char *text = file_read(path, &n, &e), *at = text ? strstr(text, "\"optimizer.safetensors\": ") : NULL;
     char *end = at ? strchr(at, '}') : NULL, *seal = end ? strstr(end, ", \"crc32c\": \"") : NULL;
     if (!seal) fail(EXIT_DISK, "%s: %s", path, e.text);
@@ -168,7 +168,7 @@ static void seal_again(const char *folder, int64_t step, uint64_t bytes, uint32_
 /* Rewrites the optimizer's file: the last tensor whose name ends with `suffix` gets the first element x and, if count > 0, count elements. */
 static void rewrite_state(const char *folder, int64_t step, const char *suffix, float x, uint64_t count) {
     char *path = file_of(folder, step, "optimizer.safetensors");
-    Error e = { "" };
+    Error e = { 0 };
     Safetensors *s = safetensors_open(path, &e);
     if (!s) fail(EXIT_DISK, "%s", e.text);
     const size_t n = safetensors_count(s);
@@ -208,7 +208,7 @@ static void impossible_state(Trainee *t) {
         { "router_bias", NAN, 0, "not finite" }, { "router_bias", 0, 4000000, "router_bias has 4000000" }, { "router_bias", 0, 1, "router_bias has 1 " },
         { ".v", 1, 1, "another size" },
     };
-    Error e = { "" };
+    Error e = { 0 };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char *folder = text_format("%s/impossible-%zu", scratch(), i);
         check(save(folder, t, 3, -1, 1, &e) == SAVED_ALL, "saved: %s", e.text);
@@ -228,7 +228,7 @@ static void brought_up_to_date(Trainee *t) {
     char *folder = scratch_path("stale"), *top = text_format("%s/model.safetensors", folder), *config = text_format("%s/config.json", folder);
     char *best = text_format("%s/best/model.safetensors", folder), *newest = file_of(folder, 4, "model.safetensors");
     char *before = file_of(folder, 2, "model.safetensors");
-    Error e = { "" };
+    Error e = { 0 };
     size_t n, n2;
     check(save(folder, t, 2, 2, 2, &e) == SAVED_ALL && save(folder, t, 4, 2, 2, &e) == SAVED_ALL, "saved twice: %s", e.text);
     char *was = file_read(config, &n, &e);
@@ -250,7 +250,7 @@ static void brought_up_to_date(Trainee *t) {
 static void half_saved(Trainee *t) {
     char *folder = scratch_path("half"), *top = text_format("%s/model.safetensors", folder), *newest = file_of(folder, 2, "model.safetensors");
     char *first = file_of(folder, 1, "run.json");
-    Error e = { "" };
+    Error e = { 0 };
     check(save(folder, t, 1, -1, 1, &e) == SAVED_ALL && !unlink(top) && folder_make(top, &e), "a folder is where the model should be");
     check(save(folder, t, 2, -1, 1, &e) == SAVED_STATE && strstr(e.text, "model.safetensors"), "the state alone is saved, and the rest told: %s", e.text);
     check(is_file(first) && checkpoint_newest(folder) == 2, "nothing older is removed");
@@ -270,7 +270,7 @@ static void tokenizer(Trainee *t) {
     Tokenizer *bytes = tokenizer_bytes();
     const Progress p = { .step = 1, .best = { .step = -1 } };
     Text json = { 0 };
-    Error e = { "" };
+    Error e = { 0 };
     size_t n;
     progress_to_json(&p, "cpu-f32", &json);
     const Snapshot s = { .model = &t->m, .optimizer = &t->o, .tokenizer = bytes, .step = 1, .progress = json.at, .options = "{}" };
@@ -303,7 +303,7 @@ static int patches(const char *temporary, const void *data, Error *e) {
 }
 static void replaced_files(void) {
     char *path = scratch_path("replaced"), *again = scratch_path("linked"), *data = mem_alloc(3000000);
-    Error e = { "" };
+    Error e = { 0 };
     size_t n = 0;
     memset(data, 'x', 3000000);
     check(file_write(path, "old", 3, &e) && !file_replace(path, writes_half, NULL, &e) && strstr(e.text, "rest failed"), "a body that fails is told: %s", e.text);
@@ -376,7 +376,7 @@ static void rooms(void) {
 static void best_linked(Trainee *t) {
     char *folder = scratch_path("link"), *best = text_format("%s/best/model.safetensors", folder), *state = file_of(folder, 1, "model.safetensors");
     char *in = text_format("%s/best", folder);
-    Error e = { "" };
+    Error e = { 0 };
     check(save(folder, t, 1, 1, 1, &e) == SAVED_ALL && !is_folder(in) && checkpoint_link_best(folder, 1, &t->m, NULL, NULL, &e) && same_file(best, state),
           "one file of weights for the state and best/: %s", e.text);
     check(!checkpoint_link_best(folder, 2, &t->m, NULL, NULL, &e) && same_file(best, state), "of a step that was not saved there are none: %s", e.text);
@@ -393,7 +393,7 @@ static FileSum sum_of(const char *path) {
 /* Until it is there a save makes no copy; when it is, the next one does, with the same files. */
 static void copied_later(Trainee *t) {
     char *folder = scratch_path("later"), *path[2];
-    Error e = { "" };
+    Error e = { 0 };
     FileSum sum[2] = { { 0 } };
     const Progress p = { .step = 1, .best = { .step = -1 } };
     Text json = { 0 };
@@ -419,7 +419,7 @@ static void best_from_copy(Trainee *t) {
     float *weights = (float *)t->m.params;
     const float was = weights[0];
     for (int obstacles = 0; obstacles < 3; obstacles++) {
-        Error e = { "" };
+        Error e = { 0 };
         Saved saved = SAVED_NOTHING;
         const Snapshot what = { .model = &t->m, .step = 1 };
         Saver *s = saver_open(&t->m, &t->o);

@@ -60,7 +60,7 @@ static char *merge_text(const JsonValue *v) {
 static void test_trained_as_reference(void) {
     static const char *const names[] = { "cl100k", "gpt2" };
     size_t bytes = 0, json_bytes, length;
-    Error e = { "" };
+    Error e = { 0 };
     char *text = file_read(GOLDENS "/trained.txt", &bytes, &e);
     if (!text) { skip("not run in the repository: %s", e.text); return; }
     for (size_t i = 0; i < COUNT(names); i++) {
@@ -102,7 +102,7 @@ static void test_trained_as_reference(void) {
 
 static void test_training(void) {
     static const char text[] = "low low low low lower lower newest newest newest widest<|endoftext|>low<|endoftext|>";
-    Error e = { "" };
+    Error e = { 0 };
     int *ids;
     Tokenizer *t = train(text, sizeof text - 1, 263, "gpt2", &e);
     check(t != NULL, "bpe: a small text: %s", e.text);
@@ -147,7 +147,7 @@ static void test_threads(void) {
     size_t bytes, first_bytes = 0;
     Text text = random_text(5 << 19);
     Tokenizer *first = NULL;
-    Error e = { "" };
+    Error e = { 0 };
     for (int n = 1; n <= 3; n++) {
         omp_set_num_threads(n);
         Tokenizer *t = train(text.at, text.length, 2000, "cl100k", &e);
@@ -187,7 +187,7 @@ static void test_threads(void) {
 /* Words that share their first eight bytes, so that many of them fall into one slot of the encoder's table. */
 static void test_slots(void) {
     Text prefix = { 0 }, text = { 0 };
-    Error e = { "" };
+    Error e = { 0 };
     for (int i = 0; i < 50; i++) text_add(&prefix, " abcdefg");
     Tokenizer *t = train(prefix.at, prefix.length, 264, "gpt2", &e);
     check(t && tokenizer_id(t, " abcdefg") == 263, "bpe: \" abcdefg\" is a token: %s", e.text);
@@ -272,7 +272,7 @@ static char *all_text(const Data *d, Split split, const Tokenizer *t) {
 static void holds(const char *what, const char *path, const char *validation, const char *tokenizer, const char *train,
                   const char *held_out) {
     Tokenizer *t;
-    Error e = { "" };
+    Error e = { 0 };
     Data *d = open_text(path, validation, tokenizer, NULL, &t, &e);
     check(d != NULL, "%s opens: %s", what, e.text);
     if (!d) return;
@@ -321,7 +321,7 @@ static void test_documents(void) {
 
 static void refused(const char *what, const char *path, const char *tokenizer, const char *words) {
     Tokenizer *t;
-    Error e = { "" };
+    Error e = { 0 };
     Data *d = open_text(path, NULL, tokenizer, NULL, &t, &e);
     check(!d && !t, "%s is refused", what);
     if (!d) check_message(&e, words, what);
@@ -376,7 +376,7 @@ static void test_refused(void) {
 /* Opens the text, keeps its tokens, and tells whether they came from the cache and are those of `expected`. */
 static int opens_cached(const char *path, const char *tokenizer, const char *folder, const char *expected) {
     Tokenizer *t;
-    Error e = { "" };
+    Error e = { 0 };
     Data *d = open_text(path, NULL, tokenizer, folder, &t, &e);
     check(d != NULL, "cache: %s opens: %s", path, e.text);
     if (!d) return -1;
@@ -432,7 +432,7 @@ static void test_cache(void) {
     if (truncate(file, 5000)) skip("cannot truncate");
     check(opens_cached(path, "401", folder, expected) == 0, "cache: a truncated one is not used");
 
-    Error e = { "" };
+    Error e = { 0 };
     size_t bytes;
     Tokenizer *t = train(text.at, at, 401, "cl100k", &e);
     const char *json = t ? tokenizer_json(t, &bytes) : NULL;

@@ -13,7 +13,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     const char *pattern = fuzz_choice(&rest, 2) ? "gpt2" : "cl100k";
     Document document[MOST];
     size_t n = 0;
-    Error e = { "" };
+    Error e = { 0 };
     while (rest.bytes && n < MOST) {
         const Part part = fuzz_part(&rest);
         document[n++] = (Document){ part.at, part.bytes, 0 };

@@ -26,7 +26,7 @@ void fuzz_start(void) {
 }
 
 static void write_one(const Chat *c, const ChatMessage *m, size_t n) {
-    Error e = { "" };
+    Error e = { 0 };
     Text text = { 0 }, again = { 0 }, turns = { 0 };
     int *ids;
     unsigned char *counts;
@@ -52,7 +52,7 @@ static void write_one(const Chat *c, const ChatMessage *m, size_t n) {
 }
 
 static void line(Part rest) {
-    Error e = { "" };
+    Error e = { 0 };
     ChatMessage *m = NULL;
     Json *json = json_parse(rest.at, rest.bytes, &e);
     const JsonValue *list = json ? chat_list(json_root(json)) : NULL;
@@ -65,7 +65,7 @@ static void line(Part rest) {
 
 static void jinja(Part rest) {
     const Part program = fuzz_part(&rest);
-    Error e = { "" };
+    Error e = { 0 };
     Chat c;
     if (program.bytes) fuzz_file("chat_template.jinja", program.at, program.bytes); else fuzz_remove("chat_template.jinja");
     fuzz_file("tokenizer_config.json", rest.at, rest.bytes);
@@ -76,7 +76,7 @@ static void jinja(Part rest) {
 
 static void files(Part rest) {
     enum { T = 24 };
-    Error e = { "" };
+    Error e = { 0 };
     Tokenizer *none;
     int in[T], out[T], position[T];
     const char *path = fuzz_file("x.jsonl", rest.at, rest.bytes);

@@ -126,7 +126,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     const Part run = fuzz_part(&rest);
     uint64_t sizes[2];
     uint32_t crc[2];
-    Error e = { "" };
+    Error e = { 0 };
     fuzz_may_leave_memory();
     for (int i = 0; i < 2; i++) {
         size_t bytes;

@@ -11,7 +11,7 @@ const int fuzz_is_json = 1;
 
 static void write_again(const Config *c) {
     Text t = { 0 };
-    Error e = { "" };
+    Error e = { 0 };
     Config again;
     config_to_json(c, "F32", 1, &t);
     Json *json = json_parse(t.at, t.length, &e);
@@ -39,7 +39,7 @@ static void use(const Config *c) {
 void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };
     Config c;
-    Error e = { "" };
+    Error e = { 0 };
     if (fuzz_choice(&rest, 2)) {
         char *text = fuzz_text(rest);
         if (config_parse(&c, text, &e)) {

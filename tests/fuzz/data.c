@@ -64,7 +64,7 @@ static void read_all(Data *d) {
 void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };
     const unsigned form = fuzz_choice(&rest, FORMS);
-    Error e = { "" };
+    Error e = { 0 };
     write_files(form, rest);
     Data *d = data_open(at[form], NULL, NULL, &e);
     if (d) {

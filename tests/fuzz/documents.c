@@ -43,7 +43,7 @@ static void check_held_out(const Source *s) {
 
 void fuzz_one(const uint8_t *data, size_t size) {
     Source s = { 0 };
-    Error e = { "" };
+    Error e = { 0 };
     char *text = mem_alloc(size + 1);
     if (size) memcpy(text, data, size);
     source_take_text(&s, "x.jsonl", text, size);

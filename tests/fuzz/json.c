@@ -58,7 +58,7 @@ static void check_shown(const char *text, size_t bytes) {
 }
 
 void fuzz_one(const uint8_t *data, size_t size) {
-    Error e = { "" };
+    Error e = { 0 };
     int strings = 0;
     Json *json = json_parse((const char *)data, size, &e);
     if (json) visit(json_root(json), 0, &strings);

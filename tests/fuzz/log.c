@@ -48,7 +48,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };
     const int step = (int)fuzz_choice(&rest, 200) - 20;
     const Part json = fuzz_part(&rest);
-    Error e = { "" };
+    Error e = { 0 };
     Log log;
     const char *path = fuzz_file("log.jsonl", json.at, json.bytes);
     fuzz_file("main.log", rest.at, rest.bytes);

@@ -32,7 +32,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     const Tokenizer *t = kind < TOKENIZERS ? tokenizer[kind] : NULL;
     const int vocab = t ? tokenizer_vocab(t) : 300, context = 3 + (int)(size % 40);
     Questions q;
-    Error e = { "" };
+    Error e = { 0 };
     size_t cut;
     if (!questions_parse(&q, "x", rest.at, rest.bytes, t, vocab, &e)) { fuzz_check(*e.text && !q.count); return; }
     fuzz_check(q.count > 0);

@@ -59,7 +59,7 @@ static void introduce(Part rest) {
         check_line(i.hello.host, sizeof i.hello.host);
     }
     if (i.stage == INTRODUCED) {
-        Error e = { "" };
+        Error e = { 0 };
         fuzz_check(strlen(i.settings) <= i.hello.settings);
         const int ok = hello_check(&mine, settings, &i.hello, i.greeting.process, i.settings, &e);
         fuzz_check(ok == !*e.text && (!ok || (i.greeting.process >= 1 && i.greeting.process < 4 && i.hello.ranks >= 1)));
@@ -72,7 +72,7 @@ static void list(Part rest) {
     const int processes = (int)(rest.bytes / sizeof(Process));
     if (processes < 1) return;
     Process *at = malloc((size_t)processes * sizeof *at);
-    Error e = { "" };
+    Error e = { 0 };
     int64_t ranks = 0;
     memcpy(at, rest.at, (size_t)processes * sizeof *at);
     const int me = processes - 1, ok = processes_check(at, processes, me, &(Process){ .ranks = 1, .pid = 7 }, &e);

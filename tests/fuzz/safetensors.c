@@ -36,7 +36,7 @@ static void read_all(Safetensors *s) {
 static void write_again(Safetensors *s) {
     const size_t n = safetensors_count(s);
     FileTensor *tensors = malloc(n * sizeof *tensors + 1);
-    Error e = { "" };
+    Error e = { 0 };
     for (size_t i = 0; i < n; i++) tensors[i] = *safetensors_at(s, i);
     const FileNote note = { "format", "pt" };
     const char *path = fuzz_file("again.safetensors", "", 0);
@@ -58,7 +58,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };
     const unsigned form = fuzz_choice(&rest, 3);
     const char *path = set;
-    Error e = { "" };
+    Error e = { 0 };
     if (form == 0) path = fuzz_file("a.safetensors", rest.at, rest.bytes);
     if (form == 2) {
         const Part index = fuzz_part(&rest);

@@ -27,7 +27,7 @@ static void encode(const Tokenizer *t, const char *text, size_t bytes) {
 
 void fuzz_one(const uint8_t *data, size_t size) {
     static const char sample[] = "The 12 experts' routers\tdidn't  <s>agree</s>:\n\n caf\xC3\xA9 e\xCC\x81 \xE2\x96\x81\xF0\x9F\x98\x80 \xFF\x00<|x|>  ";
-    Error e = { "" };
+    Error e = { 0 };
     Tokenizer *t = tokenizer_load_text((const char *)data, size, &e);
     if (!t) { fuzz_check(*e.text); return; }
     size_t bytes;

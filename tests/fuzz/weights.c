@@ -44,7 +44,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     static const int tokens[4] = { 1, 5, 10, 0 }, targets[4] = { 5, 10, 0, -1 };
     Part rest = { (const char *)data, size };
     const unsigned type = fuzz_choice(&rest, TYPES);
-    Error e = { "" };
+    Error e = { 0 };
     char *values = mem_alloc(data_bytes[type]);
     size_t bytes;
     for (size_t i = 0; i < data_bytes[type] && rest.bytes; i++) values[i] = rest.at[i % rest.bytes];

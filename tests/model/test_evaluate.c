@@ -15,7 +15,7 @@
 static const volatile sig_atomic_t never = 0, at_once = 1;
 
 static Json *parse_file(const char *path) {
-    Error e = { "" };
+    Error e = { 0 };
     size_t bytes;
     char *text = file_read(path, &bytes, &e);
     Json *json = text ? json_parse(text, bytes, &e) : NULL;
@@ -24,7 +24,7 @@ static Json *parse_file(const char *path) {
     return json;
 }
 static Tokenizer *load_tokenizer(const char *name) {
-    Error e = { "" };
+    Error e = { 0 };
     char *path = text_format("tests/reference/tokenizers/%s.json", name);
     Tokenizer *t = tokenizer_load(path, &e);
     check(t != NULL, "%s", e.text);
@@ -53,7 +53,7 @@ static double compare_line(const char *line, size_t bytes, const JsonValue *expe
 }
 
 static void compare(const Questions *q, const Evaluation *v, const char *path, const JsonValue *expected, const char *what) {
-    Error e = { "" };
+    Error e = { 0 };
     size_t bytes, n = 0;
     double worst = 0;
     int64_t right[MEASURES] = { 0 };
@@ -73,7 +73,7 @@ static void compare(const Questions *q, const Evaluation *v, const char *path, c
 
 /* small: batches of 64 tokens, of which a block has few; else one batch holds all. */
 static void run(const Device *dev, const Tokenizer *t, const char *file, int small, const JsonValue *expected, const char *what) {
-    Error e = { "" };
+    Error e = { 0 };
     Config c;
     Model m;
     Questions q;
@@ -146,12 +146,12 @@ static void test_wrong_lines(void) {
     Tokenizer *t = tokenizer_bytes();
     for (size_t i = 0; i < COUNT(wrong); i++) {
         Questions q;
-        Error e = { "" };
+        Error e = { 0 };
         check(!questions_parse(&q, "f", wrong[i].text, strlen(wrong[i].text), t, 256, &e) && !q.count && strstr(e.text, wrong[i].words),
               "questions: '%s': %s", wrong[i].words, e.text);
     }
     Questions q;
-    Error e = { "" };
+    Error e = { 0 };
     size_t cut;
     check(!questions_parse(&q, "f", GOOD, strlen(GOOD), NULL, 256, &e) && strstr(e.text, "tokenizer"), "texts need a tokenizer: %s", e.text);
     check(questions_parse(&q, "f", GOOD, strlen(GOOD), t, 256, &e) && q.at[0].answer == 1, "%s", e.text);
@@ -171,7 +171,7 @@ static void test_wrong_binary(void) {
         { 1024, 7, "question 1: it is damaged" }, { 1026, 11, "question 1: it is damaged" }, { 1030, 4, "answer is 4" },
         { 1032, 1, "1 choices" }, { 1034, 0, "context is empty" }, { 1036, 620, "token 620, but the model has 620" },
     };
-    Error e = { "" };
+    Error e = { 0 };
     size_t bytes;
     char *file = file_read(FOLDER "/hellaswag.bin", &bytes, &e), *copy = mem_alloc(bytes);
     Questions q;

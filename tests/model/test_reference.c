@@ -128,7 +128,7 @@ static void compare_tensors(Safetensors *theirs, Safetensors *ours, const char *
 
 /* Saved in the number types of their files, and in several files: every tensor has the bytes it had, config.json every key and value. */
 static void export_and_read(const Model *m, const char *family, const char *folder, const HfOrigin *origin) {
-    Error e = { "" };
+    Error e = { 0 };
     Model again;
     const size_t weights = m->manifest.total * m->dev->floatX_size;
     uint64_t largest = 0;
@@ -306,7 +306,7 @@ static void upcycle_on(const char *place, const char *family, const Device *dev,
     enum { B = 2, T = 9 };
     int tokens[B*T], targets[B*T];
     char *folder = text_format("tests/reference/%s", place), *what = text_format("%s upcycled on %s", place, dev->name);
-    Error e = { "" };
+    Error e = { 0 };
     Config dense, c;
     Model was, m;
     for (int i = 0; i < B*T; i++) tokens[i] = i * 7 % 23, targets[i] = (i * 5 + 2) % 23;
@@ -369,7 +369,7 @@ static void keep_warning(const char *text) { text_add(&warnings, "%s\n", text); 
 static void test_unknown_tensors(const char *folder) {
     static const char more[] = "{\"model.layers.3.eh_proj.weight\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
                                "\"model.surprise\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}";
-    Error e = { "" };
+    Error e = { 0 };
     Config c;
     Model m;
     Text extra = { 0 }, map = { 0 };

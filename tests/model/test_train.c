@@ -252,7 +252,7 @@ static void settings_files(Options o, Small *s) {
         { "kind = wsd\n\nk wsd\n", "line 3: kind (-k) is given twice" },  { "colour = red", "line 1: colour: no such option" },
         { "kind = step", "line 1: -k step: expected one of" },              { "kind\n", "line 1: -k : expected one of" },
     };
-    Error e = { "" };
+    Error e = { 0 };
     const Small before = *s;
     char given[ROWS];
     memcpy(given, o.given, sizeof given);
@@ -642,7 +642,7 @@ static int save_with(const char *folder, const Trainee *t, const Progress *p, co
     return save_kept(folder, t, p, options, (Keep){ keep, 0, major }, e);
 }
 static int save(const char *folder, const Trainee *t, int64_t step, int keep, int64_t major) {
-    Error e = { "" };
+    Error e = { 0 };
     const Progress p = progress_at(step);
     const int ok = save_with(folder, t, &p, "{\"lr\": 0.001}", keep, major, &e);
     check(ok, "step %lld is saved: %s", (long long)step, e.text);
@@ -665,7 +665,7 @@ static void conversion(void) {
         char *folder = text_format("%s/convert-%d", scratch(), lean);
         const Progress p = progress_at(7);
         Trainee a, b;
-        Error e = { "" };
+        Error e = { 0 };
         open_trainee(&a, "cpu-bf16", &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 1 }, lean);
         open_trainee(&b, "cpu-bf16", &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 2 }, !lean);
         const size_t n = a.m.manifest.total;
@@ -698,7 +698,7 @@ static void round_trip(const char *device, int lean, float momentum) {
     char *folder = text_format("%s/run-%s-%d%s", scratch(), device, lean, momentum > 0 ? "-muon" : "");
     const Device *dev = device_find(device);
     Trainee a, b;
-    Error e = { "" };
+    Error e = { 0 };
     Config read;
     Progress p = progress_at(42), q;
     double bias[16], back[16];
@@ -847,19 +847,17 @@ static void pruning(void) {
 static void try_lock(void *folder) {
     Error e;
     if (checkpoint_lock(folder, &e)) return;
-    fprintf(stderr, "%s", e.text);
-    fflush(stderr);
-    _exit(3);
+    fail_with(&e, EXIT_DISK);
 }
 static void lock(void) {
     char *folder = scratch_path("locked"), *own = text_format("process %ld", (long)getpid()), said[512];
     Error e;
     check(in_child(try_lock, folder, said, sizeof said) == 0, "a free folder can be locked");
     check(checkpoint_lock(folder, &e), "the lock of a process that has ended is free");
-    check(in_child(try_lock, folder, said, sizeof said) == 3 && strstr(said, "in use") && strstr(said, own),
+    check(in_child(try_lock, folder, said, sizeof said) == EXIT_USAGE && strstr(said, "in use") && strstr(said, own),
           "a second trainer is refused, naming the first: %s", said);
     char *file = scratch_path("not-a-folder");
-    check(file_write(file, "x", 1, &e) && !checkpoint_lock(file, &e) && strstr(e.text, "not a folder"),
+    check(file_write(file, "x", 1, &e) && !checkpoint_lock(file, &e) && !e.code && strstr(e.text, "not a folder"),
           "a file cannot be locked like a folder");
     free(folder);
     free(own);
@@ -902,7 +900,7 @@ static void configs(void) {
     };
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         Config c = config_of(kinds[i].descriptor), back;
-        Error e = { "" };
+        Error e = { 0 };
         Text json = { 0 };
         char was[128], is[128];
         c.scores = kinds[i].scores;
@@ -1053,7 +1051,7 @@ static void windows_of_configs(void) {
                                  "\"intermediate_size\": 8, \"num_attention_heads\": 4, \"num_key_value_heads\": 4, \"head_dim\": 4, "
                                  "\"max_position_embeddings\": 64, %s}", cases[i].type, cases[i].extra);
         Config c, again;
-        Error e = { "" };
+        Error e = { 0 };
         Text json = { 0 };
         const int read = from_text(&c, text, &e);
         check(read && c.window == cases[i].window && c.windowed.bits[0] == cases[i].layers, "%s with %s: a window of %d in layers %llx %s", cases[i].type,

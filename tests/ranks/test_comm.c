@@ -75,7 +75,7 @@ static void launch_table(void) {
     for (size_t i = 0; i < sizeof launches / sizeof *launches; i++) {
         const Launch flags = { .process = launches[i].flag_process, .processes = launches[i].flag_processes };
         Launch l;
-        Error e = { "" };
+        Error e = { 0 };
         environment = launches[i].environment;
         const int ok = launch_find(&l, &flags, get, &e);
         if (!launches[i].launcher)
@@ -456,7 +456,7 @@ static int listener(int port) {
 /* Without forking: errors that a single process reports. */
 static void alone(void) {
     const int port = free_port(), fd = listener(port);
-    Error e = { "" };
+    Error e = { 0 };
     GroupOptions o = group_options(0, 2, 1, port);
     o.join_seconds = 0.3;
     check(!group_join(&o, &e) && strstr(e.text, "is occupied by another program"), "occupied port: %s", e.text);

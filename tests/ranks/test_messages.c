@@ -175,7 +175,7 @@ static void hellos(void) {
     const Hello mine = { .version = "v1", .processes = 4, .ranks = 1, .pid = 9 };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Hello h = { .processes = cases[i].processes, .ranks = cases[i].ranks, .pid = 7 };
-        Error e = { "" };
+        Error e = { 0 };
         strcpy(h.version, cases[i].version);
         const int ok = hello_check(&mine, settings, &h, cases[i].process, cases[i].settings, &e);
         check(cases[i].expected ? !ok && strstr(e.text, cases[i].expected) : ok, "hello %zu: expected %s: %s", i,
@@ -198,7 +198,7 @@ static void lists(void) {
     const Process mine = { .ranks = 1, .pid = 7 };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Process at[P] = { { 0 } };
-        Error e = { "" };
+        Error e = { 0 };
         for (int p = 0; p < P; p++) {
             at[p] = (Process){ .ranks = cases[i].ranks[p], .first = cases[i].first[p], .pid = p == 1 ? cases[i].my_pid : 100 + p };
             memset(at[p].host, '\033', sizeof at[p].host);
@@ -208,7 +208,7 @@ static void lists(void) {
     }
     enum { MANY = MOST_RANKS / MOST_RANKS_HERE };
     Process *many = mem_alloc((MANY + 1) * sizeof *many);
-    Error e = { "" };
+    Error e = { 0 };
     for (int p = 0; p <= MANY; p++) many[p] = (Process){ .ranks = MOST_RANKS_HERE, .pid = 1 };
     check(processes_number(many, MANY, &e) && many[MANY - 1].first == MOST_RANKS - MOST_RANKS_HERE
           && processes_check(many, MANY, 5, &many[5], &e), "a list of %d ranks: %s", MOST_RANKS, e.text);
@@ -228,7 +228,7 @@ static void hosts(void) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Process at[4];
-        Error e = { "" };
+        Error e = { 0 };
         for (int p = 0; p < cases[i].processes; p++) at[p] = (Process){ .ranks = cases[i].ranks[p], .host = { cases[i].hosts[p] } };
         check(processes_number(at, cases[i].processes, &e) && processes_host_ranks(at, cases[i].processes, &e) == cases[i].each
               && !strcmp(e.text, cases[i].expected ? cases[i].expected : ""), "hosts %s: %s", cases[i].hosts, e.text);
@@ -345,12 +345,11 @@ static void secret_of_environment(void) {
     char *folder = scratch_path("no/such/folder");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Launch l = { .process = 0, .processes = 2, .locals = cases[i].locals };
-        Error e = { "" };
-        int code = 0;
+        Error e = { 0 };
         strcpy(l.address, cases[i].address);
         given = cases[i].given;
-        char *found = secret_find(&l, folder, get, 0.1, &code, &e);
-        check(cases[i].code ? !found && code == cases[i].code && strstr(e.text, cases[i].expected)
+        char *found = secret_find(&l, folder, get, 0.1, &e);
+        check(cases[i].code ? !found && (e.code ? e.code : EXIT_USAGE) == cases[i].code && strstr(e.text, cases[i].expected)
                             : found && !strcmp(found, cases[i].expected), "secret %zu: %s %s", i, found ? found : "none", e.text);
         free(found);
     }
@@ -369,8 +368,7 @@ static void bad_files(const Launch *l, const char *folder, const char *path) {
     char *elsewhere = scratch_path("elsewhere");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const int other = !strcmp(cases[i].expected, "not to you");
-        Error e = { "" };
-        int code;
+        Error e = { 0 };
         if (other && geteuid()) { skip("secret file of another user: this is not root"); continue; }
         if (cases[i].before) {
             char *text = text_format("%s%0*d%s", cases[i].before, cases[i].digits, 0, cases[i].after);
@@ -378,8 +376,8 @@ static void bad_files(const Launch *l, const char *folder, const char *path) {
             free(text);
         } else check(cases[i].mode ? !mkdir(path, 0700) : !symlink(elsewhere, path), "%s: %s", path, cases[i].name);
         if (other) check(!chown(path, 65534, (gid_t)-1), "chown");
-        char *found = secret_find(l, folder, get, 0.1, &code, &e);
-        check(!found && code == EXIT_USAGE && strstr(e.text, cases[i].expected), "secret file, %s: %s", cases[i].name, e.text);
+        char *found = secret_find(l, folder, get, 0.1, &e);
+        check(!found && !e.code && strstr(e.text, cases[i].expected), "secret file, %s: %s", cases[i].name, e.text);
         free(found);
         check(!remove(path), "remove %s", path);
     }
@@ -391,26 +389,25 @@ static void secret_of_file(void) {
     const Launch first = { .process = 0, .processes = 2, .locals = 2 }, second = { .process = 1, .processes = 2, .locals = 2 };
     char *folder = scratch_path("runs/out//"), *path = secret_path(folder), *expected = scratch_path("runs/out.secret");
     struct stat s;
-    Error e = { "" };
-    int code = 0;
+    Error e = { 0 };
     given = NULL;
     check(!strcmp(path, expected), "the file is beside the folder: %s", path);
     const double start = now();
-    check(!secret_find(&second, folder, get, 0.3, &code, &e) && code == EXIT_PEER && strstr(e.text, "has not written"), "without process 0: %s", e.text);
+    check(!secret_find(&second, folder, get, 0.3, &e) && e.code == EXIT_PEER && strstr(e.text, "has not written"), "without process 0: %s", e.text);
     check_error(now() - start, 2, "seconds until that is told");
     const mode_t before = umask(0);
     const pid_t late = fork();
     if (!late) {
         pause_for(0.2);
-        _exit(secret_find(&first, folder, get, 1, &code, &e) ? 0 : 1);
+        _exit(secret_find(&first, folder, get, 1, &e) ? 0 : 1);
     }
-    char *b = secret_find(&second, folder, get, 5, &code, &e), *a = secret_find(&first, folder, get, 1, &code, &e);
+    char *b = secret_find(&second, folder, get, 5, &e), *a = secret_find(&first, folder, get, 1, &e);
     umask(before);
     waitpid(late, NULL, 0);
     check(a && b && !strcmp(a, b) && strlen(a) == 64, "process 0 makes the file, the other waits for it: %s", e.text);
     check(!stat(path, &s) && (s.st_mode & 07777) == 0600 && s.st_size == 65, "its mode is 600, whatever the umask");
     check(!unlink(path), "remove it");
-    char *other = secret_find(&first, folder, get, 1, &code, &e);
+    char *other = secret_find(&first, folder, get, 1, &e);
     check(other && a && strcmp(other, a), "a new file has another secret");
     check(!unlink(path), "remove it");
     bad_files(&first, folder, path);

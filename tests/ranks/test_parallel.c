@@ -560,7 +560,7 @@ static void drawn_alike(void) {
 /* One rank cannot: no rank has saved, all know why, and the checkpoint before stays. */
 static void one_cannot(const Team *t, Trainee *m, const Parallel *p) {
     const double bad = NAN;
-    Error e = { "" };
+    Error e = { 0 };
     double good;
     real *const x = m->o.m;
     m->m.dev->reals_to_double(&good, x, 1);
