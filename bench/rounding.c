@@ -1,8 +1,9 @@
 /* rounding.c: what do whole tiles gain? An SMoE MLP layer with few rows per expert, its routing as chosen and rounded by each
  * rule. The layer is the model's own, with router and plan; the time of routing is also printed alone. */
 #include "layers.h"
+#include "llmc/model/sublayers.h"
 #include "llmc/model/gradients.h"
-#include "llmc/model/model.h"
+#include "llmc/model/sublayers.h"
 #include "llmc/model/plan.h"
 #include "llmc/model/route.h"
 #include <stdio.h>

@@ -10,6 +10,7 @@
  * have attention.c's numbers, and backward has them in the opposite order.
  * Source: DeepSeek-V2, arXiv 2405.04434. */
 #include "gradients.h"
+#include "sublayers.h"
 
 /* G heads of D, of which the last R rotate and V are a value's. */
 typedef struct { int N, C, G, D, R, V, kv_rank, query_rank; } Sizes;

@@ -220,22 +220,4 @@ struct Model {
 /* Element i of an array of reals, and of one of floatX. */
 static inline real   *real_at (const Model *m, real *x, size_t i)         { return (real *)((char *)x + i * m->dev->real_size); }
 static inline floatX *float_at(const Model *m, const floatX *x, size_t i) { return (floatX *)((char *)x + i * m->dev->floatX_size); }
-
-/* ---- attention.c, moe.c: the two sub-layers of layer l ----------------------------------------------------
- * Forward returns the output for x; backward, with dout the gradient of that output, the gradient of x.
- * All of these are (N,C), and so are resid and out, the residual stream before and after. */
-Sum  attention_layer_forward (Model *m, int l, const floatX *x);
-void attention_heads (Model *m, int l, const floatX *x);    /* steps 3 and 4 of the forward, */
-void attention_mix   (Model *m, int l);                     /* 5, */
-Sum  attention_output(Model *m, int l);                     /* and 6; backward may call each of them again */
-void attention_output_backward(Model *m, int l, const floatX *dout);     /* backward of 7 and 6, */
-Sum  attention_input_backward(Model *m, int l, const floatX *x, float scale);    /* then of 5 to 1 */
-void attention_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
-void latent_heads(Model *m, int l, const floatX *x);        /* latent.c: steps 3 and 4 of latent attention; backward: adds to dx */
-void latent_heads_backward(Model *m, int l, const floatX *x, ACC Sum *dx);
-Sum  moe_layer_forward (Model *m, int l, const floatX *x);
-void moe_recompute_up(Model *m, int l, const floatX *x);        /* recomputes the up projections, with the routing of the forward */
-Sum  moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, float scale);
-void moe_encode_weights(Model *m, int l, int backward);     /* to 8 bits, if this pass needs codes that are not there yet */
-void moe_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
 #endif

@@ -17,6 +17,7 @@
  * Backward takes the same steps in the opposite order. The stream passes its gradient on unchanged, and each sub-layer adds its
  * own: add_norm_backward sums the gradient of a norm's output, takes it through the norm, and adds it to the stream's. */
 #include "pass.h"
+#include "sublayers.h"
 #include "parallel.h"
 #include "plan.h"
 #include "ranges.h"
