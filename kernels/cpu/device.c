@@ -86,8 +86,8 @@ static void reals_to_double(double *host, const real *src, size_t n) {
 
 /* The files that fill the rest of the table. */
 #define PARTS(EACH) \
-    EACH(embed) EACH(norm) EACH(rope) EACH(dropout) EACH(matmul) EACH(route) EACH(round) EACH(expert) EACH(attention) EACH(loss) \
-    EACH(sum) EACH(optimizer) EACH(muon) EACH(sample) EACH(recipe) EACH(fp8) EACH(loopback)
+    EACH(embed) EACH(norm) EACH(rope) EACH(heads) EACH(columns) EACH(bias) EACH(dropout) EACH(matmul) EACH(route) EACH(round) EACH(expert) \
+    EACH(attention) EACH(loss) EACH(sum) EACH(optimizer) EACH(muon) EACH(sample) EACH(fp8) EACH(loopback)
 #define DECLARE(part) void DEVICE(part)(Device *d);
 #define FILL(part)    DEVICE(part)(d);
 PARTS(DECLARE)

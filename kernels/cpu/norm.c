@@ -1,4 +1,4 @@
-/* norm.c: RMSNorm, and biases.
+/* norm.c: RMSNorm.
  *
  * y_c = w_c x_c r with r = (mean(x^2) + eps)^(-1/2), so dr/dx_c = -r^3 x_c / C, and with g_c = dy_c w_c
  *     dx_c = r g_c - r^3 x_c / C * sum_i g_i x_i          dw_c = sum over rows of dy_c x_c r. */
@@ -52,24 +52,4 @@ static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, co
     free(partial);
 }
 
-/* ---- bias: it is added to every row, so its gradient is the sum over rows --------------------------------- */
-
-static void bias_forward(floatX *x, const floatX *bias, int N, int C) {
-    #pragma omp parallel for PARALLEL_IF((size_t)N*C)
-    for (int n = 0; n < N; n++)
-        for (int c = 0; c < C; c++) x[(size_t)n*C + c] = X(R(x[(size_t)n*C + c]) + R(bias[c]));
-}
-static void bias_backward(real *dbias, const floatX *dout, int N, int C) {
-    enum { WIDE = 16 };
-    #pragma omp parallel for PARALLEL_IF((size_t)N*C)
-    for (int from = 0; from < C; from += WIDE)
-        for (int n = 0; n < N; n++)
-            for (int c = from; c < C && c < from + WIDE; c++) dbias[c] += R(dout[(size_t)n*C + c]);
-}
-
-PART(norm) {
-    d->rmsnorm_forward = rmsnorm_forward;
-    d->rmsnorm_backward = rmsnorm_backward;
-    d->bias_forward = bias_forward;
-    d->bias_backward = bias_backward;
-}
+PART(norm) { d->rmsnorm_forward = rmsnorm_forward; d->rmsnorm_backward = rmsnorm_backward; }

@@ -140,6 +140,9 @@ extern "C" {
 void DEVICE(embed)(Device *d);
 void DEVICE(norm)(Device *d);
 void DEVICE(rope)(Device *d);
+void DEVICE(heads)(Device *d);
+void DEVICE(columns)(Device *d);
+void DEVICE(bias)(Device *d);
 void DEVICE(dropout)(Device *d);
 void DEVICE(matmul)(Device *d);
 void DEVICE(matmul_portable)(Device *d);
@@ -160,7 +163,6 @@ void DEVICE(muon)(Device *d);
 void DEVICE(muon_portable)(Device *d);
 void DEVICE(decode_attention)(Device *d);
 void DEVICE(sample)(Device *d);
-void DEVICE(recipe)(Device *d);
 void DEVICE(decode_layer)(Device *d);
 }
 PART(device) {
@@ -190,6 +192,9 @@ PART(device) {
     DEVICE(embed)(d);
     DEVICE(norm)(d);
     DEVICE(rope)(d);
+    DEVICE(heads)(d);
+    DEVICE(columns)(d);
+    DEVICE(bias)(d);
     DEVICE(dropout)(d);
     DEVICE(matmul)(d);
     DEVICE(route)(d);
@@ -203,7 +208,6 @@ PART(device) {
     DEVICE(muon)(d);
     DEVICE(decode_attention)(d);
     DEVICE(sample)(d);
-    DEVICE(recipe)(d);
     DEVICE(decode_layer)(d);
 #if defined(PRECISION_BF16)
     DEVICE(hopper)(d);                                      // after the functions that it replaces

@@ -137,4 +137,26 @@ static void cross_entropy(real *loss, floatX *logits, const int *target, const r
            cap > 0 ? 1 / (cap * cap) : 0, gradient, V, used, kept);
 }
 
-PART(loss) { d->cross_entropy = cross_entropy; }
+// ---- soft cap ---------------------------------------------------------------------------------------------
+
+// bf16 takes the instruction, whose error is 2^-11.
+__device__ static inline real tanh_of(real x) {
+    if (sizeof(floatX) > 2) return tanhf(x);
+    asm("tanh.approx.f32 %0, %0;" : "+f"(x));
+    return x;
+}
+template<int W> static __global__ void __launch_bounds__(256) soft_cap_kernel(floatX *x, real cap, real inverse, size_t units) {
+    const size_t i = global_index();
+    if (i >= units) return;
+    Reals<W> v = unpack(load<W>(x + i * W));
+    for (int j = 0; j < W; j++) v.x[j] = cap * tanh_of(v.x[j] * inverse);
+    store(x + i * W, pack(v));
+}
+static void soft_cap(floatX *x, float cap, size_t n) {
+    const bool w = wide(n, x);
+    const size_t units = w ? n / VECTOR : n;
+    auto kernel = w ? soft_cap_kernel<VECTOR> : soft_cap_kernel<1>;
+    LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, x, cap, 1 / cap, units);
+}
+
+PART(loss) { d->cross_entropy = cross_entropy; d->soft_cap = soft_cap; }

@@ -1,10 +1,11 @@
-// norm.cu: RMSNorm, alone and fused with the residual connection before it (add_norm); the gradient of a bias.
+// norm.cu: RMSNorm, alone and fused with the residual connection before it (add_norm).
 //
 // add_norm_forward ends a sub-layer and begins the next: the rows of each token's experts are combined, added to the residual
 // stream, and normalized. In add_norm_backward the gradients of what was normalized are added up, go back through the norm, and
 // are added to the stream's gradient. As separate operations each would read what the one before has just written: fused they
 // move K+3 times N*C elements instead of K+6, and backward, with one product to add, K+5 instead of K+8. rmsnorm_backward is
 // the special case in which the sum has already been computed.
+#include "columns.cuh"
 #include "dropout.cuh"
 #include "gather.cuh"
 #include "ptx.cuh"
@@ -118,38 +119,6 @@ static void add_norm_forward(const Device *, floatX *out, real *rstd, floatX *re
     auto kernel = !fits ? add_norm_forward_plain_kernel : threads > 256 ? add_norm_forward_kernel<1024> : add_norm_forward_kernel<256>;
     LAUNCH(kernel, N, fits ? threads : 256, 0, out, rstd, resid, residual, b, mask_of(dropout), norm.weight,
            norm.eps, N, C);
-}
-
-// ---- sums of columns --------------------------------------------------------------------------------------
-
-// first[c] += the sum of column c of partial (rows, C). With a second: partial is (rows, 2C), and its right half is added to
-// second. A block has 32 columns. Each of its warps adds every 32nd row, with AT_ONCE loads in flight; then the warps' sums are
-// added in order. The kernel before, which writes partial, lets this one start before it ends.
-enum { AT_ONCE = 8 };
-static __global__ void add_partial_kernel(real *first, real *second, const real *partial, int rows, int C) {
-    __shared__ real part[32][32];
-    const int c = blockIdx.x * 32 + threadIdx.x, width = second ? 2 * C : C;
-    real *const to = c < C ? first + c : second + (c - C);
-    real sum = 0;
-    const real old = threadIdx.y || c >= width ? 0 : *to;
-    wait_for_previous();
-    for (int from = threadIdx.y; from < rows; from += 32 * AT_ONCE) {
-        real x[AT_ONCE];
-        #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) x[i] = from + 32*i < rows && c < width ? partial[(size_t)(from + 32*i) * width + c] : 0;
-        #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) sum += x[i];
-    }
-    part[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y || c >= width) return;
-    sum = 0;
-    for (int y = 0; y < 32; y++) sum += part[y][threadIdx.x];
-    *to = old + sum;
-}
-static void add_partial(real *first, real *second, const real *partial, size_t rows, int C) {
-    LAUNCH_EARLY(add_partial_kernel, (unsigned)divide_up(second ? 2 * C : C, 32), dim3(32, 32), 0, first, second, partial,
-                 (int)rows, C);
 }
 
 // ---- backward through the norm ----------------------------------------------------------------------------
@@ -352,44 +321,7 @@ static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, co
     norm_backward(dinp, dweight, NULL, Addends{ NULL, token_rows(NULL, NULL), { dout, NULL } }, inp, norm.weight, rstd, N, C);
 }
 
-// ---- bias_backward ----------------------------------------------------------------------------------------
-
-// Sums of columns. A block has 32 packs of columns, and BIAS_ROWS rows at a time with 4 loads of each thread in flight. Its sum
-// over every gridDim.y-th group of rows becomes a row of `partial` (gridDim.y,C). Reads N*C elements.
-enum { BIAS_ROWS = 32 };
-template<int W> static __global__ void bias_backward_kernel(real *partial, const floatX *dout, int N, int C) {
-    __shared__ real part[BIAS_ROWS][32 * W];
-    const int c = (blockIdx.x * 32 + threadIdx.x) * W;
-    real sum[W] = {};
-    let_next_start();
-    if (c < C) {
-        #pragma unroll 4
-        for (size_t n = blockIdx.y * BIAS_ROWS + threadIdx.y; n < N; n += gridDim.y * BIAS_ROWS) {
-            const Pack<W> d = load<W>(dout + n*C + c);
-            for (int i = 0; i < W; i++) sum[i] += R(d.x[i]);
-        }
-    }
-    for (int i = 0; i < W; i++) part[threadIdx.y][threadIdx.x * W + i] = sum[i];
-    __syncthreads();
-    const int column = threadIdx.y * 32 + threadIdx.x, to = blockIdx.x * 32 * W + column;
-    if (column >= 32 * W || to >= C) return;
-    real total = 0;
-    for (int y = 0; y < BIAS_ROWS; y++) total += part[y][column];
-    partial[(size_t)blockIdx.y * C + to] = total;
-}
-static void bias_backward(real *dbias, const floatX *dout, int N, int C) {
-    const bool w = wide(C, dout);
-    const size_t across = divide_up(w ? C / VECTOR : C, 32), most = across < 264 ? 264 / across : 1;
-    const size_t groups = divide_up(N, 64), down = groups < most ? groups : most;
-    if (!N) return;
-    real *const partial = (real *)workspace(down * C * sizeof(real));
-    auto kernel = w ? bias_backward_kernel<VECTOR> : bias_backward_kernel<1>;
-    LAUNCH(kernel, dim3(across, down), dim3(32, BIAS_ROWS), 0, partial, dout, N, C);
-    add_partial(dbias, NULL, partial, down, C);
-}
-
 PART(norm) {
     d->rmsnorm_forward = rmsnorm_forward;    d->rmsnorm_backward = rmsnorm_backward;
     d->add_norm_forward = add_norm_forward;  d->add_norm_backward = add_norm_backward;
-    d->bias_backward = bias_backward;
 }

@@ -1,4 +1,4 @@
-/* recipe.c: small operations of optional parts of a model: norms of heads, columns, experts that every token has. */
+/* heads.c: what some models do with the heads of queries and keys: norms, keys with a part that all share, sinks. */
 #include "impl.h"
 
 /* ---- norm_rope: n = round(round(x r) w) with r = (mean(x^2) + eps)^(-1/2), then the rotation of rope.c ------------- */
@@ -66,22 +66,6 @@ static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, 
     free(partial);
 }
 
-/* ---- columns -------------------------------------------------------------------------------------------- */
-
-static void columns_add(floatX *x, const floatX *part, int N, int stride, int from, int width) {
-    #pragma omp parallel for PARALLEL_IF((size_t)N * width)
-    for (int n = 0; n < N; n++) {
-        floatX *to = x + (size_t)n*stride + from;
-        for (int i = 0; i < width; i++) to[i] = X(R(to[i]) + R(part[(size_t)n*width + i]));
-    }
-}
-static void columns_put(floatX *x, const floatX *part, int N, int stride, int from, int width) {
-    for (int n = 0; n < N; n++) memcpy(x + (size_t)n*stride + from, part + (size_t)n*width, (size_t)width * sizeof *x);
-}
-static void columns_take(floatX *part, const floatX *x, int N, int stride, int from, int width) {
-    for (int n = 0; n < N; n++) memcpy(part + (size_t)n*width, x + (size_t)n*stride + from, (size_t)width * sizeof *x);
-}
-
 /* ---- keys with a part that all heads share ------------------------------------------------------------------ */
 
 static void shared_keys_forward(floatX *kv, const floatX *parts, const floatX *shared, int N, int G, int D, int key, int value) {
@@ -141,57 +125,8 @@ static void sink_backward(real *dsink, const floatX *dout, const floatX *out, co
     }
 }
 
-/* ---- biases of experts ------------------------------------------------------------------------------------ */
-
-static void expert_bias_forward(floatX *x, const floatX *bias, const Plan *plan, int O) {
-    #pragma omp parallel for PARALLEL_IF((size_t)plan->S*O)
-    for (int e = 0; e < plan->E; e++)
-        for (int row = plan->start[e]; row < plan->start[e + 1]; row++)
-            for (int o = 0; o < O; o++) x[(size_t)row*O + o] = X(R(x[(size_t)row*O + o]) + R(bias[(size_t)e*O + o]));
-}
-static void expert_bias_backward(real *dbias, real *dweight, const floatX *dout, const floatX *bias, const real *weight,
-                                 const Plan *plan, int O, Rows dout_rows) {
-    #pragma omp parallel for PARALLEL_IF((size_t)plan->S*O)
-    for (int e = 0; e < plan->E; e++) {
-        const floatX *b = bias + (size_t)e*O;
-        real *db = dbias + (size_t)e*O;
-        for (int row = plan->start[e]; row < plan->start[e + 1]; row++) {
-            const floatX *d = dout + (size_t)(dout_rows == BY_TOKEN ? plan->token_of_row[row] : row) * (size_t)O;
-            const int slot = plan->slot_of_row[row];
-            const real w = weight ? weight[slot] : 1;
-            real dot = 0;
-            for (int o = 0; o < O; o++) db[o] += w * R(d[o]);
-            for (int o = 0; o < O && dweight; o++) dot += R(d[o]) * R(b[o]);
-            if (dweight) dweight[slot] += dot;
-        }
-    }
-}
-
-/* ---- experts that every token has ----------------------------------------------------------------------- */
-
-static void route_extend(int *expert, real *weight, const int *chosen, const real *chosen_weight, float scale, int N,
-                         int always, int K) {
-    for (int n = 0; n < N; n++)
-        for (int k = 0; k < always + K; k++) {
-            const size_t to = (size_t)n * (size_t)(always + K) + (size_t)k, from = (size_t)n * (size_t)K + (size_t)(k - always);
-            expert[to] = k < always ? k : always + chosen[from];
-            weight[to] = k < always ? 1 : (real)scale * chosen_weight[from];
-        }
-}
-static void route_extend_backward(real *dchosen, const real *dweight, float scale, int N, int always, int K) {
-    for (int n = 0; n < N; n++)
-        for (int k = 0; k < K; k++)
-            dchosen[(size_t)n * (size_t)K + (size_t)k] = (real)scale * dweight[(size_t)n * (size_t)(always + K) + (size_t)(always + k)];
-}
-
-PART(recipe) {
-    d->norm_rope_forward = norm_rope_forward;   d->norm_rope_backward = norm_rope_backward;
-    d->columns_add = columns_add;               d->columns_put = columns_put;
-    d->columns_take = columns_take;
-    d->shared_keys_forward = shared_keys_forward;
-    d->shared_keys_backward = shared_keys_backward;
-    d->sink_forward = sink_forward;             d->sink_backward = sink_backward;
-    d->expert_bias_forward = expert_bias_forward;
-    d->expert_bias_backward = expert_bias_backward;
-    d->route_extend = route_extend;             d->route_extend_backward = route_extend_backward;
+PART(heads) {
+    d->norm_rope_forward = norm_rope_forward;      d->norm_rope_backward = norm_rope_backward;
+    d->shared_keys_forward = shared_keys_forward;  d->shared_keys_backward = shared_keys_backward;
+    d->sink_forward = sink_forward;                d->sink_backward = sink_backward;
 }

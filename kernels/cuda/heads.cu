@@ -1,5 +1,4 @@
-// recipe.cu: small operations of optional parts of a model: norms of heads, columns, experts that every token has, soft caps.
-// The formulas stand in kernels/cpu/recipe.c.
+// heads.cu: what some models do with the heads of queries and keys: norms, keys with a part that all share, sinks.
 #include "ptx.cuh"
 
 // ---- norm_rope --------------------------------------------------------------------------------------------
@@ -223,40 +222,6 @@ static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, 
     LAUNCH(add_rows_kernel, (unsigned)divide_up(D, 32), dim3(32, 32), 0, dweight, partial, (int)blocks, D);
 }
 
-// ---- columns ----------------------------------------------------------------------------------------------
-
-// Thread i has W elements of part. COLUMNS_ADD: x += part, 3 N width elements moved; COLUMNS_PUT: x = part, 2 N width;
-// COLUMNS_TAKE: part = x, likewise.
-typedef enum { COLUMNS_ADD, COLUMNS_PUT, COLUMNS_TAKE } Columns;
-template<int W, Columns HOW> static __global__ void __launch_bounds__(256) columns_kernel(floatX *x, floatX *part, size_t units,
-        int stride, int from, int width) {
-    const size_t i = global_index();
-    if (i >= units) return;
-    const size_t n = i * W / width, at = i * W % width;
-    floatX *const there = x + n * stride + from + at;
-    if (HOW == COLUMNS_TAKE) { store(part + i * W, load<W>(there)); return; }
-    if (HOW == COLUMNS_PUT) { store(there, load<W>(part + i * W)); return; }
-    Reals<W> sum = unpack(load<W>(there));
-    const Reals<W> more = unpack(load<W>(part + i * W));
-    for (int j = 0; j < W; j++) sum.x[j] += more.x[j];
-    store(there, pack(sum));
-}
-template<Columns HOW> static void columns(floatX *x, floatX *part, int N, int stride, int from, int width) {
-    const bool w = wide(width, x, part) && stride % VECTOR == 0 && from % VECTOR == 0;
-    const size_t units = (size_t)N * width / (w ? VECTOR : 1);
-    auto kernel = w ? columns_kernel<VECTOR, HOW> : columns_kernel<1, HOW>;
-    LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, x, part, units, stride, from, width);
-}
-static void columns_add(floatX *x, const floatX *part, int N, int stride, int from, int width) {
-    columns<COLUMNS_ADD>(x, (floatX *)part, N, stride, from, width);
-}
-static void columns_put(floatX *x, const floatX *part, int N, int stride, int from, int width) {
-    columns<COLUMNS_PUT>(x, (floatX *)part, N, stride, from, width);
-}
-static void columns_take(floatX *part, const floatX *x, int N, int stride, int from, int width) {
-    columns<COLUMNS_TAKE>((floatX *)x, part, N, stride, from, width);
-}
-
 // ---- shared keys --------------------------------------------------------------------------------------------
 
 struct SharedKeys { int N, G, D, key, value; };
@@ -312,102 +277,6 @@ static void shared_keys_backward(floatX *dparts, floatX *dshared, const floatX *
     const size_t units = (size_t)N * (G * (key + value) + D - key) / (w ? VECTOR : 1);
     auto kernel = w ? shared_keys_backward_kernel<VECTOR> : shared_keys_backward_kernel<1>;
     LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, dparts, dshared, dkv, z);
-}
-
-// ---- bias_forward -------------------------------------------------------------------------------------------
-
-// Thread i has W elements of a row. Moves 2*N*C elements.
-template<int W> static __global__ void __launch_bounds__(256) bias_kernel(floatX *x, const floatX *bias, size_t units, int C) {
-    const size_t i = global_index() * W;
-    if (i >= units * W) return;
-    Reals<W> sum = unpack(load<W>(x + i));
-    const Reals<W> b = unpack(load<W>(bias + i % C));
-    for (int j = 0; j < W; j++) sum.x[j] += b.x[j];
-    store(x + i, pack(sum));
-}
-static void bias_forward(floatX *x, const floatX *bias, int N, int C) {
-    const bool w = wide(C, x, bias);
-    const size_t units = (size_t)N * C / (w ? VECTOR : 1);
-    auto kernel = w ? bias_kernel<VECTOR> : bias_kernel<1>;
-    LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, x, bias, units, C);
-}
-
-// ---- biases of experts --------------------------------------------------------------------------------------
-
-// Blocks (x,e) share the rows of expert e; x: about 8 rows per thread, if experts have equally many.
-static dim3 blocks_of(const Plan *plan, dim3 block) { return dim3((unsigned)divide_up(plan->S, (size_t)plan->E * block.y * 8), plan->E); }
-
-// A thread has W columns. Moves 2*S*O elements.
-template<int W> static __global__ void expert_bias_kernel(floatX *x, const floatX *bias, const int *start, int O) {
-    const int e = blockIdx.y, end = start[e + 1], first = start[e] + blockIdx.x * blockDim.y + threadIdx.y;
-    for (int c = threadIdx.x * W; c < O; c += blockDim.x * W) {
-        const Reals<W> b = unpack(load<W>(bias + (size_t)e*O + c));
-        #pragma unroll 4
-        for (size_t row = first; row < end; row += gridDim.x * blockDim.y) {
-            Reals<W> sum = unpack(load<W>(x + row*O + c));
-            for (int i = 0; i < W; i++) sum.x[i] += b.x[i];
-            store(x + row*O + c, pack(sum));
-        }
-    }
-}
-static void expert_bias_forward(floatX *x, const floatX *bias, const Plan *plan, int O) {
-    const bool w = wide(O, x, bias);
-    const dim3 block = rectangle(w ? O / VECTOR : O);
-    LAUNCH((w ? expert_bias_kernel<VECTOR> : expert_bias_kernel<1>), blocks_of(plan, block), block, 0, x, bias, plan->start, O);
-}
-
-// Where the row of dout for a row of the plan is, and its weight. token_of_row NULL: dout is GROUPED; weight NULL: 1.
-struct RowsOfExpert { const floatX *dout; const int *token_of_row, *slot_of_row; const real *weight; };
-__device__ static inline const floatX *row_at(const RowsOfExpert &r, size_t row, int O) {
-    return r.dout + (r.token_of_row ? r.token_of_row[row] : row) * O;
-}
-// Blocks (columns,e): 32 packs of columns, and BIAS_ROWS rows of the expert at a time.
-enum { BIAS_ROWS = 8 };
-template<int W> static __global__ void expert_dbias_kernel(real *dbias, RowsOfExpert rows, const int *start, int O) {
-    __shared__ real part[BIAS_ROWS][32 * W];
-    const int e = blockIdx.y, end = start[e + 1], c = (blockIdx.x * 32 + threadIdx.x) * W;
-    real sum[W] = {};
-    if (c < O) {
-        #pragma unroll 4
-        for (size_t row = start[e] + threadIdx.y; row < end; row += BIAS_ROWS) {
-            const Reals<W> d = unpack(load<W>(row_at(rows, row, O) + c));
-            const real w = rows.weight ? rows.weight[rows.slot_of_row[row]] : 1;
-            for (int i = 0; i < W; i++) sum[i] += w * d.x[i];
-        }
-    }
-    for (int i = 0; i < W; i++) part[threadIdx.y][threadIdx.x * W + i] = sum[i];
-    __syncthreads();
-    for (int column = threadIdx.y * 32 + threadIdx.x; column < 32 * W; column += 32 * BIAS_ROWS) {
-        const int to = blockIdx.x * 32 * W + column;
-        real total = 0;
-        for (int y = 0; y < BIAS_ROWS; y++) total += part[y][column];
-        if (to < O) dbias[(size_t)e*O + to] += total;
-    }
-}
-// dweight += <dout, bias[e]> of each row.
-template<int W> static __global__ void expert_dweight_kernel(real *dweight, RowsOfExpert rows, const floatX *bias, const int *start, int O) {
-    const int e = blockIdx.y, end = start[e + 1];
-    for (int first = start[e] + blockIdx.x * blockDim.y; first < end; first += gridDim.x * blockDim.y) {
-        const int row = first + threadIdx.y;                // threads of a warp stay together, since row_sum needs them all
-        real dot = 0;
-        for (int c = threadIdx.x * W; c < O && row < end; c += blockDim.x * W) {
-            const Reals<W> d = unpack(load<W>(row_at(rows, row, O) + c)), b = unpack(load<W>(bias + (size_t)e*O + c));
-            for (int i = 0; i < W; i++) dot += d.x[i] * b.x[i];
-        }
-        dot = row_sum(dot);
-        if (threadIdx.x == 0 && row < end) dweight[rows.slot_of_row[row]] += dot;
-    }
-}
-static void expert_bias_backward(real *dbias, real *dweight, const floatX *dout, const floatX *bias, const real *weight,
-        const Plan *plan, int O, Rows dout_rows) {
-    const bool w = wide(O, dout, bias);
-    const RowsOfExpert rows = { dout, dout_rows == BY_TOKEN ? plan->token_of_row : NULL, plan->slot_of_row, weight };
-    LAUNCH((w ? expert_dbias_kernel<VECTOR> : expert_dbias_kernel<1>), dim3((unsigned)divide_up(w ? O / VECTOR : O, 32), plan->E),
-           dim3(32, BIAS_ROWS), 0, dbias, rows, plan->start, O);
-    if (!dweight) return;
-    const dim3 block = row_threads(w ? O / VECTOR : O, 4, 256);
-    LAUNCH((w ? expert_dweight_kernel<VECTOR> : expert_dweight_kernel<1>), blocks_of(plan, block), block, 0, dweight, rows, bias,
-           plan->start, O);
 }
 
 // ---- sinks --------------------------------------------------------------------------------------------------
@@ -471,63 +340,8 @@ static void sink_backward(real *dsink, const floatX *dout, const floatX *out, co
     LAUNCH(add_sink_parts, (unsigned)divide_up(H, 256), 256, 0, dsink, partial, parts, H);
 }
 
-// ---- experts that every token has -------------------------------------------------------------------------
-
-static __global__ void route_extend_kernel(int *expert, real *weight, const int *chosen, const real *chosen_weight, real scale,
-        size_t count, int always, int K) {
-    const size_t i = global_index();
-    if (i >= count) return;
-    const size_t n = i / (always + K), from = n * K + i % (always + K) - always;
-    const int k = (int)(i % (always + K));
-    expert[i] = k < always ? k : always + chosen[from];
-    weight[i] = k < always ? 1 : scale * chosen_weight[from];
-}
-static void route_extend(int *expert, real *weight, const int *chosen, const real *chosen_weight, float scale, int N,
-        int always, int K) {
-    const size_t count = (size_t)N * (always + K);
-    LAUNCH(route_extend_kernel, (unsigned)divide_up(count, 256), 256, 0, expert, weight, chosen, chosen_weight, scale, count,
-           always, K);
-}
-static __global__ void route_extend_backward_kernel(real *dchosen, const real *dweight, real scale, size_t count, int always, int K) {
-    const size_t i = global_index();
-    if (i < count) dchosen[i] = scale * dweight[i / K * (always + K) + always + i % K];
-}
-static void route_extend_backward(real *dchosen, const real *dweight, float scale, int N, int always, int K) {
-    const size_t count = (size_t)N * K;
-    LAUNCH(route_extend_backward_kernel, (unsigned)divide_up(count, 256), 256, 0, dchosen, dweight, scale, count, always, K);
-}
-
-// ---- soft cap ---------------------------------------------------------------------------------------------
-
-// bf16 takes the instruction, whose error is 2^-11.
-__device__ static inline real tanh_of(real x) {
-    if (sizeof(floatX) > 2) return tanhf(x);
-    asm("tanh.approx.f32 %0, %0;" : "+f"(x));
-    return x;
-}
-template<int W> static __global__ void __launch_bounds__(256) soft_cap_kernel(floatX *x, real cap, real inverse, size_t units) {
-    const size_t i = global_index();
-    if (i >= units) return;
-    Reals<W> v = unpack(load<W>(x + i * W));
-    for (int j = 0; j < W; j++) v.x[j] = cap * tanh_of(v.x[j] * inverse);
-    store(x + i * W, pack(v));
-}
-static void soft_cap(floatX *x, float cap, size_t n) {
-    const bool w = wide(n, x);
-    const size_t units = w ? n / VECTOR : n;
-    auto kernel = w ? soft_cap_kernel<VECTOR> : soft_cap_kernel<1>;
-    LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, x, cap, 1 / cap, units);
-}
-
-PART(recipe) {
-    d->norm_rope_forward = norm_rope_forward;   d->norm_rope_backward = norm_rope_backward;
-    d->columns_add = columns_add;               d->columns_put = columns_put;
-    d->shared_keys_forward = shared_keys_forward;
-    d->shared_keys_backward = shared_keys_backward;
-    d->sink_forward = sink_forward;             d->sink_backward = sink_backward;
-    d->expert_bias_forward = expert_bias_forward;
-    d->expert_bias_backward = expert_bias_backward;
-    d->columns_take = columns_take;             d->bias_forward = bias_forward;
-    d->route_extend = route_extend;             d->route_extend_backward = route_extend_backward;
-    d->soft_cap = soft_cap;
+PART(heads) {
+    d->norm_rope_forward = norm_rope_forward;      d->norm_rope_backward = norm_rope_backward;
+    d->shared_keys_forward = shared_keys_forward;  d->shared_keys_backward = shared_keys_backward;
+    d->sink_forward = sink_forward;                d->sink_backward = sink_backward;
 }
