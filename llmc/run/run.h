@@ -1,5 +1,6 @@
-/* run.h: a training run: how it starts, from settings to a model that can be trained (run.c), and what it reports while it
- * is trained (follow.c). The training itself: train_moe.c. */
+/* run.h: a training run: how it starts, from settings to a model that can be trained (run_open.c, run_plan.c,
+ * run_start.c), and what it shows, saves and reports meanwhile (run_validate.c, run_save.c, run_record.c). The
+ * training itself: train_moe.c. */
 #ifndef RUN_H
 #define RUN_H
 #include "llmc/data/data.h"
@@ -71,6 +72,7 @@ typedef struct {
 
 static inline int64_t samples_per_step(const Run *r) { return (int64_t)r->s.batch * r->parallel.ranks * r->micro_batches; }
 static inline int64_t tokens_per_step(const Run *r) { return samples_per_step(r) * r->s.seq; }
+static inline int run_only_plans(const Run *r) { return r->s.steps == 0 && settings_given(&r->s, "x"); }
 
 /* The start, in this order. Errors end the program with a message, before anything is written. */
 void run_find_launch(Run *r);           /* which process this is, of how many */
@@ -85,6 +87,11 @@ void run_print_plan(const Run *r);
 int  run_check_gradients(const Run *r);     /* -gc 1, instead of training; returns an exit code */
 void run_allocate(Run *r);
 void run_start_or_resume(Run *r);       /* weights, state and progress; from here on the folder belongs to this run */
+/* Parts of it that another file has. */
+void run_announce(const Run *r, const char *what, const char *folder, double bytes);    /* before many bytes are read */
+void run_claim_folder(Run *r);
+void run_check_memory(const Run *r);    /* fails with the same message on all ranks */
+_Noreturn void run_out_of_memory(const Run *r);
 
 /* Reports. */
 void run_begin_log(Run *r);
@@ -94,11 +101,17 @@ double run_seconds_left(const Run *r, int64_t step);        /* after `step`: of 
 int  run_validate(Run *r);                                  /* saves the best weights; 0: a request to stop came before the end */
 void run_show_sample(Run *r);
 void run_report(Run *r);                                    /* renews report.html every few seconds */
+double run_peak_memory(void);                               /* of this process, in bytes */
+void run_end_log(Run *r);
+
+/* Saves. */
 int  run_save_due(const Run *r);                            /* 1: rank 0's clock asks for a checkpoint (-nt) */
 /* A checkpoint of this step. It is written while training goes on (checkpoint.h), unless this waits. timed: it may fail without
  * consequences. */
 void run_save(Run *r, int timed, int waits);
 int  run_save_busy(const Run *r);       /* 1: this rank is still writing */
 void run_follow_save(Run *r, int waits);                    /* when no rank is: the next part of the save, or its end; or waits for that */
-void run_end_log(Run *r);
+int  run_keep_best(Run *r, Best before);                    /* saves these weights as the best; 0: they could not be */
+uint64_t run_fingerprint(const Run *r);                     /* of all weights, for rank 0; all take part */
+void run_name_newest(const Run *r, char text[64]);          /* "the checkpoint of step 400", for messages */
 #endif

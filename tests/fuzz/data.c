@@ -46,7 +46,7 @@ static void read_all(Data *d) {
     int inputs[B * T], targets[B * T];
     const int most = data_max_id(d);
     Error e;
-    if (most == INT_MAX || !data_check(d, T, most + 1, &e)) return;       /* run.c refuses such ids */
+    if (most == INT_MAX || !data_check(d, T, most + 1, &e)) return;       /* run_open.c refuses such ids */
     fuzz_check(most == 0 || !data_check(d, T, most, &e));
     const int64_t samples = data_epoch_samples(d, T), batches = data_validation_batches(d, B, T);
     for (int64_t first = 0; first < samples + 3 && first < 200; first += B) {

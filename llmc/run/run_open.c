@@ -1,0 +1,356 @@
+/* run_open.c: the start of a run (run.h): settings, folder, device, data, model, ranks. */
+#include "run.h"
+#include "llmc/base/json.h"
+#include "llmc/base/text.h"
+#include "llmc/files/families.h"
+#include "llmc/files/hf.h"
+#include "llmc/ranks/secret.h"
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- folder and settings --------------------------------------------------------------------------------- */
+
+/* A run that was killed before its first checkpoint: its settings are in the first line of its log. */
+static void restore_settings_from_log(Run *r) {
+    Error e;
+    size_t bytes;
+    char *path = text_format("%s/log.jsonl", r->s.out), *text = file_read(path, &bytes, &e);
+    if (!text) fail(EXIT_DISK, "%s", e.text);
+    const size_t line = strcspn(text, "\n");
+    Json *start = NULL;
+    error_set(&e, "it has no end");
+    r->restored = line < bytes && json_sealed(text, line, &e) && (start = json_parse(text, line, &e))
+               && settings_restore(&r->s, json_get(json_root(start), "options"), &e);
+    if (!r->restored)
+        fail(EXIT_CHECKPOINT, "%s: its first line, which has the settings of the run, is damaged: %s. "
+             "No checkpoint was saved yet. To start over with settings that you give: -y 0", path, e.text);
+    json_free(start);
+    free(text);
+    free(path);
+}
+
+/* Are the members of run.json that this room reads usable? */
+static int usable(const JsonValue *run, Error *e) {
+    Progress p;
+    Settings s = { 0 };
+    memset(s.given, 1, sizeof s.given);                     /* read and checked, but not kept */
+    return progress_from_json(run, &p, e) && settings_restore(&s, json_get(run, "options"), e);
+}
+
+/* Reading much takes seconds, in which nothing else would be said. */
+void run_announce(const Run *r, const char *what, const char *folder, double bytes) {
+    if (r->leads && bytes > 2e9) text_print(stdout, "%s %s, %.1f GB\n", what, folder, 1e-9 * bytes);
+    fflush(stdout);
+}
+
+void run_find_launch(Run *r) {
+    const Settings *s = &r->s;
+    Launch flags = { .launcher = "flags", .process = s->process, .processes = s->processes, .port = s->port };
+    Error e;
+    snprintf(flags.address, sizeof flags.address, "%s", s->address);
+    if (!launch_find(&r->launch, &flags, launch_getenv, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (!s->check && s->steps != 0 && !secret_check(&r->launch, launch_getenv, &e)) fail(EXIT_USAGE, "%s", e.text);
+    r->leads = r->launch.process == 0;
+}
+
+static void lock_folder(Run *r) {
+    Error e;
+    if (!r->leads) return;
+    if (!checkpoint_lock(r->s.out, &e)) fail_with(&e, EXIT_DISK);
+    r->locked = 1;
+}
+
+/* Is the folder from which a model is read one of those that a new run clears? */
+static int model_is_in(const char *model, const char *out) {
+    char *best = text_format("%s/best", out);
+    const int is = is_same_folder(model, out) || is_same_folder(model, best);
+    free(best);
+    return is;
+}
+
+void run_open_folder(Run *r) {
+    Settings *s = &r->s;
+    Error e;
+    if (run_only_plans(r) && s->resume) fail(EXIT_USAGE, "-x 0 prints the plan of a new run: it cannot be combined with -y 1");
+    if (s->check || run_only_plans(r)) return;
+    if (!*s->out) fail(EXIT_USAGE, "-o needs the name of a folder");
+    if (is_file(s->out)) fail(EXIT_DISK, "%s is a file; -o needs a folder, or the name of a new one", s->out);
+    const Holding holding = checkpoint_exists(s->out, &e);
+    if (holding == HOLDS_UNKNOWN) fail(EXIT_DISK, "%s", e.text);
+    if (!holding) {                         /* claim_folder makes it once everything else has been checked */
+        if (s->resume && r->leads) text_print(stdout, "%s: no run to continue; a new one begins\n", s->out);
+        return;
+    }
+    if (!settings_given(s, "y"))
+        fail(EXIT_USAGE, "%s holds another run or model. To continue it: -y 1. "
+             "To discard it and start over: -y 0. To keep it: another folder with -o", s->out);
+    if (holding == HOLDS_MODEL && s->resume)
+        fail(EXIT_CHECKPOINT, "%s holds a model, but no state to resume from. "
+             "To train it further: -e %s and another folder with -o. To discard it: -y 0", s->out, s->out);
+    if (!(holding == HOLDS_STATE && s->resume) && model_is_in(s->model, s->out))
+        fail(EXIT_USAGE, "-e %s would be discarded with what is in %s before the trained model is saved: another folder with -o", s->model, s->out);
+    lock_folder(r);
+    if (holding == HOLDS_STATE && s->resume) {
+        char *newest = step_path(s->out, checkpoint_newest(s->out));
+        run_announce(r, "checking", newest, checkpoint_bytes(newest));
+        free(newest);
+        if (!(r->from = checkpoint_open(s->out, usable, &e))
+            || !(r->restored = settings_restore(s, checkpoint_options(r->from), &e))) fail(EXIT_CHECKPOINT, "%s", e.text);
+    } else if (s->resume) {
+        warn("%s: no checkpoint was saved yet; starting from the beginning", s->out);
+        restore_settings_from_log(r);
+    }
+}
+
+/* The start of a new run, after all checks. Only now the folder's previous contents are removed. */
+void run_claim_folder(Run *r) {
+    Error e;
+    if (!r->locked) {
+        lock_folder(r);
+        const Holding holding = checkpoint_exists(r->s.out, &e);
+        if (holding == HOLDS_UNKNOWN) fail(EXIT_DISK, "%s", e.text);
+        if (holding) fail(EXIT_USAGE, "%s: another run has started here in the meantime", r->s.out);
+    } else if (!checkpoint_clear(r->s.out, &e)) fail(EXIT_DISK, "%s", e.text);
+}
+
+/* ---- device, data, model --------------------------------------------------------------------------------- */
+
+void run_choose_device(Run *r) {
+    char why_cpu[256];
+    Error e;
+    const int plans = run_only_plans(r), names = *r->s.gpu_memory != 0;
+    const int gpu = !strncmp(r->s.device, "cuda", 4), automatic = !strcmp(r->s.device, "auto");
+    r->local_devices = (LocalDevices){ .local = r->launch.local, .locals = r->launch.locals, .count = r->s.ranks };
+    if (names && (!plans || !(gpu || automatic)))
+        fail(EXIT_USAGE, "-gm is for the plan of a run on a GPU: it needs -x 0, and -dv cuda or none");
+    if (plans && (names || (gpu && !device_usable(r->s.device)))) {
+        if (!(r->dev = device_imagine(r->s.device, r->s.gpu_memory, r->s.ranks, &e))) fail(EXIT_USAGE, "%s", e.text);
+        r->local_devices.count = r->dev->count();
+        return;
+    }
+    r->dev = device_choose(r->s.device, &r->local_devices, why_cpu);
+    if (*why_cpu && r->leads) printf("training on the CPU: %s\n", why_cpu);
+}
+
+/* Did it start from a model of a folder (-e)? That may have been removed since. */
+static int starts_from_model(const Run *r) {
+    Config described;
+    Error e;
+    return is_folder(r->s.model) || (r->from && !config_parse(&described, r->s.model, &e));
+}
+
+/* The tokenizer of a run that names none (-tk): that of the model it starts from; of a resumed run, its own copy. NULL: none. */
+static char *own_tokenizer(const Run *r) {
+    const Settings *s = &r->s;
+    if (*s->tokenizer || !starts_from_model(r)) return NULL;
+    char *copy = text_format("%s/tokenizer.json", s->out), *first = text_format("%s/tokenizer.json", s->model);
+    const int has_copy = r->from && checkpoint_has_tokenizer(r->from, copy), has_first = is_file(first);
+    if (r->from && !has_copy && !has_first && is_file(copy))
+        fail(EXIT_CHECKPOINT, "%s is damaged, and %s, from which it was copied, is not there", copy, first);
+    char *path = has_copy ? text_format("%s", copy) : has_first ? text_format("%s", first) : NULL;
+    free(copy);
+    free(first);
+    return path;
+}
+
+/* The template that -ct names is saved with a model that came with none. */
+static void keep_chat_template(Run *r) {
+    Error e;
+    Chat own;
+    if (!*r->s.chat || !data_has_chats(r->data) || !chat_open(&own, "", r->from ? r->s.out : is_folder(r->s.model) ? r->s.model : NULL, &e)) return;
+    if (own.ours || (!own.form && !own.unknown)) tokenizer_set_chat(r->tokenizer, chat_jinja(data_chat(r->data)));
+    chat_close(&own);
+}
+
+void run_open_data(Run *r) {
+    Error e, why;
+    Settings *s = &r->s;
+    char *trained = text_format("%s/tokenizer.json", s->out), *own = own_tokenizer(r);
+    Tokenizer *readable = own ? tokenizer_load(own, &why) : NULL;
+    const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = readable ? own : s->tokenizer,
+                                  .pattern = s->pattern, .chat = s->chat, .cache = s->out, .show = r->leads, .any_bytes = s->any_bytes,
+                                  .trained = r->from && checkpoint_has_tokenizer(r->from, trained) ? trained : NULL };
+    if (r->from && is_file(s->tokenizer) && !s->allow_data && !checkpoint_has_tokenizer(r->from, s->tokenizer))
+        fail(EXIT_CHECKPOINT, "%s is not the tokenizer of the run in %s, which is %s. To continue anyway: --allow-data-change 1",
+             s->tokenizer, s->out, trained);
+    if (!(r->data = data_open_text(&request, &r->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
+    if (r->from && r->tokenizer && data_trains_tokenizer(&request) && tokenizer_vocab(r->tokenizer) != strtol(s->tokenizer, NULL, 10))
+        fail(EXIT_USAGE, "-tk %s: the run in %s goes on with its own tokenizer, of %d tokens. Another one needs a new run (-o)",
+             s->tokenizer, s->out, tokenizer_vocab(r->tokenizer));
+    if (own && !readable && data_is_text(r->data))
+        fail(EXIT_INPUT, "%s. Encode the text with its own program and train on the tokens (*.bin), or name another tokenizer (-tk)", why.text);
+    if (own && !readable && r->leads) warn("%s; it is copied as it is", why.text);
+    tokenizer_free(readable);
+    free(trained);
+    free(own);
+    r->origin = starts_from_model(r) ? hf_origin_open(r->from ? s->out : s->model, is_folder(s->model) ? s->model : s->out) : NULL;
+    if (!r->tokenizer && data_is_text(r->data)) r->tokenizer = tokenizer_bytes();
+    keep_chat_template(r);
+    if (!r->restored) settings_suit(&r->s, r->dev->is_gpu, data_tokens(r->data, DATA_TRAIN));
+    if (data_is_fallback(r->data))
+        warn("tinyshakespeare is missing: training on this project's own text instead. "
+             "The losses are NOT tinyshakespeare's. To fetch it: sh data/tinyshakespeare/fetch.sh");
+}
+
+/* What -rs and -fa set, and the configuration that -e describes, with them. */
+static void describe_kinds(const Settings *s, Config *c) {
+    if (c->experts > 1 || c->attention_experts > 1) c->scores = scores_by_name(s->scores);
+    c->activation = activation_by_name(s->activation);
+}
+static void describe_config(const Settings *s, Config *c) {
+    Error e;
+    if (!config_parse(c, s->model, &e)) fail(EXIT_USAGE, "%s", e.text);
+    describe_kinds(s, c);
+}
+
+/* A resumed run: the model is the checkpoint's, and one that the user gives must be the same. The -e with which the run began always
+ * means that model, even if the defaults of a descriptor's fields have changed since. */
+static void resume_config(Run *r, int given) {
+    Error e;
+    Config *c = &r->config, asked;
+    const char *path = checkpoint_path(r->from);
+    *c = checkpoint_config(r->from);
+    if (settings_given(&r->s, "up")) fail(EXIT_USAGE, "-up makes the model of a new run; %s has its model, and goes on without", path);
+    if (!given) return;
+    const JsonValue *word = json_get(checkpoint_options(r->from), "model");
+    const int same = json_is(word, JSON_STRING) && !strcmp(word->is.string, r->s.model);
+    asked = *c;
+    if (is_folder(r->s.model)) {
+        if (same) return;
+        if (!hf_load_config(r->s.model, &asked, &e) || (*r->s.upcycle && asked.experts == 1 && !config_upcycle(&asked, r->s.upcycle, &e)))
+            fail(EXIT_INPUT, "%s", e.text);
+    } else if (same) describe_kinds(&r->s, &asked);
+    else describe_config(&r->s, &asked);
+    asked.vocab = c->vocab;
+    asked.padding = c->padding;
+    asked.choice_bias = c->choice_bias;
+    asked.context = c->context;
+    if (!config_same(c, &asked, &e))
+        fail(EXIT_CHECKPOINT, "%s is another model than -e %s: %s", path, r->s.model, e.text);
+}
+
+/* The model in a folder (-e). */
+static void load_config(Run *r) {
+    const Settings *s = &r->s;
+    Config *c = &r->config;
+    Error e;
+    if (!hf_load_config(s->model, c, &e)) fail(EXIT_INPUT, "%s", e.text);
+    if (r->tokenizer && tokenizer_vocab(r->tokenizer) > c->vocab)
+        fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, tokenizer_vocab(r->tokenizer));
+    if (!hf_check_weights(r->dev, c, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
+    r->dense = *c;
+    if (*s->upcycle && !config_upcycle(c, s->upcycle, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (!r->restored && (!*s->upcycle || data_has_chats(r->data)))
+        settings_fine_tune(&r->s, r->dev->is_gpu, c->channels, c->context, data_has_chats(r->data));
+    char *theirs = text_format("%s/tokenizer.json", s->model);
+    if (r->tokenizer && !*s->tokenizer && !is_file(theirs) && c->vocab > tokenizer_vocab(r->tokenizer))
+        fail(EXIT_INPUT, "%s is missing, and of bytes this model has learned nothing. To make it of the folder's other files: python3 -c \"import "
+             "transformers as t; t.AutoTokenizer.from_pretrained('FOLDER').save_pretrained('FOLDER')\"; or name one (-tk)", theirs);
+    if (*s->tokenizer && is_file(theirs) && r->leads)
+        warn("-tk %s replaces the model's own tokenizer: if its ids mean other text, the model has to learn them again", s->tokenizer);
+    free(theirs);
+    if (s->bias_rate > 0 && !c->choice_bias && c->family && c->family != FAMILY_SMOE)
+        fail(EXIT_USAGE, "-rb %g: a %s has no bias for choosing experts, so what is trained could not be saved as one. "
+             "Balance it by a loss (-rl)", (double)s->bias_rate, family_name((Family)c->family));
+}
+
+/* -pe: can this model and device do it? */
+static void check_precision(const Run *r) {
+    const Config *c = &r->config;
+    const int C = (c->channels + FP8_BLOCK - 1) / FP8_BLOCK * FP8_BLOCK, F = (c->width + FP8_BLOCK - 1) / FP8_BLOCK * FP8_BLOCK;
+    if (!c->fp8) return;
+    if (c->experts == 1 || c->activation != SWIGLU)
+        fail(EXIT_USAGE, "-pe fp8: the MLP of this model has %s, and only swiglu experts can compute in 8 bits. -pe bf16",
+             c->experts == 1 ? "no experts" : "experts of another kind (-fa)");
+    if (!r->dev->fp8_fits(FP8_BLOCK, FP8_BLOCK))
+        fail(EXIT_USAGE, "-pe fp8: %s has no products of 8 bits; GPUs since Hopper have, and, slowly, CPUs (-dv cpu). -pe bf16", r->dev->name);
+    if (C != c->channels || F != c->width)
+        fail(EXIT_USAGE, "-pe fp8: channels and the experts' width must be multiples of %d, and this model has %d and %d. "
+             "-pe bf16, or a model with c%df%d", FP8_BLOCK, c->channels, c->width, C, F);
+}
+
+void run_choose_model(Run *r) {
+    Error e;
+    Config *c = &r->config;
+    const Settings *s = &r->s;
+    const int is_model = is_folder(s->model), kind_given = settings_given(s, "rs") || settings_given(s, "fa");
+    if (!r->tokenizer && data_max_id(r->data) >= 1 << 24)
+        fail(EXIT_INPUT, "%s: token id %d; at most %d is allowed", s->train, data_max_id(r->data), (1 << 24) - 1);
+    if (!r->from && !is_model && *s->upcycle) fail(EXIT_USAGE, "-up %s needs a dense model in a folder: -e FOLDER", s->upcycle);
+    if (r->from) resume_config(r, (kind_given && !is_model) || settings_given(s, "e"));
+    else if (is_model) {
+        if (kind_given) fail(EXIT_USAGE, "-e %s: this folder's config.json defines what -rs and -fa set", s->model);
+        load_config(r);
+    } else {
+        describe_config(s, c);
+        c->vocab = r->tokenizer ? tokenizer_vocab(r->tokenizer) : data_max_id(r->data) + 1;
+        c->context = s->seq;
+        if (!config_check(c, &e)) fail(EXIT_USAGE, "model %s: %s", s->model, e.text);
+    }
+    if (!r->from) {
+        c->choice_bias |= s->bias_rate > 0 && (c->experts > 1 || c->attention_experts > 1);
+        config_pad_vocab(c);
+    }
+    if (s->seq > c->context) {
+        if (is_model || r->from) warn("sequences of %d tokens, but the model was trained for %d", s->seq, c->context);
+        c->context = s->seq;
+    }
+    c->rounding = rounding_by_name(s->rounding);
+    c->fp8 = !strcmp(s->precision, "fp8") ? FP8_WHERE_FASTER : !strcmp(s->precision, "fp8-all") ? FP8_ALL : 0;
+    check_precision(r);
+    if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt %s: the MLP of this model has no experts", s->rounding);
+    if (!data_check(r->data, s->seq, config_ids(c), &e)) fail(EXIT_INPUT, "%s", e.text);
+    if (is_model && !r->restored && data_has_chats(r->data)) settings_fit_rows(&r->s, data_epoch_samples(r->data, s->seq));
+}
+
+/* ---- ranks ------------------------------------------------------------------------------------------------- */
+
+/* How many ranks are a node (-zn). A run that is resumed on ranks which its nodes do not divide has those of its hosts. */
+static void find_nodes(Run *r) {
+    Error e;
+    const int ranks = r->parallel.ranks, divides = r->s.node > 0 && ranks % r->s.node == 0;
+    r->node = ranks;
+    if (ranks == 1 || r->s.node == 0) return;
+    if (r->s.node > 0 && !divides && (!r->restored || settings_given(&r->s, "zn")))
+        fail(EXIT_USAGE, "-zn %d: %d ranks are not nodes of %d ranks each. -zn must divide their number; -zn 0 shards over all", r->s.node, ranks, r->s.node);
+    if (r->s.node > 0 && !divides) r->s.node = -1;
+    if (divides) r->node = r->s.node;
+    if (divides || r->s.level == 0 || r->s.level == 1) return;
+    const int locals = r->launch.locals * r->local_devices.count;
+    const int host = r->processes ? group_host_ranks(r->processes, &e) : locals && ranks % locals == 0 ? locals : ranks;
+    if (!host && r->s.level >= 2)
+        fail(EXIT_USAGE, "-z %d shards over the ranks of each host, but %s. -zn 0 shards over all ranks, -zn N over each N of them", r->s.level, e.text);
+    if (host > 1) r->node = host;
+}
+
+/* If there is nothing to train, no other process is needed. */
+void run_join_ranks(Run *r) {
+    const Settings *s = &r->s;
+    Text settings = { 0 };
+    Error e;
+    settings_json(s, &settings);
+    settings.length--;                                      /* the closing brace */
+    text_add(&settings, ", \"device of the ranks\": \"%s\", \"fingerprint of the data\": \"%016llx\", "
+             "\"fingerprint of the tokenizer\": \"%016llx\", \"resumed from\": ", r->dev->name,
+             (unsigned long long)data_fingerprint(r->data),
+             (unsigned long long)(r->tokenizer ? tokenizer_hash(r->tokenizer) : 0));
+    const char *from = r->from ? checkpoint_path(r->from) : "";
+    text_add_json(&settings, from, strlen(from));
+    text_add(&settings, "}");
+    GroupOptions o = { .launch = r->launch, .ranks = r->local_devices.count, .version = MOE_VERSION, .settings = settings.at,
+                       .join_seconds = s->join_seconds, .silence_seconds = s->silence_seconds };
+    r->parallel.ranks = r->local_devices.count * r->launch.processes;
+    if (!s->check && s->steps != 0) {
+        char *const secret = r->launch.processes > 1 ? secret_find(&r->launch, s->out, launch_getenv, s->join_seconds, &e) : NULL;
+        if (!secret && r->launch.processes > 1) fail_with(&e, EXIT_USAGE);
+        o.secret = secret;
+        if (!(r->processes = group_join(&o, &e))) fail(EXIT_PEER, "%s", e.text);
+        r->parallel.ranks = group_size(r->processes);
+        free(secret);
+    }
+    r->parallel.ordered = s->ordered;
+    r->records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
+    r->parallel.by_matrix = settings_muon(s).momentum > 0;
+    find_nodes(r);
+    free(settings.at);
+}

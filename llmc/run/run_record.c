@@ -1,0 +1,223 @@
+/* run_record.c: what a run reports (run.h): the log's beginning and end, bad steps, the page. */
+#define _DEFAULT_SOURCE
+#include "run.h"
+#include "llmc/base/text.h"
+#include "llmc/files/export.h"
+#include "llmc/model/batch.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- start ----------------------------------------------------------------------------------------------- */
+
+static void add_string(Text *e, const char *key, const char *string) { event_text(e, key, string, strlen(string)); }
+
+static char *command_line(char **arguments) {
+    Text t = { 0 };
+    for (char **a = arguments; *a; a++) {
+        if (a != arguments) text_add_string(&t, " ");
+        text_add_word(&t, *a);
+    }
+    return t.at;
+}
+/* Model of the processor, system and architecture. */
+static char *machine_name(void) {
+    char line[256], model[200] = "";
+    struct utsname u;
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    while (f && !*model && fgets(line, sizeof line, f))
+        if (!strncmp(line, "model name", 10) && strchr(line, ':'))
+            snprintf(model, sizeof model, "%.*s, ", (int)strcspn(strchr(line, ':') + 2, "\n"), strchr(line, ':') + 2);
+    if (f) fclose(f);
+    return uname(&u) < 0 ? text_format("%s", model) : text_format("%s%s %s, %s", model, u.sysname, u.release, u.machine);
+}
+/* What a session begins with: when, by which command, on which machine. */
+static void add_session(Run *r, Text *e) {
+    char when[32] = "";
+    const time_t t = time(NULL);
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime(&t));
+    char *command = command_line(r->arguments), *machine = machine_name();
+    Text given = { 0 };
+    settings_given_json(&r->s, &given);
+    add_string(e, "time", when);
+    add_string(e, "version", MOE_VERSION);
+    add_string(e, "device", r->dev->name);
+    add_string(e, "command", command);
+    event_json(e, "given", given.at);
+    add_string(e, "machine", machine);
+    event_int(e, "cores", sysconf(_SC_NPROCESSORS_ONLN));
+    event_double(e, "memory", (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE));
+    add_string(e, "compiler", __VERSION__ ", " COMPILER_FLAGS);
+    event_int(e, "ranks", r->parallel.ranks);
+    free(command);
+    free(machine);
+    free(given.at);
+}
+double run_peak_memory(void) {                                        /* of this process, in bytes */
+    struct rusage use;
+#ifdef __APPLE__
+    const double unit = 1;
+#else
+    const double unit = 1024;
+#endif
+    return getrusage(RUSAGE_SELF, &use) ? NAN : unit * (double)use.ru_maxrss;
+}
+
+static Text start_event(Run *r) {
+    const size_t total = r->model.manifest.learnable;
+    char descriptor[128];
+    config_descriptor(&r->config, descriptor);
+    Text e = event("start");
+    add_session(r, &e);
+    add_string(&e, "model", descriptor);
+    add_string(&e, "family", family_name(config_family(&r->config)));
+    event_int(&e, "parameters", (int64_t)total);
+    event_int(&e, "active", (int64_t)config_active(&r->config, total));
+    add_string(&e, "data", data_description(r->data));
+    event_json(&e, "fallback", data_is_fallback(r->data) ? "true" : "false");
+    event_int(&e, "train_tokens", data_tokens(r->data, DATA_TRAIN));
+    event_int(&e, "val_tokens", data_tokens(r->data, DATA_VALIDATION));
+    event_json(&e, "options", r->options_json);
+    json_seal(&e);
+    return e;
+}
+static void log_resume(Run *r) {
+    Text e = event("resume");
+    event_int(&e, "step", r->first_step);
+    add_session(r, &e);
+    event_json(&e, "options", r->options_json);
+    log_event(&r->log, &e);
+}
+
+/* OUT/settings.txt: what -cf reads to repeat this run. */
+static void write_settings(const Run *r) {
+    Error e;
+    Text t = { 0 };
+    text_add(&t, "# settings of the run in this folder, written when it starts. To repeat it: ./train_moe -cf settings.txt -o ANOTHER\n");
+    settings_write(&r->s, &t);
+    char *path = text_format("%s/settings.txt", r->s.out);
+    if (!file_write(path, t.at, t.length, &e)) warn("%s", e.text);
+    free(path);
+    free(t.at);
+}
+
+void run_begin_log(Run *r) {
+    Error e;
+    Text json = { 0 };
+    settings_json(&r->s, &json);
+    r->options_json = json.at;
+    if (!r->leads) { log_silence(&r->log); return; }
+    Text start = start_event(r);
+    if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, start.at, &e)) fail(EXIT_DISK, "%s", e.text);
+    free(start.at);
+    if (r->first_step) log_resume(r);
+    write_settings(r);
+    r->report = report_open(r->s.out);
+    r->saved_at = now();
+    r->saved_step = -1;
+    r->saved = SAVED_ALL;
+    if (r->progress.step >= r->s.steps && !r->progress.unvalidated)
+        log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
+}
+
+/* ---- steps ------------------------------------------------------------------------------------------------- */
+
+/* The first steps include warm-up. */
+void run_forewarn(Run *r, const StepStats *t) {
+    if (r->dev->is_gpu || t->step != r->first_step + 3 || t->eta < 12 * 3600.0) return;
+    log_line(&r->log, "at %.3g s a step this run takes about %.1f days on this CPU. A smaller model (-e m4), fewer steps (-x) or fewer "
+                      "tokens a step (-d) end sooner; Ctrl-C stops it, and -y 1 resumes it", t->ms / 1e3, t->eta / 86400);
+}
+
+/* The device has skipped the update. */
+void run_bad_step(Run *r, const StepStats *t, int tensor) {
+    const char *name = r->model.manifest.at[tensor].name;
+    Progress *p = &r->progress;
+    p->bad_steps++;
+    model_clear_activations(&r->model);
+    Text e = event("skip");
+    event_int(&e, "step", t->step);
+    add_string(&e, "tensor", name);
+    log_event(&r->log, &e);
+    if (r->leads)
+        warn("step %lld: the gradient of %s is not finite (loss %g): the update is skipped; %d in a row",
+             (long long)t->step, name, t->loss, p->bad_steps);
+    if (p->bad_steps < r->s.max_bad) return;
+    char newest[64];
+    run_follow_save(r, 1);
+    run_name_newest(r, newest);
+    fail(EXIT_NUMERICS, "%d steps in a row without a finite gradient, the last on samples %lld to %lld. %s holds %s. "
+         "A lower learning rate (-l) or stronger clipping (-cg) may help", p->bad_steps, (long long)(p->samples),
+         (long long)(p->samples + samples_per_step(r) - 1), r->s.out, newest);
+}
+
+/* A page that cannot be written is tried again when the next one is due; the last one is reported. */
+void run_report(Run *r) {
+    Error e;
+    if (r->leads && report_due(r->report)) report_update(r->report, 1, &e);
+}
+
+/* ---- the end ------------------------------------------------------------------------------------------------- */
+
+static void log_summary(Run *r, uint64_t weights) {
+    const Progress *p = &r->progress;
+    log_end(&r->log, p, weights, run_peak_memory());
+    if (p->best.step >= 0)
+        log_line(&r->log, "best val loss    | %.6f at step %lld", p->best.loss, (long long)p->best.step);
+    log_line(&r->log, "time             | %.1f s since the program started; %.1f s of training in all sessions",
+             now() - r->started, p->seconds);
+    log_line(&r->log, "tokens           | %lld, %.0f per second",
+             (long long)p->tokens, p->seconds > 0 ? (double)p->tokens / p->seconds : 0);
+    log_line(&r->log, "peak memory      | %.1f MB", run_peak_memory() / 1e6);
+    if (r->waits != p->step - r->first_step)
+        log_line(&r->log, "host waits       | %.2f per step; expected: 1, for its results",
+                 (double)r->waits / (double)(p->step - r->first_step));
+    log_line(&r->log, "weights          | fingerprint %016llx", (unsigned long long)weights);
+    if (data_is_fallback(r->data))
+        log_line(&r->log, "NOTE             | trained on this project's own text: "
+                 "these losses are not tinyshakespeare's");
+}
+
+/* Gives the model in OUT and OUT/best its final form (-sw, -ss). Checkpoints keep the exact weights. */
+static void export_model(Run *r) {
+    static const char *const types[][2] = { { "f32", "F32" }, { "bf16", "BF16" }, { "f16", "F16" }, { "f64", "F64" } };
+    ExportForm form = { .shard = (uint64_t)((double)r->s.shard * 1e9) };
+    Error e;
+    int files, of_best;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) if (!strcmp(r->s.saved_type, types[i][0])) form.type = types[i][1];
+    char *best = text_format("%s/best", r->s.out);
+    if (!export_weights(r->s.out, form, r->origin, &files, &e) || !export_weights(best, form, r->origin, &of_best, &e))
+        fail(EXIT_DISK, "the model is saved in %s, but not as -sw and -ss ask: %s", r->s.out, e.text);
+    const Family family = config_family(&r->config);
+    log_line(&r->log, "saved as         | %s%s%.0d%s", family_name(family), files > 1 ? ", in " : "", files > 1 ? files : 0,
+             files > 1 ? " files and their index" : family == FAMILY_SMOE ? ", which Transformers opens with trust_remote_code=True" : "");
+    free(best);
+}
+
+void run_end_log(Run *r) {
+    Error e;
+    const uint64_t weights = r->has_fingerprint ? r->fingerprint : run_fingerprint(r);
+    if (!r->leads) return;
+    export_model(r);
+    log_summary(r, weights);
+    if (!report_update(r->report, 0, &e)) warn("%s", e.text);
+    report_close(r->report);
+    Text folder = { 0 };
+    char *best = text_format("%s%s", r->s.out, r->s.keep_best && r->progress.best.step >= 0 ? "/best" : "");
+    text_add_word(&folder, r->finished ? best : r->s.out);
+    if (r->finished && data_has_chats(r->data))
+        log_line(&r->log, "\nto talk to it:  make infer_moe && ./infer_moe %s -m chat", folder.at);
+    else if (r->finished)
+        log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s -i %s%s", folder.at,
+                 r->tokenizer ? "\"ROMEO:\"" : "\"1 2 3\"", r->tokenizer ? "" : "      (ids of tokens; -z names a tokenizer)");
+    else
+        log_line(&r->log, "\nstopped on request; to continue:  ./train_moe -o %s -y 1", folder.at);
+    free(folder.at);
+    free(best);
+    log_close(&r->log);
+}

@@ -1,0 +1,138 @@
+/* run_start.c: the end of a run's start (run.h): the check of gradients, memory, weights. */
+#include "run.h"
+#include "llmc/data/meter.h"
+#include "llmc/files/hf.h"
+#include "llmc/model/check.h"
+#include "llmc/model/plan.h"
+#include "llmc/ranks/group.h"
+#include <stdlib.h>
+#include <string.h>
+
+/* This model with few tokens: cpu-f64 against finite differences, then this device against a more exact one. At least two tokens, as
+ * a query that sees one key has no gradient. */
+int run_check_gradients(const Run *r) {
+    const Settings *s = &r->s;
+    Check c = { .config = r->config, .B = 2, .T = s->seq < 2 ? 2 : s->seq < 12 ? s->seq : 12, .recompute = r->recompute,
+                .samples = r->config.channels > 512 ? 3 : 12, .balance = s->balance, .z = s->z,
+                .dropout = s->dropout, .seed = (uint64_t)s->seed };
+    c.config.tile = 4;                                      /* suits few tokens */
+    c.config.fp8 = 0;                                       /* backward takes a rounding as the identity, a difference does not */
+    double worst, worst_device = 0;
+    printf("gradient check: every tensor against finite differences, cpu-f64%s\n", r->config.fp8 ? ", without -pe fp8" : "");
+    int bad = check_gradients(&c, 1e-6, stdout, 1, &worst);
+    if (bad < 0) fail(EXIT_MEMORY, "not enough memory to check this model in f64");
+    const int is_bf16 = r->dev->floatX_size == 2;
+    const Device *exact = device_find(is_bf16 && r->dev->is_gpu ? "cpu-bf16" : "cpu-f64");
+    const double bound = !is_bf16 ? 1e-4 : r->dev->is_gpu ? 2e-2 : 0.5;
+    if (r->dev != exact) {
+        printf("%s against %s\n", r->dev->name, exact->name);
+        bad += check_devices(&c, r->dev, exact, bound, stdout, 0, &worst_device);
+    }
+    printf("gradient check %s: %d bad tensors; worst error %.1e in f64, %.1e on %s\n",
+           bad ? "FAILED" : "passed", bad, worst, worst_device, r->dev->name);
+    return bad ? EXIT_NUMERICS : EXIT_DONE;
+}
+
+/* ---- memory and weights -------------------------------------------------------------------------------------- */
+
+void run_allocate(Run *r) {
+    const Settings *s = &r->s;
+    const size_t N = (size_t)(tokens_per_step(r) / r->parallel.ranks);
+    run_check_memory(r);
+    if (!model_allocate(&r->model)) run_out_of_memory(r);
+    r->shows_samples = s->sample_every > 0 && (r->leads || r->model.dp.level >= 3);      /* of sharded weights all ranks have a part */
+    if (r->shows_samples && !decoder_open(&r->decoder, r->dev, &r->config, 1, s->seq > 2 ? s->seq : 2, &r->model))
+        run_out_of_memory(r);
+    r->model.balance_coef = s->balance;
+    r->model.z_coef = s->z;
+    r->model.forced = s->forced;
+    r->saver = saver_open(&r->model, &r->optimizer);
+    if (!group_min(r->parallel.group, r->save_room > 0)) {
+        if (r->leads && r->save_room) warn("the host of another rank has no room for a copy of what is saved: steps wait for saves");
+        r->save_room = 0;
+    }
+    if (r->save_room) saver_make_room(r->saver);
+    r->inputs = mem_alloc(N * sizeof *r->inputs);
+    r->targets = mem_alloc(N * sizeof *r->targets);
+    r->positions = mem_alloc(N * sizeof *r->positions);
+    r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
+    for (int i = 0; i < PHASES; i++) r->replay_micro[i].off = !r->records;
+    for (int i = 0; i < MUON_PERIODS; i++) r->replay_update[i].off = !r->records;
+    parallel_register_memory(&r->model);
+    const double rows = (double)s->batch * s->seq * r->config.topk / r->config.experts;
+    if (r->config.rounding && rows < 2 * ROW_TILE && r->leads)
+        warn("-rt %s: an expert has %.0f rows on average, less than two tiles of %d: rounding reroutes a large part "
+             "of them. Larger micro-batches (-b, -t) or fewer experts avoid this", s->rounding, rows, ROW_TILE);
+    if (s->forced && r->leads)
+        warn("-rf 1: routing is round robin, for benchmarks; the routers learn nothing");
+}
+
+/* Completes a save that was interrupted. 0: the best weights are lost. */
+static int publish_again(Run *r) {
+    const Progress *p = &r->progress;
+    Error e;
+    if (!r->leads) return 1;
+    if (!checkpoint_publish(r->from, &r->model, r->tokenizer, r->origin, &e))
+        warn("%s is not up to date with %s: %s", r->s.out, checkpoint_path(r->from), e.text);
+    if (!r->s.keep_best || p->best.step < 0 || checkpoint_best(r->from, p->best.step, &r->model, r->tokenizer, r->origin, &e)) return 1;
+    warn("the best weights are lost: %s; the next validation saves its weights as the best", e.text);
+    return 0;
+}
+
+static void draw_weights(Run *r) {
+    Model *m = &r->model;
+    Meter meter;
+    meter_begin(&meter, r->leads, "drawing the initial weights", (int64_t)(m->manifest.learnable * m->dev->floatX_size), "MB");
+    for (int i = 0; i < m->manifest.count; i++) {
+        model_initialize_tensor(m, i, (uint64_t)r->s.seed);
+        meter_add(&meter, (int64_t)(m->manifest.at[i].count * m->dev->floatX_size));
+    }
+    parallel_gather_weights(m, 0);
+    meter_end(&meter);
+}
+
+/* Routers start with random values. All experts are equal at first, so their choice does not matter yet. */
+static void upcycle(Run *r) {
+    Error e;
+    config_pad_vocab(&r->dense);
+    for (int i = 0; i < r->model.manifest.count; i++)
+        if (r->model.manifest.at[i].kind == TENSOR_ROUTER) model_initialize_tensor(&r->model, i, (uint64_t)r->s.seed);
+    parallel_gather_weights(&r->model, 0);
+    if (!hf_load_upcycled(&r->model, &r->dense, r->s.model, &e)) fail(EXIT_INPUT, "%s", e.text);
+}
+
+void run_start_or_resume(Run *r) {
+    const Settings *s = &r->s;
+    Progress *p = &r->progress;
+    Error e;
+    if (r->from) {
+        run_announce(r, "reading", checkpoint_path(r->from), checkpoint_bytes(checkpoint_path(r->from)));
+        if (!checkpoint_load(r->from, &r->model, &r->optimizer, &e))
+            fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
+        if (!progress_from_json(checkpoint_run(r->from), p, &e)) fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
+        if (p->data != data_fingerprint(r->data) && !s->allow_data)
+            fail(EXIT_CHECKPOINT, "%s was trained on other data than %s (names, sizes or contents differ). "
+                 "To continue anyway: --allow-data-change 1", checkpoint_path(r->from), s->train);
+        if (p->seed != (uint64_t)s->seed && r->leads)
+            warn("from here on the seed is %lld; the run began with %llu", (long long)s->seed, (unsigned long long)p->seed);
+        if (r->leads) text_print(stdout, "resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
+    } else {
+        *p = (Progress){ .best = { .step = -1 }, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
+        if (is_folder(s->model)) run_announce(r, "reading", s->model, (double)(r->model.manifest.learnable * r->dev->floatX_size));
+        if (!is_folder(s->model)) draw_weights(r);
+        else if (*s->upcycle) upcycle(r);
+        else if (!hf_load_weights(&r->model, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
+        optimizer_start(&r->optimizer, &r->model);
+        group_barrier(r->parallel.group);                    /* wait until every rank has validated its input */
+        if (r->leads) run_claim_folder(r);
+    }
+    if (r->from && p->data != data_fingerprint(r->data) && p->best.step >= 0) {         /* losses on other data do not compare */
+        if (r->leads) warn("the data changed, so the best validation loss so far (%.6f) counts no more", p->best.loss);
+        p->best.step = -1;
+    }
+    if (r->from && !group_min(r->parallel.group, publish_again(r))) p->best.step = -1;
+    r->lost_best = -1;
+    if (r->leads && !data_keep(r->data, r->tokenizer, s->out, &e)) warn("%s; the next start encodes the text again", e.text);
+    p->data = data_fingerprint(r->data);
+    r->first_step = p->step;
+}

@@ -1,0 +1,206 @@
+/* run_validate.c: what a run shows of its model while it is trained (run.h): validations and samples. */
+#include "run.h"
+#include "requests.h"
+#include "llmc/base/random.h"
+#include "llmc/base/text.h"
+#include "llmc/data/meter.h"
+#include "llmc/model/batch.h"
+#include "llmc/model/pass.h"
+#include <math.h>
+#include <stdlib.h>
+
+/* Padding rows as a fraction of all rows of tiles, in the step's last micro-batch on this rank: for the experts that tokens
+ * chose, and after rounding. */
+static void show_tile_waste(Run *r) {
+    const Model *m = &r->model;
+    const Config *c = &m->config;
+    const size_t bytes = ((size_t)c->experts + 1) * sizeof(int);
+    int *chosen = mem_alloc(bytes), *start = mem_alloc(bytes);
+    double rows[2] = { 0, 0 }, tiles[2] = { 0, 0 };
+    for (int l = 0; l < c->layers; l++) {
+        if (!config_has_experts(c, l)) continue;
+        m->dev->download(chosen, m->acts[l].mlp.own_load, (size_t)c->experts * sizeof(int));
+        m->dev->download(start, m->acts[l].mlp.plan.start, bytes);
+        for (int e = 0; e < c->experts; e++)
+            for (int i = 0; i < 2; i++) {
+                const int count = i ? start[e + 1] - start[e] : chosen[e];
+                rows[i] += count;
+                tiles[i] += (count + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
+            }
+    }
+    free(chosen);
+    free(start);
+    for (int i = 0; i < 2; i++) tiles[i] = tiles[i] > 0 ? 1 - rows[i] / tiles[i] : 0;
+    log_line(&r->log, "tile waste %.1f %% as chosen, %.1f %% as rounded | %.0f rows per expert", 100 * tiles[0], 100 * tiles[1],
+             rows[0] / config_mixtures(c) / c->experts);
+    Text e = event("tiles");
+    event_int(&e, "step", r->progress.step);
+    event_double(&e, "waste_chosen", tiles[0]);
+    event_double(&e, "waste_rounded", tiles[1]);
+    log_event(&r->log, &e);
+}
+
+/* Batches of a validation, on all ranks together. */
+static int64_t validation_batches(const Run *r) {
+    const int64_t all = data_validation_batches(r->data, r->s.batch, r->s.seq);
+    return r->s.val_batches >= 0 && r->s.val_batches < all ? r->s.val_batches : all;
+}
+
+double run_seconds_left(const Run *r, int64_t step) {
+    const int64_t steps = r->s.steps, every = r->s.val_every;
+    const int64_t validations = steps / every - (step - 1) / every + (steps % every != 0);         /* that of `step` included */
+    const double each = r->session / (double)(step - r->first_step);
+    /* Before the first: a batch is a third of a micro-batch's work. */
+    const double one = r->validated > 0 ? r->validated : each / 3 * (double)validation_batches(r) / r->parallel.ranks / r->micro_batches;
+    return each * (double)(steps - step) + one * (double)validations;
+}
+
+/* Each forward pass counts its own batch. load (routers, E): the sums. */
+static void add_loads(const Model *m, int *load) {
+    const size_t n = router_offset(m, m->routers);
+    int *batch = mem_alloc(n * sizeof *batch);
+    m->dev->download(batch, m->dp.own_load, n * sizeof *batch);
+    for (size_t i = 0; i < n; i++) load[i] += batch[i];
+    free(batch);
+}
+
+/* Sums the losses, the targets and the loads over this rank's share of the validation batches. Of sharded weights all ranks gather every
+ * range for each round of batches, also those that have no batch left. 0: a request to stop came before the end. */
+static int validation_sums(Run *r, double *total, double *count, int *load) {
+    const Settings *s = &r->s;
+    Model *m = &r->model;
+    Error e;
+    Meter meter;
+    double sum;
+    const int64_t batches = validation_batches(r), ranks = r->parallel.ranks, rounds = (batches + ranks - 1) / ranks;
+    const int N = s->batch * s->seq, together = m->dp.level >= 3;
+    int stops = 0;
+    meter_begin(&meter, r->leads, "validating", rounds, "batches");
+    for (int64_t round = 0; round < rounds; round++) {
+        const int64_t i = round * ranks + r->parallel.rank;
+        stops = requests_stopping();
+        if (together) stops = group_max(r->parallel.group, stops);
+        if (stops) break;
+        if (i >= batches) { parallel_pass_weights(m); break; }
+        if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, r->positions, &e))
+            fail(EXIT_DISK, "%s", e.text);
+        for (int n = 0; n < N; n++) *count += r->targets[n] >= 0;
+        model_batch(m, r->inputs, r->targets, s->batch, s->seq);
+        if (data_has_chats(r->data)) model_pack(m, r->positions);
+        model_forward(m);
+        model_loss(m, 0);
+        m->dev->reals_to_double(&sum, m->loss_sum, 1);
+        *total += sum;
+        add_loads(m, load);
+        meter_add(&meter, 1);
+    }
+    meter_clear(&meter);
+    return !stops && !requests_stopping();
+}
+
+/* The mean loss per token over the validation batches, which are split across the ranks. Leaves the loads of all of them, with the
+ * padding of the last one, in ResultBuffers.load. 0: interrupted. */
+static int validation_loss(Run *r, double *loss, double *tokens) {
+    Model *m = &r->model;
+    const size_t loads = router_offset(m, m->routers);
+    int *load = mem_alloc(loads * sizeof *load);
+    double total = 0, count = 0;
+    m->dropout = 0;
+    m->rounds = m->fp8 = 0;
+    const int stopped = !validation_sums(r, &total, &count, load);
+    m->dev->upload(m->dp.own_load, load, loads * sizeof *load);
+    free(load);
+    parallel_sum_loads(m);
+    parallel_wait_loads(m);
+    total = parallel_sum(&r->parallel, total);
+    count = parallel_sum(&r->parallel, count);
+    *loss = total / count;
+    *tokens = count;
+    return !group_max(r->parallel.group, stopped);
+}
+
+/* Numbers that differ between repetitions of a run have an event of their own. */
+static void log_usage(Run *r, double validation_seconds) {
+    Text e = event("usage");
+    event_int(&e, "step", r->progress.step);
+    event_double(&e, "validation_seconds", validation_seconds);
+    event_double(&e, "peak_memory", run_peak_memory());
+    log_event(&r->log, &e);
+}
+
+/* Losses over other tokens, or with less before them, do not compare: a run that goes on with other -m, -t or -b begins anew. */
+static void forget_other_best(Run *r, int64_t tokens) {
+    Progress *p = &r->progress;
+    if (p->best.step < 0 || !p->best.tokens || (p->best.tokens == tokens && p->best.length == r->s.seq)) return;
+    if (r->leads)
+        warn("validations are now over %lld tokens in sequences of %d, before over %lld in sequences of %lld: the best loss so far (%.6f) counts no more",
+             (long long)tokens, r->s.seq, (long long)p->best.tokens, (long long)p->best.length, p->best.loss);
+    p->best.step = -1;
+}
+int run_validate(Run *r) {
+    const double start = now();
+    Model *m = &r->model;
+    Progress *p = &r->progress;
+    if (r->config.rounding && p->step > r->first_step) show_tile_waste(r);
+    double loss, used;
+    if (!validation_loss(r, &loss, &used)) return 0;
+    r->validated = now() - start;
+    if (used <= 0) return 1;
+    const double bytes = (double)data_bytes(r->data, DATA_VALIDATION);
+    const double tokens = (double)data_tokens(r->data, DATA_VALIDATION);
+    if (r->saving == SAVES_BEST) run_follow_save(r, 1);     /* if it cannot be saved, an earlier one is the best so far */
+    forget_other_best(r, (int64_t)used);
+    if (isfinite(loss) && (loss < p->best.loss || p->best.step < 0)) {
+        const Best before = p->best;
+        p->best = (Best){ loss, p->step, (int64_t)used, r->s.seq };
+        if (!run_keep_best(r, before)) p->best = before;
+    }
+    log_validation(&r->log, &(ValidationStats){
+        .step = p->step, .loss = loss, .bits_per_byte = bytes > 0 ? loss * tokens / bytes / log(2) : 0,
+        .best = p->best.loss, .best_step = p->best.step });
+    log_usage(r, now() - start);
+    if (m->routers && r->leads) {
+        const size_t loads = router_offset(m, m->routers);
+        int *load = mem_alloc(loads * sizeof *load);
+        m->dev->download(load, m->results.load, loads * sizeof *load);
+        log_loads(&r->log, p->step, m, load, r->s.show_loads);
+        free(load);
+    }
+    return 1;
+}
+
+void run_show_sample(Run *r) {
+    Decoder *d = &r->decoder;
+    const Sampler sampler = { .temperature = 0.8f, .top_p = 0.95f };
+    uint64_t key = random_key((uint64_t)r->s.seed, (uint64_t)r->progress.step);
+    const int capacity = d->model.cache_capacity, newline = r->tokenizer ? tokenizer_id(r->tokenizer, "\n") : 0;
+    const int eos = r->tokenizer ? tokenizer_eos(r->tokenizer) : -1;
+    int *tokens = mem_alloc((size_t)r->s.sample_length * sizeof *tokens);
+    int count = 0, token = eos >= 0 ? eos : newline >= 0 ? newline : 0;
+    parallel_wait_all_weights(&r->model);
+    decoder_reset(d);
+    decoder_draw(d, sampler, &key);
+    while (count < r->s.sample_length) {
+        if (d->length == capacity) {                                     /* the context is full: its last half is read again */
+            const int half = capacity / 2;
+            decoder_reset(d);
+            key = random_key(key, 1);                                    /* the same positions draw other numbers */
+            decoder_draw(d, sampler, &key);
+            decoder_feed(d, tokens + count - half, half);
+        } else decoder_feed(d, &token, 1);
+        decoder_sample(d, &token);
+        tokens[count++] = token;
+    }
+    if (r->tokenizer) {
+        size_t bytes;
+        char *text = tokenizer_decode(r->tokenizer, tokens, (size_t)count, &bytes);
+        log_sample(&r->log, r->progress.step, text, bytes);
+        free(text);
+    } else {
+        Text ids = { 0 };
+        for (int i = 0; i < count; i++) text_add(&ids, "%d ", tokens[i]);
+        log_sample(&r->log, r->progress.step, ids.at, ids.length);
+        free(ids.at);
+    }
+    free(tokens);
+}
