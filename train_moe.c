@@ -71,7 +71,7 @@ static void train_step(Run *r) {
         replay_run(&r->replay_micro[m->batch.phase], r->dev, model_state(m), micro_batch, r);
         model_end_micro(m, micro);
     }
-    if (r->saving) m->dev->copied(0);                       /* what is saved is not changed before */
+    if (r->saves.under_way) m->dev->copied(0);                       /* what is saved is not changed before */
     replay_run(&r->replay_update[optimizer_turn(&r->optimizer)], r->dev, 0, update, r);
     if (!r->records) parallel_gather_weights(m, 1);
 }
@@ -118,18 +118,18 @@ static int between_steps(Run *r) {
     p->unvalidated = validates(r, p->step) && !run_validate(r);
     if (shows_sample(r, p->step) && !p->unvalidated) run_show_sample(r);
     run_report(r);
-    const double taken = r->takes_signals && !r->dev->is_gpu && !r->saving ? threads_follow_load() : 0;
+    const double taken = r->takes_signals && !r->dev->is_gpu && !r->saves.under_way ? threads_follow_load() : 0;
     if (taken > 0)
         log_line(&r->log, "other programs are using this machine: its threads wait %.0f %% of their time for a core; they spin less from now on",
                  100 * taken);
     const int requests = requests_collect(r->parallel.group, r->takes_signals, r->leads ? s->out : NULL,
-                                          (run_save_due(r) ? REQUEST_TIMED_SAVE : 0) | (run_save_busy(r) ? REQUEST_BUSY : 0));
+                                          (saves_due(&r->saves) ? REQUEST_TIMED_SAVE : 0) | (saves_busy(&r->saves) ? REQUEST_BUSY : 0));
     const int last = p->step == s->steps && !p->unvalidated, by_step = s->save_every && p->step % s->save_every == 0;
     const int asked = requests & ~REQUEST_BUSY, stops = requests & REQUEST_STOP;
-    if (!(requests & REQUEST_BUSY)) run_follow_save(r, 0);
-    if (last || asked || by_step) run_save(r, !last && !by_step && asked == REQUEST_TIMED_SAVE, last || stops);
+    if (!(requests & REQUEST_BUSY)) saves_follow(&r->saves, 0);
+    if (last || asked || by_step) saves_begin(&r->saves, !last && !by_step && asked == REQUEST_TIMED_SAVE, last || stops);
     if (!stops || last) return 1;
-    if (r->saved_step != p->step) fail(EXIT_DISK, "stopped on request, but the checkpoint could not be saved");
+    if (r->saves.saved_step != p->step) fail(EXIT_DISK, "stopped on request, but the checkpoint could not be saved");
     return 0;
 }
 
@@ -158,8 +158,8 @@ static int train(Run *r) {
         p->seconds += now() - start;
         if (!between_steps(r)) return 0;
     }
-    if (r->saved_step != p->step) fail(EXIT_DISK, "the last checkpoint could not be saved in %s", s->out);
-    if (r->saved != SAVED_ALL)
+    if (r->saves.saved_step != p->step) fail(EXIT_DISK, "the last checkpoint could not be saved in %s", s->out);
+    if (r->saves.saved != SAVED_ALL)
         fail(EXIT_DISK, "all %lld steps are saved in %s/state, but what else a save does failed; to repeat it: ./train_moe -o %s -y 1",
              (long long)p->step, s->out, s->out);
     return 1;
@@ -180,9 +180,9 @@ static void run_rank(void *all, int local) {
     run_begin_log(r);
     r->finished = train(r);
     run_end_log(r);
-    saver_close(r->saver);
-    if (r->finished && r->lost_best >= 0)
-        fail(EXIT_DISK, "the weights with the best validation loss, of step %lld, could not be saved", (long long)r->lost_best);
+    saver_close(r->saves.saver);
+    if (r->finished && r->saves.lost_best >= 0)
+        fail(EXIT_DISK, "the weights with the best validation loss, of step %lld, could not be saved", (long long)r->saves.lost_best);
     for (int i = 0; i < PHASES; i++) replay_free(&r->replay_micro[i], r->dev);
     for (int i = 0; i < MUON_PERIODS; i++) replay_free(&r->replay_update[i], r->dev);      /* NCCL does not close while a recording holds its operations */
     parallel_disconnect(&r->parallel);

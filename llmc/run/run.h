@@ -1,19 +1,16 @@
 /* run.h: a training run: how it starts, from settings to a model that can be trained (run_open.c, run_plan.c,
- * run_start.c), and what it shows, saves and reports meanwhile (run_validate.c, run_save.c, run_record.c). The
+ * run_start.c), and what it shows and reports meanwhile (run_validate.c, run_record.c). What it saves: saves.h. The
  * training itself: train_moe.c. */
 #ifndef RUN_H
 #define RUN_H
 #include "llmc/data/data.h"
-#include "llmc/files/checkpoint.h"
 #include "llmc/model/decode.h"
 #include "llmc/model/parallel.h"
 #include "llmc/model/replay.h"
 #include "llmc/ranks/group.h"
 #include "device.h"
-#include "log.h"
-#include "progress.h"
 #include "report.h"
-#include "settings.h"
+#include "saves.h"
 
 /* Everything that belongs to a run, for one rank. The ranks of a process share data, tokenizer and checkpoint. */
 typedef struct {
@@ -45,26 +42,11 @@ typedef struct {
     int          *inputs, *targets, *positions;     /* (micro_batches,B,T) */
     int64_t       counted;              /* targets of the step that count, of all ranks: its loss is their mean */
     uint64_t     *keys;                 /* (micro_batches) of their dropout */
-    char         *options_json;
     double        started, session;     /* time of the program's start; seconds trained in this session */
     double        validated;            /* seconds that the last validation took; 0: none yet */
-    Saver        *saver;
-    size_t        save_room;            /* bytes of the host's memory for a copy of what a rank saves; 0: there are none, and steps wait */
-    int           copies;               /* 1: saves make a copy */
-    enum { NO_SAVE, SAVES_STATE, SAVES_BEST } saving;       /* what is under way */
-    int           saving_timed;         /* 1: it was asked for by the clock */
-    int64_t       saving_step;
-    double        paused;               /* seconds that the steps waited for it */
-    double        saved_at, saved_in;   /* time of the last save, or of the first step; seconds that it cost, 0: none yet */
-    int64_t       saved_step;           /* of this session; -1: none */
-    Saved         saved;                /* what the last save has saved */
+    Saves         saves;
     int64_t       first_step, waits;    /* of this session; how often the host waited for the device in its steps */
-    int64_t       lost_best;            /* the step of the best weights, if they could not be saved; else -1 */
-    int           best_is_last;         /* 1: the weights of the last step are the best */
-    Best          best_before;          /* which counts again if those that are being saved cannot be */
-    int           has_fingerprint;
-    uint64_t      fingerprint;          /* of the weights of the last step */
-    int           shows_samples, failed_saves;
+    int           shows_samples;
     int           locked;               /* 1: this process holds the folder's lock */
     int           restored;             /* 1: settings are those of the run that is resumed */
     int           finished;             /* 1: ran to the end; 0: stopped on request */
@@ -103,15 +85,4 @@ void run_show_sample(Run *r);
 void run_report(Run *r);                                    /* renews report.html every few seconds */
 double run_peak_memory(void);                               /* of this process, in bytes */
 void run_end_log(Run *r);
-
-/* Saves. */
-int  run_save_due(const Run *r);                            /* 1: rank 0's clock asks for a checkpoint (-nt) */
-/* A checkpoint of this step. It is written while training goes on (checkpoint.h), unless this waits. timed: it may fail without
- * consequences. */
-void run_save(Run *r, int timed, int waits);
-int  run_save_busy(const Run *r);       /* 1: this rank is still writing */
-void run_follow_save(Run *r, int waits);                    /* when no rank is: the next part of the save, or its end; or waits for that */
-int  run_keep_best(Run *r, Best before);                    /* saves these weights as the best; 0: they could not be */
-uint64_t run_fingerprint(const Run *r);                     /* of all weights, for rank 0; all take part */
-void run_name_newest(const Run *r, char text[64]);          /* "the checkpoint of step 400", for messages */
 #endif

@@ -267,7 +267,7 @@ void run_plan_saves(Run *r) {
     Saver *s = saver_open(&r->model, &r->optimizer);
     const size_t room = saver_room(s), host = device_find("cpu-f32")->memory(), each = room + (r->dev->is_gpu ? 0 : r->model.arena.total);
     saver_close(s);
-    r->save_room = !*r->s.gpu_memory && host && each * ranks_here(r) > host / 4 * 3 ? 0 : room;
+    r->saves.room = !*r->s.gpu_memory && host && each * ranks_here(r) > host / 4 * 3 ? 0 : room;
 }
 /* What is recomputed; in a plan that is only printed, also what could be. */
 static void print_recompute(const Run *r, int plans) {
@@ -295,8 +295,8 @@ static void print_fit(const Run *r) {
         free(hint);
     }
     putchar('\n');
-    if (r->save_room)
-        printf("|   a copy for saves, host      | %10.2f MB%s: steps wait for the copy only\n", (double)r->save_room / 1e6,
+    if (r->saves.room)
+        printf("|   a copy for saves, host      | %10.2f MB%s: steps wait for the copy only\n", (double)r->saves.room / 1e6,
                *r->s.gpu_memory ? ", if it has them for each rank" : "");
     else puts("|   a copy for saves, host      |       none: it would leave too little memory, so steps wait for saves");
 }

@@ -82,7 +82,7 @@ static Text start_event(Run *r) {
     event_json(&e, "fallback", data_is_fallback(r->data) ? "true" : "false");
     event_int(&e, "train_tokens", data_tokens(r->data, DATA_TRAIN));
     event_int(&e, "val_tokens", data_tokens(r->data, DATA_VALIDATION));
-    event_json(&e, "options", r->options_json);
+    event_json(&e, "options", r->saves.what.options);
     json_seal(&e);
     return e;
 }
@@ -90,7 +90,7 @@ static void log_resume(Run *r) {
     Text e = event("resume");
     event_int(&e, "step", r->first_step);
     add_session(r, &e);
-    event_json(&e, "options", r->options_json);
+    event_json(&e, "options", r->saves.what.options);
     log_event(&r->log, &e);
 }
 
@@ -110,7 +110,7 @@ void run_begin_log(Run *r) {
     Error e;
     Text json = { 0 };
     settings_json(&r->s, &json);
-    r->options_json = json.at;
+    r->saves.what.options = json.at;
     if (!r->leads) { log_silence(&r->log); return; }
     Text start = start_event(r);
     if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, start.at, &e)) fail(EXIT_DISK, "%s", e.text);
@@ -118,9 +118,7 @@ void run_begin_log(Run *r) {
     if (r->first_step) log_resume(r);
     write_settings(r);
     r->report = report_open(r->s.out);
-    r->saved_at = now();
-    r->saved_step = -1;
-    r->saved = SAVED_ALL;
+    r->saves.at = now();
     if (r->progress.step >= r->s.steps && !r->progress.unvalidated)
         log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
 }
@@ -149,8 +147,8 @@ void run_bad_step(Run *r, const StepStats *t, int tensor) {
              (long long)t->step, name, t->loss, p->bad_steps);
     if (p->bad_steps < r->s.max_bad) return;
     char newest[64];
-    run_follow_save(r, 1);
-    run_name_newest(r, newest);
+    saves_follow(&r->saves, 1);
+    saves_newest(r->s.out, newest);
     fail(EXIT_NUMERICS, "%d steps in a row without a finite gradient, the last on samples %lld to %lld. %s holds %s. "
          "A lower learning rate (-l) or stronger clipping (-cg) may help", p->bad_steps, (long long)(p->samples),
          (long long)(p->samples + samples_per_step(r) - 1), r->s.out, newest);
@@ -201,7 +199,7 @@ static void export_model(Run *r) {
 
 void run_end_log(Run *r) {
     Error e;
-    const uint64_t weights = r->has_fingerprint ? r->fingerprint : run_fingerprint(r);
+    const uint64_t weights = saves_fingerprint(&r->saves);
     if (!r->leads) return;
     export_model(r);
     log_summary(r, weights);

@@ -46,12 +46,8 @@ void run_allocate(Run *r) {
     r->model.balance_coef = s->balance;
     r->model.z_coef = s->z;
     r->model.forced = s->forced;
-    r->saver = saver_open(&r->model, &r->optimizer);
-    if (!group_min(r->parallel.group, r->save_room > 0)) {
-        if (r->leads && r->save_room) warn("the host of another rank has no room for a copy of what is saved: steps wait for saves");
-        r->save_room = 0;
-    }
-    if (r->save_room) saver_make_room(r->saver);
+    const Snapshot what = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer, .origin = r->origin };
+    saves_open(&r->saves, s, &r->progress, &r->log, &r->parallel, what, r->saves.room);
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
     r->positions = mem_alloc(N * sizeof *r->positions);
@@ -131,7 +127,6 @@ void run_start_or_resume(Run *r) {
         p->best.step = -1;
     }
     if (r->from && !group_min(r->parallel.group, publish_again(r))) p->best.step = -1;
-    r->lost_best = -1;
     if (r->leads && !data_keep(r->data, r->tokenizer, s->out, &e)) warn("%s; the next start encodes the text again", e.text);
     p->data = data_fingerprint(r->data);
     r->first_step = p->step;

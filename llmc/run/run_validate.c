@@ -148,12 +148,12 @@ int run_validate(Run *r) {
     if (used <= 0) return 1;
     const double bytes = (double)data_bytes(r->data, DATA_VALIDATION);
     const double tokens = (double)data_tokens(r->data, DATA_VALIDATION);
-    if (r->saving == SAVES_BEST) run_follow_save(r, 1);     /* if it cannot be saved, an earlier one is the best so far */
+    if (r->saves.under_way == SAVES_BEST) saves_follow(&r->saves, 1);     /* if it cannot be saved, an earlier one is the best so far */
     forget_other_best(r, (int64_t)used);
     if (isfinite(loss) && (loss < p->best.loss || p->best.step < 0)) {
         const Best before = p->best;
         p->best = (Best){ loss, p->step, (int64_t)used, r->s.seq };
-        if (!run_keep_best(r, before)) p->best = before;
+        if (!saves_best(&r->saves, before)) p->best = before;
     }
     log_validation(&r->log, &(ValidationStats){
         .step = p->step, .loss = loss, .bits_per_byte = bytes > 0 ? loss * tokens / bytes / log(2) : 0,
