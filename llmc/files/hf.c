@@ -1,15 +1,15 @@
-/* hf.c: see hf.h. The manifest knows the names of the tensors in files (manifest_piece in llmc/model/tensor.h). */
+/* hf.c: see hf.h. What tensors are called in files, and how their rows lie there: pieces.h. */
 #define _DEFAULT_SOURCE
 #include "hf.h"
 #include "llmc/model/parallel.h"
 #include "llmc/model/plan.h"
 #include "llmc/model/ranges.h"
-#include "llmc/model/rope.h"
 #include "llmc/model/routers.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
 #include "families.h"
 #include "load.h"
+#include "pieces.h"
 #include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -130,7 +130,7 @@ static const FileTensor *find_piece(const Safetensors *s, Piece *p, const FileTe
     *scales = safetensors_find(s, name);
     snprintf(name, sizeof name, "%s_blocks", p->name);
     if (!*scales || !(t = safetensors_find(s, name))) return *scales = NULL;
-    const int64_t columns = p->shape[1];
+    const uint64_t columns = p->shape[1];
     p->shape[1] = p->shape[2];
     p->shape[2] = columns;
     p->transposed = 0;
@@ -139,12 +139,12 @@ static const FileTensor *find_piece(const Safetensors *s, Piece *p, const FileTe
 static int same_mxfp4(const FileTensor *blocks, const FileTensor *scales, const Piece *p) {
     const uint64_t all = (uint64_t)p->count / MXFP4_BLOCK;
     return p->shape[2] % MXFP4_BLOCK == 0 && blocks->rank == 4 && scales->rank == 3 && blocks->count == all * (MXFP4_BLOCK / 2) && scales->count == all
-        && !strcmp(blocks->dtype, "U8") && !strcmp(scales->dtype, "U8") && blocks->shape[0] == (uint64_t)p->shape[0]
-        && blocks->shape[1] == (uint64_t)p->shape[1] && scales->shape[0] == blocks->shape[0] && scales->shape[1] == blocks->shape[1];
+        && !strcmp(blocks->dtype, "U8") && !strcmp(scales->dtype, "U8") && blocks->shape[0] == p->shape[0]
+        && blocks->shape[1] == p->shape[1] && scales->shape[0] == blocks->shape[0] && scales->shape[1] == blocks->shape[1];
 }
 static int same_shape(const FileTensor *t, const Piece *p) {
     if (t->rank != p->rank) return 0;
-    for (int d = 0; d < p->rank; d++) if (t->shape[d] != (uint64_t)p->shape[d]) return 0;
+    for (int d = 0; d < p->rank; d++) if (t->shape[d] != p->shape[d]) return 0;
     return 1;
 }
 static void shape_text(char *text, size_t capacity, const uint64_t *shape, int rank) {
@@ -154,58 +154,12 @@ static void shape_text(char *text, size_t capacity, const uint64_t *shape, int r
     if (n < capacity) snprintf(text + n, capacity - n, "]");
 }
 
-/* Files may have the rows of heads, or what belongs to an expert, in another order. Elements of such a unit; 1: they have not. */
-static int of_experts(const Piece *p) { return p->transposed || p->interleaved; }
-static size_t unit_of(const Piece *p) { return p->head || of_experts(p) ? (size_t)(p->head ? p->head : 1) * (p->count / (size_t)p->shape[0]) : 1; }
-/* An expert's matrix, (rows, columns) in memory. In files it may be transposed, and rows of gate and up may alternate. It is transposed in
- * tiles that stay in the first cache; when a model is loaded, other threads have other experts. */
-static size_t row_in_file(const Piece *p, size_t r, size_t rows) { return !p->interleaved ? r : r < rows / 2 ? 2*r : 2*(r - rows / 2) + 1; }
-#define TRANSPOSE(type) do { \
-    const type *from = copy; \
-    type *to = data; \
-    _Pragma("omp parallel for") \
-    for (size_t k0 = 0; k0 < columns; k0 += TILE) \
-        for (size_t r0 = 0; r0 < rows; r0 += TILE) \
-            for (size_t r = r0; r < rows && r < r0 + TILE; r++) { \
-                const size_t file = row_in_file(p, r, rows), memory = r * columns, end = columns < k0 + TILE ? columns : k0 + TILE; \
-                if (to_memory) for (size_t k = k0; k < end; k++) to[memory + k] = from[k * rows + file]; \
-                else           for (size_t k = k0; k < end; k++) to[k * rows + file] = from[memory + k]; \
-            } \
-    } while (0)
-static void reorder_expert(const Piece *p, void *data, void *copy, size_t size, int to_memory) {
-    enum { TILE = 64 };
-    const size_t rows = (size_t)p->shape[p->transposed ? 2 : 1], columns = p->rank < 3 ? 1 : (size_t)p->shape[p->transposed ? 1 : 2];
-    memcpy(copy, data, rows * columns * size);
-    if (!p->transposed) {
-        for (size_t r = 0, row = columns * size; r < rows; r++) {
-            const size_t file = row_in_file(p, r, rows) * row, memory = r * row;
-            memcpy((char *)data + (to_memory ? memory : file), (char *)copy + (to_memory ? file : memory), row);
-        }
-    } else if (size == 2) TRANSPOSE(uint16_t);
-    else if (size == 4) TRANSPOSE(uint32_t);
-    else TRANSPOSE(uint64_t);
-}
-/* Rows of heads, or experts, from the order of files to that of memory, or back; n elements of `size` bytes. */
-static void reorder(const Config *c, const Piece *p, void *data, size_t n, size_t size, int to_memory) {
-    const size_t row = p->count / (size_t)p->shape[0] * size, head = row * (size_t)p->head;
-    char *copy = p->head || of_experts(p) ? mem_alloc(unit_of(p) * size) : NULL;
-    for (size_t i = 0; of_experts(p) && i < n; i += unit_of(p)) reorder_expert(p, (char *)data + i * size, copy, size, to_memory);
-    for (char *at = data; p->head && at < (char *)data + n * size; at += head) {
-        memcpy(copy, at, head);
-        for (int i = 0; i < p->head; i++) {
-            const size_t file = (size_t)i * row, memory = (size_t)rope_place(c, p->head, i) * row;
-            memcpy(at + (to_memory ? memory : file), copy + (to_memory ? file : memory), row);
-        }
-    }
-    free(copy);
-}
-
 /* Where a tensor of a file goes, and again `stride` elements later, `copies` times in all. */
 typedef struct { void *to; size_t stride, copies; } Place;
 
 /* Of a piece of the model `was`: the tensor of the same layer and field in m, or in every expert of it. */
-static Place place_of(const Model *m, const Model *was, int i, const Piece *p) {
-    const Tensor *t = &was->manifest.at[i], *to = m->manifest.at;
+static Place place_of(const Model *m, const Model *was, const Piece *p) {
+    const Tensor *t = &was->manifest.at[p->tensor], *to = m->manifest.at;
     while (to->layer != t->layer || to->field != t->field) to++;
     return (Place){ float_at(m, model_weight(m, to), p->offset - t->offset), t->count, to->count / t->count };
 }
@@ -216,7 +170,7 @@ static int check_piece(const Load *l, void *data, size_t first, size_t n, Error 
     const Device *dev = of->m->dev;
     const size_t bad = first_not_finite(dev->dtype, data, n);
     if (bad < n) return error_set(e, "tensor %s: element %zu is NaN or infinite", of->piece.name, first + bad);
-    reorder(&of->m->config, &of->piece, data, n, dev->floatX_size, 1);
+    piece_reorder(&of->m->config, &of->piece, data, n, dev->floatX_size, 1);
     return 1;
 }
 /* Sharded weights are loaded by all ranks alike, a range at a time, and each keeps its own. first: the ranges' pieces begin there. */
@@ -234,25 +188,24 @@ static int load_ranges(Model *m, Safetensors *s, const Load *loads, const size_t
 /* All tensors of the file that are those of the model `was`, to the device. */
 static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
     const Manifest *f = &was->manifest;
-    size_t count = 0, k = 0, *first = mem_alloc((size_t)(f->range_count + 1) * sizeof *first);
-    for (int i = 0; i < f->count; i++) count += (size_t)manifest_piece_count(&f->at[i]);
-    LoadedPiece *pieces = mem_alloc(count * sizeof *pieces);
+    size_t count, *first = mem_alloc((size_t)(f->range_count + 1) * sizeof *first);
+    Piece *pieces = pieces_of(was, &count);
+    LoadedPiece *of = mem_alloc(count * sizeof *of);
     Load *loads = mem_alloc(count * sizeof *loads);
-    for (int i = 0; i < f->count; i++) {
-        if (i == 0 || f->at[i].range != f->at[i-1].range) first[f->at[i].range] = k;
-        for (int j = 0; j < manifest_piece_count(&f->at[i]); j++, k++) {
-            Piece p = manifest_piece(&f->at[i], j);
-            const FileTensor *scales, *tensor = find_piece(s, &p, &scales);
-            const Place place = place_of(m, was, i, &p);
-            pieces[k] = (LoadedPiece){ m, p };
-            loads[k] = (Load){ .tensor = tensor, .scales = scales, .count = p.count, .unit = unit_of(&p), .to = place.to,
-                               .copies = place.copies, .stride = place.stride, .type = FLOATX, .check = check_piece, .of = &pieces[k] };
-        }
+    for (size_t k = count; k--; ) {
+        Piece p = pieces[k];
+        const FileTensor *scales, *tensor = find_piece(s, &p, &scales);
+        const Place place = place_of(m, was, &p);
+        first[f->at[p.tensor].range] = k;
+        of[k] = (LoadedPiece){ m, p };
+        loads[k] = (Load){ .tensor = tensor, .scales = scales, .count = p.count, .unit = piece_unit(&p), .to = place.to,
+                           .copies = place.copies, .stride = place.stride, .type = FLOATX, .check = check_piece, .of = &of[k] };
     }
-    first[f->range_count] = k;
+    first[f->range_count] = count;
     const int ok = load_ranges(m, s, loads, first, e);
     free(first);
     free(pieces);
+    free(of);
     free(loads);
     return ok;
 }
@@ -260,94 +213,68 @@ static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
 /* ---- the routers' biases for choosing: part of a model that has them, but not learned, so not in its manifest ---------- */
 
 static int bias_count(const Model *m) { return m->config.choice_bias ? m->routers : 0; }
-/* Router r's, as a tensor of files; its shape stays valid as long as `shape`. */
-static FileTensor bias_tensor(const Model *m, int r, char name[TENSOR_NAME], uint64_t shape[2]) {
-    int attention;
-    const int layer = router_layer(&m->config, r, &attention), is_row = config_family(&m->config) == FAMILY_ERNIE;
-    router_bias_name(&m->config, layer, attention, name);
-    shape[0] = 1;
-    shape[is_row] = (uint64_t)router_width(m, r);
-    return (FileTensor){ .name = name, .dtype = m->dev->real_size == 8 ? "F64" : "F32", .rank = 1 + is_row, .shape = shape };
-}
 static int load_bias(Model *m, Safetensors *s, int r, Error *e) {
-    char name[TENSOR_NAME];
-    uint64_t shape[2];
-    bias_tensor(m, r, name, shape);
-    const size_t E = (size_t)router_width(m, r);
+    const Piece p = piece_of_bias(m, r);
+    const size_t E = p.count;
     double *values = mem_alloc(E * sizeof *values);
-    int ok = safetensors_read_double(s, safetensors_find(s, name), 0, values, E, e);
-    if (ok && first_not_finite("F64", values, E) < E) ok = error_set(e, "tensor %s: an element is NaN or infinite", name);
+    int ok = safetensors_read_double(s, safetensors_find(s, p.name), 0, values, E, e);
+    if (ok && first_not_finite("F64", values, E) < E) ok = error_set(e, "tensor %s: an element is NaN or infinite", p.name);
     if (ok) m->dev->reals_from_double(real_at(m, m->bias, router_offset(m, r)), values, E);
     free(values);
     return ok;
 }
-/* Tensors that are in files and no part of a model: the prediction of later tokens (ERNIE; GLM and DeepSeek keep it as more layers), angles
- * of positions, and the head that is the embedding. */
-static int is_idle(const Model *m, const char *name) {
-    static const char layers[] = "model.layers.";
-    const int more = config_family(&m->config) & (FAMILY_GLM | FAMILY_DEEPSEEK_V3) && !strncmp(name, layers, strlen(layers));
-    return strstr(name, "rotary_emb.inv_freq") || strstr(name, "mtp") || (more && atoi(name + strlen(layers)) >= m->config.layers)
-        || (m->config.tied && !strcmp(name, "lm_head.weight"));
-}
-static void mark(char *known, const Safetensors *s, const char *name) {
-    const FileTensor *t = safetensors_find(s, name);
+static void mark(char *known, const Safetensors *s, const FileTensor *t) {
     if (t) known[t - safetensors_at(s, 0)] = 1;
 }
 static void warn_of_unknown(const Model *m, const Safetensors *s, const char *path) {
     const size_t count = safetensors_count(s);
     char *known = mem_alloc(count);
-    for (int i = 0; i < m->manifest.count; i++)
-        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++) {
-            Piece p = manifest_piece(&m->manifest.at[i], j);
-            const FileTensor *scales, *t = find_piece(s, &p, &scales);
-            if (t) known[t - safetensors_at(s, 0)] = 1;
-            if (scales) known[scales - safetensors_at(s, 0)] = 1;
-        }
-    for (int r = 0; r < bias_count(m); r++) {
-        char bias[TENSOR_NAME];
-        uint64_t shape[2];
-        bias_tensor(m, r, bias, shape);
-        mark(known, s, bias);
+    size_t n;
+    Piece *pieces = pieces_of(m, &n);
+    for (size_t k = 0; k < n; k++) {
+        const FileTensor *scales;
+        mark(known, s, find_piece(s, &pieces[k], &scales));
+        mark(known, s, scales);
     }
+    for (int r = 0; r < bias_count(m); r++) mark(known, s, safetensors_find(s, piece_of_bias(m, r).name));
     for (size_t i = 0, warnings = 0; i < count && warnings < 5; i++) {
         const char *name = safetensors_at(s, i)->name;
-        if (known[i] || is_idle(m, name)) continue;
+        if (known[i] || is_idle(&m->config, name)) continue;
         warn("%s: tensor %s is not part of this model and is ignored", path, name);
         warnings++;
     }
+    free(pieces);
     free(known);
 }
 
 /* Are all tensors there, in the right shapes? problems: a line for each that is not; returns how many. used: how many are the model's. */
 static int find_problems(const Model *m, Safetensors *s, Text *problems, size_t *used) {
     int n = 0;
-    for (int i = 0; i < m->manifest.count; i++)
-        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++) {
-            Piece p = manifest_piece(&m->manifest.at[i], j);
-            const FileTensor *scales, *t = find_piece(s, &p, &scales);
-            char found[96], expected[96];
-            uint64_t shape[4];
-            *used += (t != NULL) + (scales != NULL);
-            if (t && (scales ? same_mxfp4(t, scales, &p) : same_shape(t, &p))) continue;
-            for (int d = 0; d < p.rank; d++) shape[d] = (uint64_t)p.shape[d];
-            shape_text(expected, sizeof expected, shape, p.rank);
-            n++;
-            if (problems->length > sizeof(Error)) continue;         /* counted, but no longer listed */
-            if (t) shape_text(found, sizeof found, t->shape, t->rank);
-            if (scales) text_add(problems, "\n  %s in MXFP4: its blocks and scales are not those of shape %s", p.name, expected);
-            else if (t) text_add(problems, "\n  %s has shape %s, the model needs %s", p.name, found, expected);
-            else   text_add(problems, "\n  %s %s is missing", p.name, expected);
-        }
+    size_t count;
+    Piece *pieces = pieces_of(m, &count);
+    for (size_t k = 0; k < count; k++) {
+        Piece *p = &pieces[k];
+        const FileTensor *scales, *t = find_piece(s, p, &scales);
+        char found[96], expected[96];
+        *used += (t != NULL) + (scales != NULL);
+        if (t && (scales ? same_mxfp4(t, scales, p) : same_shape(t, p))) continue;
+        shape_text(expected, sizeof expected, p->shape, p->rank);
+        n++;
+        if (problems->length > sizeof(Error)) continue;         /* counted, but no longer listed */
+        if (t) shape_text(found, sizeof found, t->shape, t->rank);
+        if (scales) text_add(problems, "\n  %s in MXFP4: its blocks and scales are not those of shape %s", p->name, expected);
+        else if (t) text_add(problems, "\n  %s has shape %s, the model needs %s", p->name, found, expected);
+        else   text_add(problems, "\n  %s %s is missing", p->name, expected);
+    }
     for (int r = 0; r < bias_count(m); r++) {
-        char name[TENSOR_NAME];
-        uint64_t shape[2];
-        const FileTensor own = bias_tensor(m, r, name, shape), *t = safetensors_find(s, name);
-        const uint64_t E = shape[own.rank - 1];
+        const Piece p = piece_of_bias(m, r);
+        const FileTensor *t = safetensors_find(s, p.name);
         *used += t != NULL;
-        if (t && t->count == E) continue;
-        text_add(problems, "\n  %s of %llu elements is %s", name, (unsigned long long)E, t ? "of another size" : "missing");
+        if (t && t->count == p.count) continue;
+        text_add(problems, "\n  %s of %zu elements is %s", p.name, p.count, t ? "of another size" : "missing");
         n++;
     }
+    free(pieces);
     return n;
 }
 static int report_problems(const char *path, int n, const Text *problems, Error *e) {
@@ -542,37 +469,27 @@ int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, int ids[MOST_E
 /* ---- the file of the weights ------------------------------------------------------------------------------------- */
 
 typedef struct {
-    size_t count;
-    Piece *pieces;                      /* of all tensors; then come the biases */
-    uint64_t (*shapes)[4];
+    size_t learned, count;              /* those of the manifest; and with the biases, which come after */
+    Piece *pieces;
     FileTensor *tensors;
-    char (*bias_names)[TENSOR_NAME];
 } WeightsFile;
 
 static WeightsFile weights_file(const Model *m) {
     WeightsFile f = { 0 };
-    size_t pieces = 0, k = 0;
-    for (int i = 0; i < m->manifest.count; i++) pieces += (size_t)manifest_piece_count(&m->manifest.at[i]);
-    f.count = pieces + (size_t)bias_count(m);
-    f.pieces = mem_alloc(pieces * sizeof *f.pieces);
-    f.shapes = mem_alloc(f.count * sizeof *f.shapes);
+    f.pieces = pieces_of(m, &f.learned);
+    f.count = f.learned + (size_t)bias_count(m);
+    f.pieces = mem_grow(f.pieces, f.count * sizeof *f.pieces);
     f.tensors = mem_alloc(f.count * sizeof *f.tensors);
-    f.bias_names = mem_alloc((f.count - pieces + 1) * sizeof *f.bias_names);
-    for (int i = 0; i < m->manifest.count; i++)
-        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++, k++) {
-            const Piece *p = &f.pieces[k];
-            f.pieces[k] = manifest_piece(&m->manifest.at[i], j);
-            for (int d = 0; d < p->rank; d++) f.shapes[k][d] = (uint64_t)p->shape[d];
-            f.tensors[k] = (FileTensor){ .name = p->name, .dtype = m->dev->dtype, .rank = p->rank, .shape = f.shapes[k] };
-        }
-    for (int r = 0; r < bias_count(m); r++, k++) f.tensors[k] = bias_tensor(m, r, f.bias_names[r], f.shapes[k]);
+    for (size_t k = 0; k < f.count; k++) {
+        const Piece *p = &f.pieces[k];
+        if (k >= f.learned) f.pieces[k] = piece_of_bias(m, (int)(k - f.learned));
+        f.tensors[k] = (FileTensor){ .name = p->name, .dtype = load_dtype(m->dev, k < f.learned ? FLOATX : REAL), .rank = p->rank, .shape = p->shape };
+    }
     return f;
 }
 static void weights_file_free(WeightsFile *f) {
     free(f->pieces);
-    free(f->shapes);
     free(f->tensors);
-    free(f->bias_names);
 }
 
 typedef struct { SafetensorsWriter *to; const Share *share; char *buffer; size_t room; } Writing;       /* buffer: room elements */
@@ -581,10 +498,10 @@ typedef struct { SafetensorsWriter *to; const Share *share; char *buffer; size_t
  * w->buffer. at: where the piece begins in the data. */
 static int write_rows(const Writing *w, const Piece *p, uint64_t at, size_t head, size_t from, size_t end, Error *e) {
     const Model *m = w->share->model;
-    const size_t size = m->dev->floatX_size, row = p->count / (size_t)p->shape[0];
+    const size_t size = m->dev->floatX_size, row = p->count / p->shape[0];
     int ok = 1;
     for (int i = 0; i < p->head && ok; i++) {
-        const size_t place = head + (size_t)rope_place(&m->config, p->head, i) * row;
+        const size_t place = head + (size_t)piece_place(&m->config, p->head, i) * row;
         const size_t a = place > from ? place : from, b = place + row < end ? place + row : end;
         if (a >= b) continue;
         ok = safetensors_seek(w->to, at + (head + (size_t)i * row + (a - place)) * size, e)
@@ -592,11 +509,11 @@ static int write_rows(const Writing *w, const Piece *p, uint64_t at, size_t head
     }
     return ok;
 }
-/* This rank's part of a piece of a tensor. Only heads may be cut (share.h). */
-static int write_piece(const Writing *w, int tensor, const Piece *p, uint64_t at, Error *e) {
+/* This rank's part of a piece. Only heads may be cut (share.h). */
+static int write_piece(const Writing *w, const Piece *p, uint64_t at, Error *e) {
     const Model *m = w->share->model;
-    const SharePart *part = &w->share->parts[SHARE_WEIGHTS][tensor];
-    const size_t size = m->dev->floatX_size, unit = unit_of(p), chunk = w->room / unit * unit, before = p->offset - m->manifest.at[tensor].offset;
+    const SharePart *part = &w->share->parts[SHARE_WEIGHTS][p->tensor];
+    const size_t size = m->dev->floatX_size, unit = piece_unit(p), chunk = w->room / unit * unit, before = p->offset - m->manifest.at[p->tensor].offset;
     const size_t first = part->first > before ? part->first - before : 0, last = part->first + part->count;
     const size_t end = last > before ? last - before < p->count ? last - before : p->count : 0;
     int ok = 1;
@@ -605,10 +522,10 @@ static int write_piece(const Writing *w, int tensor, const Piece *p, uint64_t at
         n = to_unit ? to_unit : end - i < unit ? end - i : end - i < chunk ? (end - i) / unit * unit : chunk;
         if (n > end - i) n = end - i;
         const int whole = !to_unit && n >= unit;
-        const void *values = share_read(w->share, SHARE_WEIGHTS, tensor, before + i, n, w->buffer);
+        const void *values = share_read(w->share, SHARE_WEIGHTS, p->tensor, before + i, n, w->buffer);
         if (first_not_finite(m->dev->dtype, values, n) < n) return error_set(e, "tensor %s is not finite: not saved", p->name);
         if (unit > 1 && values != w->buffer) memcpy(w->buffer, values, n * size);
-        if (unit > 1 && whole) reorder(&m->config, p, w->buffer, n, size, 0);
+        if (unit > 1 && whole) piece_reorder(&m->config, p, w->buffer, n, size, 0);
         if (unit > 1 && !whole) ok = write_rows(w, p, at, i / unit * unit, i, i + n, e);
         else ok = safetensors_seek(w->to, at + i * size, e) && safetensors_append(w->to, unit > 1 ? w->buffer : values, n * size, e);
     }
@@ -639,14 +556,13 @@ int hf_write_weights(const Share *s, const char *path, int64_t step, FilePart **
     const FileNote notes[] = { { "format", "pt" }, { "step", number } };
     Writing w = { safetensors_join(path, f.tensors, f.count, notes, 2, s->leads, e), s, NULL, m->manifest.total < BUFFER ? m->manifest.total : BUFFER };
     int ok = w.to != NULL;
-    for (size_t k = 0; k < f.count - (size_t)bias_count(m); k++) if (unit_of(&f.pieces[k]) > w.room) w.room = unit_of(&f.pieces[k]);
+    for (size_t k = 0; k < f.learned; k++) if (piece_unit(&f.pieces[k]) > w.room) w.room = piece_unit(&f.pieces[k]);
     w.buffer = mem_alloc(w.room * m->dev->floatX_size);
     uint64_t at = 0;
-    for (int i = 0, k = 0; i < m->manifest.count && ok; i++)
-        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]) && ok; j++, k++) {
-            ok = write_piece(&w, i, &f.pieces[k], at, e);
-            at += f.pieces[k].count * m->dev->floatX_size;
-        }
+    for (size_t k = 0; k < f.learned && ok; k++) {
+        ok = write_piece(&w, &f.pieces[k], at, e);
+        at += f.pieces[k].count * m->dev->floatX_size;
+    }
     ok = ok && write_biases(&w, at, e);
     if (ok) ok = safetensors_leave(w.to, parts, count, e);
     else if (w.to) safetensors_abandon(w.to);

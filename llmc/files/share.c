@@ -1,5 +1,6 @@
 /* share.c: see share.h. */
 #include "share.h"
+#include "pieces.h"
 #include "llmc/model/parallel.h"
 #include "llmc/model/routers.h"
 #include <stdlib.h>
@@ -28,15 +29,13 @@ static Segment written(const Model *m, int tensor) {
     s.count = end - from;
     return s;
 }
-/* What files have in another order, as a whole: an expert's matrix. */
-static size_t unit_of(const Tensor *t) { return t->transposed || t->interleaved ? t->count / (size_t)t->shape[0] : 1; }
 static SharePart part_of(const Share *s, int array, int tensor) {
     const Model *m = s->model;
     const Tensor *t = &m->manifest.at[tensor];
     Segment mine = written(m, tensor);
     SharePart p = { .first = mine.offset - t->offset, .count = mine.count, .own = mine.count };
     if (array == SHARE_WEIGHTS) {
-        const size_t unit = unit_of(t), end = p.first + p.count, first = (p.first + unit - 1) / unit * unit;
+        const size_t unit = expert_unit(m, tensor), end = p.first + p.count, first = (p.first + unit - 1) / unit * unit;
         if (!p.count) return p;
         mine.offset = t->offset + first;
         p.first = first;
@@ -102,17 +101,17 @@ void share_drop(Share *s) {
 /* Does a rank's own part of a range end within a unit? The same answer on all ranks. */
 static int is_cut(const Model *m, int range) {
     for (int i = 0; i < m->manifest.count; i++)
-        for (int r = 0; r < m->dp.shards * (m->manifest.at[i].range == range && unit_of(&m->manifest.at[i]) > 1); r++) {
+        for (int r = 0; r < m->dp.shards * (m->manifest.at[i].range == range && expert_unit(m, i) > 1); r++) {
             const Segment s = manifest_segment(&m->manifest, i, m->dp.shards, r);
             const int nodes = m->dp.ranks / m->dp.shards;
-            if (s.count && (nodes > 1 || (s.offset + s.count - m->manifest.at[i].offset) % unit_of(&m->manifest.at[i]))) return 1;
+            if (s.count && (nodes > 1 || (s.offset + s.count - m->manifest.at[i].offset) % expert_unit(m, i))) return 1;
         }
     return 0;
 }
 void share_borrow(Share *s) {
     const Model *m = s->model;
     const size_t X = m->dev->floatX_size;
-    for (int i = 0; i < m->manifest.count; i++) if (unit_of(&m->manifest.at[i]) > 1) { parallel_wait_all_weights(m); break; }
+    for (int i = 0; i < m->manifest.count; i++) if (expert_unit(m, i) > 1) { parallel_wait_all_weights(m); break; }
     s->borrowed = mem_alloc(s->borrowed_bytes);
     for (int range = 0; range < m->manifest.range_count && m->dp.level >= 3; range++) {
         if (!is_cut(m, range)) continue;

@@ -12,38 +12,8 @@
 #include <string.h>
 
 /* ---- learnable tensors, each once. To add one: a field in model.h, a line here. ---------------------------
- * Names are those of the files. JetMoE's is our own family's layout too; what Mixtral and Llama call differently or
- * keep in several tensors stands in `pieces` (see tensor.h). */
-
-enum { OURS = FAMILY_JETMOE | FAMILY_SMOE, GRANITES = FAMILY_GRANITE | FAMILY_GRANITE_SHARED };
-static const char *pick(Family f, const char *ours, const char *others) { return f & OURS ? ours : others; }
-
-/* What mixtures are called: the router, the experts, and what is beside them. */
-#define MLP(names) "*" names "gate_proj.weight|*" names "up_proj.weight", "*" names "down_proj.weight"
-typedef struct { int families; const char *router, *up, *down, *shared_up, *shared_down; } MixtureNames;
-static const MixtureNames mixture_names[] = {
-    { OURS,             NULL, NULL, NULL, NULL, NULL },
-    { FAMILY_MIXTRAL,   "*block_sparse_moe.gate.weight",
-      "*block_sparse_moe.experts.%.w1.weight|*block_sparse_moe.experts.%.w3.weight", "*block_sparse_moe.experts.%.w2.weight", NULL, NULL },
-    { GRANITES,         "*block_sparse_moe.router.layer.weight",
-      "*block_sparse_moe.input_linear.weight", "*block_sparse_moe.output_linear.weight",
-      "*shared_mlp.input_linear.weight", "*shared_mlp.output_linear.weight" },
-    { FAMILY_GPT_OSS,   "*mlp.router.weight", "*mlp.experts.gate_up_proj", "*mlp.experts.down_proj", NULL, NULL },
-    { FAMILY_QWEN2_MOE, "*mlp.gate.weight", MLP("mlp.experts.%."), MLP("mlp.shared_expert.") },
-    { ~0,               "*mlp.gate.weight", MLP("mlp.experts.%."), MLP("mlp.shared_experts.") },
-};
-static const MixtureNames *names_of(Family f) {
-    const MixtureNames *n = mixture_names;
-    while (!(n->families & f)) n++;
-    return n;
-}
-
-void router_bias_name(const Config *c, int layer, int attention, char name[TENSOR_NAME]) {
-    const Family f = config_family(c);
-    snprintf(name, TENSOR_NAME, "model.layers.%d.%s", layer,
-             attention ? "self_attention.experts.router.choice_bias" : f & OURS ? "mlp.router.choice_bias"
-             : f == FAMILY_ERNIE ? "mlp.moe_statics.e_score_correction_bias" : "mlp.gate.e_score_correction_bias");
-}
+ * Their initial values are drawn by their names, which checkpoints have, too; what they are called in
+ * the files of a family of models is in llmc/files/pieces.c. */
 
 /* The standard deviation of the initial values of a matrix with `inputs` columns. */
 static float initial(const Config *c, int inputs) {
@@ -54,119 +24,73 @@ static float initial_output(const Config *c, int inputs) {
     return c->zero_output ? ZEROS : initial(c, inputs) / sqrtf(2.0f * (float)c->layers);
 }
 
-/* How files have the last tensor's experts, if that is not as memory has them (Tensor). */
-static void as_in_files(Manifest *m, int transposed, int interleaved) {
-    Tensor *t = &m->at[m->count - 1];
-    t->transposed = transposed;
-    t->interleaved = interleaved;
-}
-/* The rows of the last tensor are those of heads of this size, which files may have in another order; keys: only of its first half. */
-static void turned(Manifest *m, const Config *c, int head, int keys) {
-    Tensor *t = &m->at[m->count - 1];
-    t->head = rope_permutes(c) ? head : 0;
-    t->keys = keys;
-}
-
-#define TENSOR(field, name, pieces, init, kind, ...) \
-    manifest_add(m, l, offsetof(LayerParams, field), name, pieces, init, kind, \
+#define TENSOR(field, name, init, kind, ...) \
+    manifest_add(m, l, offsetof(LayerParams, field), name, init, kind, \
                  (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (int[]){__VA_ARGS__})
+#define TENSOR_IF(condition, ...) do { if (condition) TENSOR(__VA_ARGS__); } while (0)
 static void describe_latents(Manifest *m, const Config *c, int l) {
-    const int C = c->channels, G = c->kv_heads, D = c->head_size, R = c->rotated, V = config_value_size(c), keys = c->kv_rank, queries = c->query_rank;
+    const int C = c->channels, G = c->kv_heads, D = c->head_size, R = c->rotated, V = config_value_size(c);
+    const int keys = c->kv_rank, queries = c->query_rank, from = queries ? queries : C;
+    const char *name = queries ? "self_attn.q_b_proj.weight" : "self_attn.q_proj.weight";
 
-    TENSOR(kv_down,    "*self_attn.kv_a_proj_with_mqa.weight", NULL, initial(c, C), TENSOR_ATTENTION, keys + R, C);
-    turned(m, c, keys + R, 0);
-    TENSOR(key_norm,   "*self_attn.kv_a_layernorm.weight", NULL, ONES, TENSOR_NORM, keys);
-    TENSOR(kv,         "*self_attn.kv_b_proj.weight", NULL, initial(c, keys), TENSOR_ATTENTION, G*(D - R + V), keys);
-    if (queries) {
-        TENSOR(query_down, "*self_attn.q_a_proj.weight", NULL, initial(c, C), TENSOR_ATTENTION, queries, C);
-        TENSOR(query_norm, "*self_attn.q_a_layernorm.weight", NULL, ONES, TENSOR_NORM, queries);
-    }
-    TENSOR(query,      queries ? "*self_attn.q_b_proj.weight" : "*self_attn.q_proj.weight", NULL, initial(c, queries ? queries : C),
-           TENSOR_ATTENTION, G*D, queries ? queries : C);
-    turned(m, c, D, 0);
-    TENSOR(output,     "*self_attn.o_proj.weight", NULL, initial_output(c, G*V), TENSOR_ATTENTION, C, G*V);
+    TENSOR(kv_down,    "self_attn.kv_a_proj_with_mqa.weight", initial(c, C), TENSOR_ATTENTION, keys + R, C);
+    TENSOR(key_norm,   "self_attn.kv_a_layernorm.weight", ONES, TENSOR_NORM, keys);
+    TENSOR(kv,         "self_attn.kv_b_proj.weight", initial(c, keys), TENSOR_ATTENTION, G*(D - R + V), keys);
+    TENSOR_IF(queries, query_down, "self_attn.q_a_proj.weight", initial(c, C), TENSOR_ATTENTION, queries, C);
+    TENSOR_IF(queries, query_norm, "self_attn.q_a_layernorm.weight", ONES, TENSOR_NORM, queries);
+    TENSOR(query,      name, initial(c, from), TENSOR_ATTENTION, G*D, from);
+    TENSOR(output,     "self_attn.o_proj.weight", initial_output(c, G*V), TENSOR_ATTENTION, C, G*V);
 }
 static void describe_attention(Manifest *m, const Config *c, int l) {
     const int C = c->channels, A = c->attention_experts, experts = c->attention_always + A;
     const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD;
-    const float std = initial(c, C);
-    const Family f = config_family(c);
+    const int norm = c->qk_norm > 1 ? c->query_heads * c->kv_heads : 1, key_norm = c->qk_norm > 1 ? c->kv_heads : 1;
+    const float std = initial(c, C), out = initial_output(c, QGD);
 
-    TENSOR(att_norm,   "*input_layernorm.weight", NULL, ONES, TENSOR_NORM, C);
+    TENSOR(att_norm,   "input_layernorm.weight", ONES, TENSOR_NORM, C);
     if (c->kv_rank) { describe_latents(m, c, l); return; }
-    TENSOR(kv,         "*self_attention.kv_proj.weight",
-           pick(f, NULL, "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, TENSOR_KEYS_VALUES, 2*GD, C);
-    turned(m, c, c->head_size, 1);
+    TENSOR(kv,         "self_attention.kv_proj.weight", std, TENSOR_KEYS_VALUES, 2*GD, C);
     if (A > 1) {
-        TENSOR(att_router, "*self_attention.experts.router.layer.weight",  NULL, std,   TENSOR_ROUTER,    A, C);
-        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   TENSOR_ATTENTION, experts, GD, C);
-        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, initial_output(c, QGD), TENSOR_ATTENTION, experts, C, GD);
-        if (c->output_bias)
-        TENSOR(att_bias,   "*self_attention.experts.bias",                 NULL, ZEROS, TENSOR_BIAS, C);
+        TENSOR(att_router, "self_attention.experts.router.layer.weight",  std, TENSOR_ROUTER,    A, C);
+        TENSOR(query,      "self_attention.experts.input_linear.weight",  std, TENSOR_ATTENTION, experts, GD, C);
+        TENSOR(output,     "self_attention.experts.output_linear.weight", out, TENSOR_ATTENTION, experts, C, GD);
+        TENSOR_IF(c->output_bias, att_bias, "self_attention.experts.bias", ZEROS, TENSOR_BIAS, C);
     } else {
-        TENSOR(query,      "*self_attention.q_proj.weight", pick(f, NULL, "*self_attn.q_proj.weight"), std, TENSOR_ATTENTION, QGD, C);
-        turned(m, c, c->head_size, 0);
-        TENSOR(output,     "*self_attention.o_proj.weight", pick(f, NULL, "*self_attn.o_proj.weight"), initial_output(c, QGD), TENSOR_ATTENTION, C, QGD);
+        TENSOR(query,      "self_attention.q_proj.weight", std, TENSOR_ATTENTION, QGD, C);
+        TENSOR(output,     "self_attention.o_proj.weight", out, TENSOR_ATTENTION, C, QGD);
     }
-    if (c->attention_bias) {
-        TENSOR(query_bias, "*self_attention.q_proj.bias", pick(f, NULL, "*self_attn.q_proj.bias"), ZEROS, TENSOR_BIAS, QGD);
-        turned(m, c, c->head_size, 0);
-        TENSOR(kv_bias,    "*self_attention.kv_proj.bias", pick(f, NULL, "*self_attn.k_proj.bias|*self_attn.v_proj.bias"), ZEROS, TENSOR_BIAS, 2*GD);
-        turned(m, c, c->head_size, 1);
-        if (c->attention_bias > 1)
-        TENSOR(att_bias,   "*self_attention.o_proj.bias", pick(f, NULL, "*self_attn.o_proj.bias"), ZEROS, TENSOR_BIAS, C);
-    }
-    if (c->sinks)
-        TENSOR(sink,       "*self_attn.sinks", NULL, ZEROS, TENSOR_BIAS, c->query_heads * c->kv_heads);
-    if (c->qk_norm) {
-        const int all = c->qk_norm > 1;
-        TENSOR(query_norm, "*self_attention.q_norm.weight", pick(f, NULL, "*self_attn.q_norm.weight"), ONES, TENSOR_NORM, all ? QGD : c->head_size);
-        turned(m, c, c->head_size, 0);
-        TENSOR(key_norm,   "*self_attention.k_norm.weight", pick(f, NULL, "*self_attn.k_norm.weight"), ONES, TENSOR_NORM, all ? GD : c->head_size);
-        turned(m, c, c->head_size, 0);
-    }
-    if (config_has_values(c, l)) {
-        TENSOR(value_embed, "*self_attention.value_embed.weight", NULL, std, TENSOR_EMBEDDING, c->vocab, GD);
-        m->at[m->count - 1].summed = 1;
-        m->at[m->count - 1].padding = c->padding;
-    }
+    TENSOR_IF(c->attention_bias,     query_bias, "self_attention.q_proj.bias",  ZEROS, TENSOR_BIAS, QGD);
+    TENSOR_IF(c->attention_bias,     kv_bias,    "self_attention.kv_proj.bias", ZEROS, TENSOR_BIAS, 2*GD);
+    TENSOR_IF(c->attention_bias > 1, att_bias,   "self_attention.o_proj.bias",  ZEROS, TENSOR_BIAS, C);
+    TENSOR_IF(c->sinks,   sink,       "self_attn.sinks", ZEROS, TENSOR_BIAS, c->query_heads * c->kv_heads);
+    TENSOR_IF(c->qk_norm, query_norm, "self_attention.q_norm.weight", ONES, TENSOR_NORM, norm * c->head_size);
+    TENSOR_IF(c->qk_norm, key_norm,   "self_attention.k_norm.weight", ONES, TENSOR_NORM, key_norm * c->head_size);
+    TENSOR_IF(config_has_values(c, l), value_embed, "self_attention.value_embed.weight", std, TENSOR_EMBEDDING, c->vocab, GD);
 }
 
 static void describe_mlp(Manifest *m, const Config *c, int l) {
     const int C = c->channels, E = c->experts, F = config_width(c, l), Fs = c->shared_width, gate = IS_GATED(c->activation) ? 2 : 1;
-    const float std = initial(c, C);
-    const Family f = config_family(c);
-    const MixtureNames *mixture = names_of(f);
+    const float std = initial(c, C), out = initial_output(c, F);
     const TensorKind up = gate == 2 ? TENSOR_GATE_UP : TENSOR_MLP;
 
-    TENSOR(mlp_norm,   "*post_attention_layernorm.weight", NULL, ONES, TENSOR_NORM, C);
-    if (config_has_experts(c, l)) {
-        TENSOR(router,     "*mlp.router.layer.weight",  mixture->router, std, TENSOR_ROUTER, E, C);
-        TENSOR(up,         "*mlp.input_linear.weight",  mixture->up, std, up, E, gate*F, C);
-        as_in_files(m, f == FAMILY_GPT_OSS, f == FAMILY_GPT_OSS);
-        TENSOR(down,       "*mlp.output_linear.weight", mixture->down, initial_output(c, F), TENSOR_MLP, E, C, F);
-        as_in_files(m, f == FAMILY_GPT_OSS, 0);
-        if (c->expert_bias) {
-        TENSOR(router_bias, "*mlp.router.bias",               NULL, ZEROS, TENSOR_BIAS, E);
-        TENSOR(up_bias,     "*mlp.experts.gate_up_proj_bias", NULL, ZEROS, TENSOR_BIAS, E, gate*F);
-        m->at[m->count - 1].summed = 1;
-        as_in_files(m, 0, f == FAMILY_GPT_OSS);
-        TENSOR(down_bias,   "*mlp.experts.down_proj_bias",    NULL, ZEROS, TENSOR_BIAS, E, C);
-        m->at[m->count - 1].summed = 1;
-        }
-        if (c->output_bias)
-        TENSOR(mlp_bias,   "*mlp.bias", NULL, ZEROS, TENSOR_BIAS, C);
-        if (Fs) {
-        TENSOR(shared_up,   "*mlp.shared_input_linear.weight",  mixture->shared_up, std, up, gate*Fs, C);
-        TENSOR(shared_down, "*mlp.shared_output_linear.weight", mixture->shared_down, initial_output(c, Fs), TENSOR_MLP, C, Fs);
-        if (c->shared_gate)
-        TENSOR(shared_gate, "*mlp.shared_expert_gate.weight",   NULL, std, TENSOR_ROUTER, 1, C);
-        }
-    } else {
-        TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, "*mlp.gate_proj.weight|*mlp.up_proj.weight"), std, up, gate*F, C);
-        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, "*mlp.down_proj.weight"), initial_output(c, F), TENSOR_MLP, C, F);
+    TENSOR(mlp_norm, "post_attention_layernorm.weight", ONES, TENSOR_NORM, C);
+    if (!config_has_experts(c, l)) {
+        TENSOR(up,   "mlp.input_linear.weight",  std, up, gate*F, C);
+        TENSOR(down, "mlp.output_linear.weight", out, TENSOR_MLP, C, F);
+        return;
     }
+    TENSOR(router,   "mlp.router.layer.weight",  std, TENSOR_ROUTER, E, C);
+    TENSOR(up,       "mlp.input_linear.weight",  std, up, E, gate*F, C);
+    TENSOR(down,     "mlp.output_linear.weight", out, TENSOR_MLP, E, C, F);
+    TENSOR_IF(c->expert_bias, router_bias, "mlp.router.bias",               ZEROS, TENSOR_BIAS, E);
+    TENSOR_IF(c->expert_bias, up_bias,     "mlp.experts.gate_up_proj_bias", ZEROS, TENSOR_BIAS, E, gate*F);
+    TENSOR_IF(c->expert_bias, down_bias,   "mlp.experts.down_proj_bias",    ZEROS, TENSOR_BIAS, E, C);
+    TENSOR_IF(c->output_bias, mlp_bias,    "mlp.bias",                      ZEROS, TENSOR_BIAS, C);
+    TENSOR_IF(Fs, shared_up,   "mlp.shared_input_linear.weight",  std, up, gate*Fs, C);
+    TENSOR_IF(Fs, shared_down, "mlp.shared_output_linear.weight", initial_output(c, Fs), TENSOR_MLP, C, Fs);
+    TENSOR_IF(Fs && c->shared_gate, shared_gate, "mlp.shared_expert_gate.weight", std, TENSOR_ROUTER, 1, C);
 }
+#undef TENSOR_IF
 #undef TENSOR
 
 /* With layers from .. to - 1. The head may be the embedding. */
@@ -174,22 +98,17 @@ static void describe_model(Manifest *m, const Config *c, int from, int to) {
     const int C = c->channels, V = c->vocab, blocks = c->universal ? 1 : c->layers, ends = to == c->layers;
     const float embed = c->init_embed > 0 ? (float)c->init_embed : (float)c->init_std;
     const float head = c->zero_output > 1 ? ZEROS : initial(c, C);
-    if (!from || (ends && c->tied)) {
-        manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, embed, TENSOR_EMBEDDING, 2,
-                     (int[]){ V, C });
-        m->at[0].padding = c->padding;
-    }
+    m->padding = c->padding;
+    if (!from || (ends && c->tied))
+        manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", embed, TENSOR_EMBEDDING, 2, (int[]){ V, C });
     manifest_end_range(m);
     for (int l = 0; l < blocks; l++) {
         if (l >= from && l < to) { describe_attention(m, c, l); describe_mlp(m, c, l); }
         manifest_end_range(m);
     }
-    if (ends) manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", NULL, ONES, TENSOR_NORM, 1, (int[]){ C });
-    if (ends && !c->tied) {
-        manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", NULL, head, TENSOR_HEAD, 2,
-                     (int[]){ V, C });
-        m->at[m->count - 1].padding = c->padding;
-    }
+    if (ends) manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", ONES, TENSOR_NORM, 1, (int[]){ C });
+    if (ends && !c->tied)
+        manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", head, TENSOR_HEAD, 2, (int[]){ V, C });
     manifest_end_range(m);
 }
 

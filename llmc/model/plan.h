@@ -22,5 +22,4 @@ void model_initialize(Model *m, uint64_t seed);
  * parallel_gather_weights. */
 void model_initialize_tensor(Model *m, int tensor, uint64_t seed);
 void model_free(Model *m);
-void router_bias_name(const Config *c, int layer, int attention, char name[TENSOR_NAME]);    /* of Model.bias, in files */
 #endif

@@ -8,15 +8,6 @@ static const double PI = 3.14159265358979323846;
 static int rotated(const Config *c) { return c->rotated ? c->rotated : c->head_size; }
 
 int rope_head(const Config *c) { return c->kv_rank ? c->rotated : c->head_size; }
-int rope_permutes(const Config *c) { return c->rope_pairs || rotated(c) < rope_head(c); }
-int rope_place(const Config *c, int head, int i) {
-    const int before = c->kv_rank ? head - c->rotated : 0, R = rotated(c), half = rope_head(c) / 2;
-    if (i < before) return i;
-    i -= before;
-    if (i >= R) return i - R < half - R/2 ? i - R/2 : i;        /* those that do not rotate fill what is left of both halves */
-    if (c->rope_pairs) return before + i % 2 * half + i / 2;
-    return before + (i < R/2 ? i : i - R/2 + half);
-}
 
 /* Llama 3.1: slow pairs are slowed down by `factor`, fast ones are left, those between are a mean of both. */
 static double llama3(const RopeScaling *s, double rate) {

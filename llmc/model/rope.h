@@ -9,9 +9,4 @@
  * D = R, and a_i is YaRN's factor only. */
 int  rope_head(const Config *c);        /* D */
 void rope_table(const Device *dev, OUT real *table, const Config *c, int T);
-
-/* The place in memory of dimension i of a head in files: pairs are (i, i + D/2) in memory, but where only R of a head rotate,
- * (i, i + R/2) in files, and in some families neighbours. Of latent attention these are the last of the `head` dimensions. */
-int rope_place(const Config *c, int head, int i);
-int rope_permutes(const Config *c);     /* is it another place for some i? */
 #endif

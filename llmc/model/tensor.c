@@ -9,25 +9,14 @@
 enum { ALIGN = 64,                      /* elements: tensors start on 128 bytes even as bf16, as bulk copies need */
        MOST_OF_RANGE = 64 };            /* tensors */
 
-/* "*x|*y" with layer 3: "model.layers.3.x|model.layers.3.y" */
-static void expand(char *to, size_t capacity, const char *from, int layer) {
-    size_t n = 0;
-    to[0] = 0;
-    for (; *from && n + 1 < capacity; from++) {
-        if (*from == '*') n += (size_t)snprintf(to + n, capacity - n, "model.layers.%d.", layer);
-        else { to[n++] = *from; to[n] = 0; }
-    }
-    if (*from || n >= capacity) fail(EXIT_USAGE, "tensor name too long: %s", to);
-}
-
-void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, TensorKind kind,
-                  int rank, const int *shape) {
+void manifest_add(Manifest *m, int layer, size_t field, const char *name, float init, TensorKind kind, int rank, const int *shape) {
     if (m->count == m->capacity) m->at = mem_grow(m->at, (size_t)(m->capacity = m->capacity ? 2 * m->capacity : 64) * sizeof *m->at);
     Tensor *t = &m->at[m->count++];
-    *t = (Tensor){ .rank = rank, .offset = m->total, .count = 1, .init = init, .kind = kind, .field = field, .summed = rank < 2,
-                   .layer = layer, .range = m->range_count };
-    expand(t->name, sizeof t->name, name, layer);
-    expand(t->pieces, sizeof t->pieces, pieces ? pieces : name, layer);
+    *t = (Tensor){ .rank = rank, .offset = m->total, .count = 1, .init = init, .kind = kind, .field = field, .layer = layer,
+                   .summed = kind == TENSOR_NORM || kind == TENSOR_BIAS || (kind == TENSOR_EMBEDDING && layer >= 0),
+                   .padding = kind == TENSOR_EMBEDDING || kind == TENSOR_HEAD ? m->padding : 0, .range = m->range_count };
+    if (layer < 0) snprintf(t->name, sizeof t->name, "%s", name);
+    else snprintf(t->name, sizeof t->name, "model.layers.%d.%s", layer, name);
     for (int i = 0; i < rank; i++) t->count *= (size_t)(t->shape[i] = shape[i]);
     m->learnable += t->count;
     m->total += (t->count + ALIGN - 1) / ALIGN * ALIGN;
@@ -86,37 +75,6 @@ void manifest_place_gradients(Manifest *m, const Device *dev) {
 }
 
 void *gradient_of(const Tensor *t, const void *gradients) { return (char *)gradients + t->gradient * t->element; }
-
-static int alternatives(const Tensor *t) {
-    int n = 1;
-    for (const char *c = t->pieces; *c; c++) n += *c == '|';
-    return n;
-}
-int manifest_piece_count(const Tensor *t) { return alternatives(t) * (strchr(t->pieces, '%') ? t->shape[0] : 1); }
-
-Piece manifest_piece(const Tensor *t, int i) {
-    const int per = alternatives(t), indexed = strchr(t->pieces, '%') != NULL, index = i / per;
-    const char *from = t->pieces;
-    const size_t files = t->count / (size_t)t->shape[0] * (size_t)(t->shape[0] - t->padding);
-    Piece p = { .rank = t->rank - indexed, .count = files / (size_t)manifest_piece_count(t),
-                .head = t->keys && i ? 0 : t->head, .transposed = t->transposed, .interleaved = t->interleaved };
-    for (int skip = i % per; skip; skip--) from = strchr(from, '|') + 1;
-    size_t n = 0;
-    for (; *from && *from != '|'; from++) {
-        if (*from == '%') n += (size_t)snprintf(p.name + n, sizeof p.name - n, "%d", index);
-        else p.name[n++] = *from;
-    }
-    p.name[n] = 0;
-    for (int d = 0; d < p.rank; d++) p.shape[d] = t->shape[d + indexed];
-    p.shape[0] = (p.shape[0] - t->padding) / per;
-    if (p.transposed) {
-        const int64_t rows = p.shape[p.rank - 2];
-        p.shape[p.rank - 2] = p.shape[p.rank - 1];
-        p.shape[p.rank - 1] = rows;
-    }
-    p.offset = t->offset + (size_t)i * p.count;
-    return p;
-}
 
 /* A shard stores its pieces one after the other, so that its piece of a range begins at offset / shards. */
 Segment manifest_part(const Manifest *m, int range, int shards, int shard) {

@@ -12,8 +12,7 @@
 typedef enum { TENSOR_EMBEDDING, TENSOR_HEAD, TENSOR_NORM, TENSOR_BIAS, TENSOR_ROUTER, TENSOR_ATTENTION, TENSOR_KEYS_VALUES,
                TENSOR_MLP, TENSOR_GATE_UP, TENSOR_KINDS } TensorKind;
 typedef struct {
-    char   name[TENSOR_NAME];           /* in logs, checks and, unless `pieces` says otherwise, in files */
-    char   pieces[2 * TENSOR_NAME];     /* names of the tensors it is in files; see manifest_piece. "" = name */
+    char   name[TENSOR_NAME];           /* in logs, checks, and files of optimizers; of models: llmc/files/pieces.h */
     int    shape[4], rank;
     size_t offset, count;               /* elements; one offset addresses weight, master copy and moments */
     Dtype  dtype;                       /* of its gradient; */
@@ -25,9 +24,6 @@ typedef struct {
     int    summed;                      /* 1: its gradient is added to, so it begins at zero and is kept in reals */
     int    range;                       /* its number among the manifest's ranges */
     int    padding;                     /* rows at its end that no file has */
-    int    head, keys;                  /* files have the rows of heads of this size in another order (rope.h), 0: they do not; keys:
-                                         * only those of the first half */
-    int    transposed, interleaved;     /* 1: files have each expert's matrix transposed; 1: and rows of gate and up alternate, gate first */
 } Tensor;
 
 /* What ranks exchange as a whole: the embedding, a block, what follows the last one. Backward completes their gradients in the
@@ -43,18 +39,16 @@ typedef struct {
     Tensor *at;
     int     count, capacity;
     Range  *ranges;
-    int     range_count, shards, by_matrix;
+    int     range_count, shards, by_matrix, padding;        /* padding: of every tensor of the vocabulary */
     size_t  total, learnable;           /* elements; total: with padding */
     size_t  gradient_bytes;             /* of all gradients, padded likewise */
 } Manifest;
-typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank, head, transposed, interleaved; size_t offset, count; } Piece;
 
 #define ONES  (-1.0f)
 #define ZEROS (0.0f)
 
-/* Appends a tensor. In `name` and `pieces` a leading "*" stands for "model.layers.<layer>.". */
-void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, TensorKind kind,
-                  int rank, const int *shape);
+/* Appends a tensor. Its name is "model.layers.<layer>.<name>", or `name` outside of layers. */
+void manifest_add(Manifest *m, int layer, size_t field, const char *name, float init, TensorKind kind, int rank, const int *shape);
 void manifest_end_range(Manifest *m);                       /* the tensors since the last call are one */
 int    tensor_rows(const Tensor *t);                        /* of one of its matrices (TensorKind) */
 size_t manifest_largest(const Manifest *m);                 /* elements of the largest range */
@@ -63,12 +57,6 @@ void manifest_place_gradients(Manifest *m, const Device *dev);
 void manifest_free(Manifest *m);
 
 void *gradient_of(const Tensor *t, const void *gradients);  /* its gradient in that arena */
-
-/* A tensor in memory may be several in a file. `pieces` lists their names with '|' between; a '%' stands for an index over the first
- * dimension, which then disappears from the shape. "k|v" of (2D,C) is k (D,C), v (D,C); "e%.a|e%.b" of (E,2F,C) is e0.a (F,C),
- * e0.b (F,C), e1.a ... Every piece is contiguous in memory, in this order. Its shape is the file's. */
-int   manifest_piece_count(const Tensor *t);
-Piece manifest_piece(const Tensor *t, int i);
 
 /* The optimizer's view: the part of a range, and of tensor i, that shard `shard` of `shards` (1: all) has. May be empty. */
 Segment manifest_part(const Manifest *m, int range, int shards, int shard);

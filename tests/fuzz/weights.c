@@ -6,6 +6,7 @@
 #include "llmc/model/plan.h"
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/files/hf.h"
+#include "llmc/files/pieces.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,17 +25,18 @@ void fuzz_start(void) {
     c.context = 4;
     model_plan_training(&m, device_find("cpu-f32"), &c, 1, 4, 0, 1, REAL, NULL);
     fuzz_allocate(&m);
+    size_t count;
+    const Piece *pieces = pieces_of(&m, &count);            /* kept until the end */
     for (int k = 0; k < TYPES; k++) {
         size_t at = 0;
         text_add(&header[k], "{");
-        for (int i = 0; i < m.manifest.count; i++)
-            for (int j = 0; j < manifest_piece_count(&m.manifest.at[i]); j++) {
-                const Piece p = manifest_piece(&m.manifest.at[i], j);
-                text_add(&header[k], "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", at ? "," : "", p.name, dtypes[k]);
-                for (int d = 0; d < p.rank; d++) text_add(&header[k], d ? ",%lld" : "%lld", (long long)p.shape[d]);
-                text_add(&header[k], "],\"data_offsets\":[%zu,%zu]}", at, at + p.count * sizes[k]);
-                at += p.count * sizes[k];
-            }
+        for (size_t i = 0; i < count; i++) {
+            const Piece *p = &pieces[i];
+            text_add(&header[k], "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", at ? "," : "", p->name, dtypes[k]);
+            for (int d = 0; d < p->rank; d++) text_add(&header[k], d ? ",%llu" : "%llu", (unsigned long long)p->shape[d]);
+            text_add(&header[k], "],\"data_offsets\":[%zu,%zu]}", at, at + p->count * sizes[k]);
+            at += p->count * sizes[k];
+        }
         text_add(&header[k], "}");
         data_bytes[k] = at;
     }

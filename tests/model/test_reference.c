@@ -3,12 +3,12 @@
 #include "tests/test.h"
 #include "llmc/files/export.h"
 #include "llmc/files/families.h"
+#include "llmc/files/pieces.h"
 #include "llmc/model/batch.h"
 #include "llmc/model/decode.h"
 #include "llmc/model/gradients.h"
 #include "llmc/model/pass.h"
 #include "llmc/model/plan.h"
-#include "llmc/model/rope.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,18 +40,18 @@ static int *read_ints(Safetensors *s, const char *name, size_t *count) {
 
 /* The gradient of a piece in the order of memory, where that is another than the file's. */
 static void turn(const Config *c, const Piece *p, double *g) {
-    const size_t row = p->count / (size_t)p->shape[0], D = (size_t)p->head;
+    const size_t row = p->count / p->shape[0], D = (size_t)p->head;
     double *was = mem_alloc(p->count * sizeof *was);
     memcpy(was, g, p->count * sizeof *was);
     if (p->transposed || p->interleaved) {                  /* experts, (E, columns, rows) or a bias (E, rows); rows: gate, up, gate, up, ... */
-        const size_t columns = p->transposed ? (size_t)p->shape[1] : 1, rows = (size_t)p->shape[p->rank - 1], half = rows / 2;
+        const size_t columns = p->transposed ? p->shape[1] : 1, rows = p->shape[p->rank - 1], half = rows / 2;
         for (size_t i = 0; i < p->count; i++) {
             const size_t r = i % rows, k = i / rows % columns, e = i / rows / columns, to = !p->interleaved ? r : r % 2 ? half + r / 2 : r / 2;
             g[(e * rows + to) * columns + k] = was[i];
         }
     }
     for (size_t i = 0; p->head && i < p->count; i++) {
-        const size_t r = i / row, to = r / D * D + (size_t)rope_place(c, (int)D, (int)(r % D));
+        const size_t r = i / row, to = r / D * D + (size_t)piece_place(c, (int)D, (int)(r % D));
         g[to * row + i % row] = was[i];
     }
     free(was);
@@ -61,21 +61,22 @@ static void turn(const Config *c, const Piece *p, double *g) {
 static void compare_gradients(const Model *m, Safetensors *expected, const char *family, double times, double bound) {
     double *all = mem_alloc(m->manifest.total * sizeof *all);
     model_gradients(m, all);
-    for (int i = 0; i < m->manifest.count; i++)
-        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++) {
-            const Piece p = manifest_piece(&m->manifest.at[i], j);
-            char name[160];
-            size_t n = 0;
-            snprintf(name, sizeof name, "grad.%s", p.name);
-            double *g = read_all(expected, name, &n);
-            check(n == p.count, "%s: %s has %zu elements", family, name, p.count);
-            if (g && n == p.count) turn(&m->config, &p, g);
-            for (size_t k = 0; g && k < n; k++) g[k] *= times;
-            if (g && n == p.count)
-                check_error(relative_error(all + p.offset, g, n), bound, "%s on %s: %s", family,
-                            m->dev->name, name);
-            free(g);
-        }
+    size_t count;
+    Piece *pieces = pieces_of(m, &count);
+    for (size_t k = 0; k < count; k++) {
+        const Piece *p = &pieces[k];
+        char name[160];
+        size_t n = 0;
+        snprintf(name, sizeof name, "grad.%s", p->name);
+        double *g = read_all(expected, name, &n);
+        check(n == p->count, "%s: %s has %zu elements", family, name, p->count);
+        if (g && n == p->count) turn(&m->config, p, g);
+        for (size_t i = 0; g && i < n; i++) g[i] *= times;
+        if (g && n == p->count)
+            check_error(relative_error(all + p->offset, g, n), bound, "%s on %s: %s", family, m->dev->name, name);
+        free(g);
+    }
+    free(pieces);
     free(all);
 }
 

@@ -6,6 +6,7 @@
 #include "processes.h"
 #include "tests/model/trainee.h"
 #include "llmc/files/checkpoint.h"
+#include "llmc/files/pieces.h"
 #include "llmc/model/batch.h"
 #include "llmc/model/parallel.h"
 #include "llmc/model/plan.h"
@@ -57,15 +58,18 @@ static void *packed(const char *folder, const Model *m, const Optimizer *o, int 
     char *all = NULL;
     *bytes = 0;
     if (!s) fail(EXIT_CHECKPOINT, "%s", e.text);
-    for (int i = 0; i < m->manifest.count; i++)
-        for (int j = 0; j < (kind < 0 ? manifest_piece_count(&m->manifest.at[i]) : optimizer_has(o, m, kind, i)); j++) {
-            const Piece p = manifest_piece(&m->manifest.at[i], j);
-            snprintf(name, sizeof name, "%s%s", kind < 0 ? p.name : m->manifest.at[i].name, kind < 0 ? "" : state_suffix[kind]);
-            const FileTensor *t = safetensors_find(s, name);
-            all = mem_grow(all, *bytes + (t ? t->bytes : 0));
-            if (!t || !safetensors_read(s, t, 0, all + *bytes, t->bytes, &e)) fail(EXIT_CHECKPOINT, "%s: %s", name, t ? e.text : "missing");
-            *bytes += t->bytes;
-        }
+    size_t count;
+    Piece *pieces = pieces_of(m, &count);
+    if (kind >= 0) count = (size_t)m->manifest.count;
+    for (size_t i = 0; i < count; i++) {
+        if (kind >= 0 && !optimizer_has(o, m, kind, (int)i)) continue;
+        snprintf(name, sizeof name, "%s%s", kind < 0 ? pieces[i].name : m->manifest.at[i].name, kind < 0 ? "" : state_suffix[kind]);
+        const FileTensor *t = safetensors_find(s, name);
+        all = mem_grow(all, *bytes + (t ? t->bytes : 0));
+        if (!t || !safetensors_read(s, t, 0, all + *bytes, t->bytes, &e)) fail(EXIT_CHECKPOINT, "%s: %s", name, t ? e.text : "missing");
+        *bytes += t->bytes;
+    }
+    free(pieces);
     safetensors_close(s);
     free(path);
     return all;
