@@ -13,7 +13,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOP = ("llmc/", "kernels/", "tests/", "docs/", "data/", "bench/", "scripts/", ".ci/")
-ENDINGS = (".c", ".h", ".cu", ".cuh", ".md", ".sh", ".py", ".js", ".svg", ".sbatch")
+ENDINGS = (".c", ".h", ".cu", ".cuh", ".md", ".mk", ".sh", ".py", ".js", ".svg", ".sbatch")
 # Files of a run, of other projects or made by commands of the text.
 MADE = re.compile(r"out|build|mine|tuned|OUT|FOLDER|NAME|texts|openwebtext|(train|val|test|input)\.txt|tokens\.cache|book|chats|check_export"
                   r"|mixture|data/(openwebtext|linux|enwik8|fineweb|tinyshakespeare)/|linux/|enwik8/|.*\.json[l]?$|input|libnccl|report\.html"
@@ -33,7 +33,7 @@ def sources():
 FILES = sources()
 FOLDERS = {p.as_posix() for f in FILES for p in pathlib.PurePosixPath(f).parents}
 BARE = {f.rsplit("/", 1)[-1] for f in FILES}
-MAKEFILE = read("Makefile")
+MAKEFILE = read("Makefile") + read("tests/tests.mk")
 TARGETS = set(" ".join(re.findall(r"^([a-z_ ]+):(?!=)", MAKEFILE, re.M)).split())
 VARIABLES = set(re.findall(r"\b([A-Z][A-Z_]+)\b", MAKEFILE))
 GROUPS = set(re.findall(r'\{ "([a-z]+)", test_', read("tests/main.c")))
@@ -45,7 +45,7 @@ OPTIONS |= {option for file, pattern in ALSO.items() for option in re.findall(pa
 FOREIGN = re.compile(r"\b(ssh|curl|sh -c|pip|gcc|nvcc|clang|srun|sbatch|mpirun|torchrun|tensorboard|od|mount|make|git|python3?|export|qemu\S*|sed|gunzip|tail|cat|apt\S*)\b")
 WORDS = set()
 for f in FILES:
-    if f.endswith((".c", ".h", ".cu", ".cuh", ".py", ".sh", ".js", ".html", ".txt")) or f == "Makefile":
+    if f.endswith((".c", ".h", ".cu", ".cuh", ".py", ".sh", ".js", ".html", ".txt", ".mk")) or f == "Makefile":
         WORDS |= set(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", read(f)))
 
 
