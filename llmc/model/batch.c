@@ -1,7 +1,6 @@
 /* batch.c: what goes into a model and what comes out of it: batches, micro-batches and their phase, results. */
 #include "batch.h"
 #include "gradients.h"
-#include "parallel.h"
 #include "routers.h"
 #include <stdlib.h>
 #include <string.h>

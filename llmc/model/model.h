@@ -6,6 +6,7 @@
 #define MODEL_H
 #include "arena.h"
 #include "config.h"
+#include "exchange.h"
 #include "tensor.h"
 
 /* ---- learnable tensors ------------------------------------------------------------------------------------
@@ -145,30 +146,6 @@ typedef struct {                        /* the results of a step, one block of d
     int  *load;                         /* (routers, E) slots per expert in the last micro-batch, of all ranks */
 } ResultBuffers;
 typedef struct { double *step_losses, *losses, *grad_sq_norms; int *load; } StepResults;    /* the same on the host */
-
-typedef struct Parallel Parallel;       /* parallel.h */
-/* Buffers for whole ranges, where a rank stores only a part of each (shards.c). */
-enum { RANGE_BUFFERS = 5 };
-typedef struct {
-    void *at[RANGE_BUFFERS];
-    int   held[RANGE_BUFFERS];          /* the range whose weights are in it, plus 1; 0: none */
-    int   moving[RANGE_BUFFERS];        /* 1: they are still arriving; of gradients: still being sent */
-    int   layers;                       /* how many of the buffers are for layers */
-} Ranges;
-typedef struct {                        /* what a model needs where other ranks train it, too */
-    const Parallel *parallel;           /* NULL: there are no others */
-    int   ranks;
-    int   shards;                       /* how many of them share one copy of what is sharded: all, or those of a node */
-    int   level;                        /* what is sharded, 0 to 3 (parallel.h) */
-    int   ordered;                      /* 1: the same bits on any number of ranks */
-    int   pending;                      /* gradient range awaiting its all-reduce, plus 1; 0: none */
-    int   crossing;                     /* gradient range whose sums have yet to go to the other nodes, plus 1; 0: none */
-    real *sums, *gathered;              /* if ordered: (manifest.total), below level 2; (ranks, GATHERED or total), there and with nodes */
-    real *stage;                        /* where peers write their gradients of a range: (largest range) */
-    Ranges weights, gradients;          /* from level 3 and 2 on */
-    int  *own_load;                     /* (routers, E) of this rank; the same memory as ResultBuffers.load if it is alone */
-} DataParallel;
-enum { GATHERED = 1 << 22 };            /* elements that each rank contributes to a piece of ordered sums */
 
 typedef enum { MODEL_TRAIN, MODEL_INFER } ModelMode;
 

@@ -10,8 +10,7 @@
  * rank that has a part of it computes the momentum of its part, all ranks gather the parts, each of these ranks orthogonalizes the whole
  * matrix, and updates its part of the weights. With few large matrices (a dense model) most are shared, and orthogonalized by several
  * ranks. */
-#include "optim.h"
-#include "parallel.h"
+#include "muon.h"
 #include <stdlib.h>
 
 /* ---- matrices ------------------------------------------------------------------------------------------------ */
@@ -53,10 +52,6 @@ static int at_once(const MatrixShape *s) {
     return most >= s->count ? s->count : most > ROUND ? most / ROUND * ROUND : most;
 }
 
-int muon_turn(const Optimizer *o, const Tensor *t, size_t begin) {
-    if (!muon_updates(o, t) || o->muon.options.period < 2 || t->rank < 3) return -1;
-    return (int)(begin / (t->count / (size_t)t->shape[0]) % (size_t)o->muon.options.period);
-}
 static int belongs_to(const Optimizer *o, const Manifest *m, const Matrix *x, const MatrixShape *s) {
     const Tensor *t = &m->at[x->tensor];
     return s->rows == tensor_rows(t) && s->columns == columns_of(t) && s->turn == muon_turn(o, t, x->begin - t->offset);

@@ -1,51 +1,9 @@
-/* optim.h: the optimizer's state and one step of it.
+/* optim.h: one step of the optimizer.
  *
- * AdamW updates all tensors; or Muon the matrices, and AdamW the rest. A table in optim.c says which kind of tensor
- * is updated by what, at which multiple of the rate, and with how much weight decay. Muon's tensors have no v. */
+ * AdamW updates all tensors; or Muon the matrices, and AdamW the rest (optim_state.h). */
 #ifndef OPTIM_H
 #define OPTIM_H
-#include "model.h"
-
-/* How Muon runs. Experts take turns: update u changes the matrices of expert e if (u - e) % period is 0, at `period` times their rate, so
- * all updates take equally long. Their momentum is computed in every update. What this saves and costs: docs/recipe.md. */
-typedef struct {
-    float momentum;           /* decay rate of the running mean of gradients; 0: AdamW updates all */
-    int   period;             /* 1 .. MUON_PERIODS; 0: 1 */
-} MuonOptions;
-enum { MUON_PERIODS = 8 };
-
-/* Muon's matrices of one shape and turn on this rank: `count` of MatrixOptimizer.matrices, from `first` on, and the first `whole` of them
- * are whole. Where the state is sharded, the others begin or end on another rank. turn: u % period of the updates that change them; -1: all
- * updates do. */
-typedef struct { int rows, columns, turn, first, count, whole; } MatrixShape;
-enum { MATRIX_SHAPES = 16 + 4 * MUON_PERIODS };
-
-typedef struct {
-    MuonOptions  options;
-    Muon        *settings;    /* of this update, on the device */
-    MatrixShape  shapes[MATRIX_SHAPES];
-    int          shape_count;
-    Segment     *matrices;    /* on the device: this rank's part of each, by shape, */
-    Segment     *parts;       /* and, of those that other ranks have parts of, by their place in `shared` */
-    int          part_count;
-    floatX      *shared;      /* (shards, part_elements) momentum of all ranks' parts */
-    size_t       part_elements;
-    MuonBuffers  buffers;
-} MatrixOptimizer;
-
-typedef struct {
-    void    *m, *v;           /* running means of the gradient, and, of AdamW's tensors, of its square; optimizer_count elements */
-    Dtype    moments;         /* what they are stored as */
-    real    *master;          /* the weights in `real`, where floatX is too coarse to take small updates; else NULL */
-    Segment *segments;        /* (tensors) on the device: this rank's share of each, empty of Muon's */
-    Segment *summed;          /* (tensors) whose summed gradients it has: this rank's shares, or whole tensors if ordered */
-    AdamW   *settings;        /* of this update, on the device */
-    MatrixOptimizer muon;
-    int      tensors;
-    int      kinds;           /* of state that it has: STATE_KINDS, or without the last, the master copy */
-    int      shards, shard;   /* how many ranks the state is sharded over (parallel.h), and which shard this is */
-    int      updates;         /* made so far: Adam's clock. A skipped step does not count */
-} Optimizer;
+#include "optim_state.h"
 
 /* Adds its buffers to m->arena, before model_allocate. master 0: no copy of the weights even where floatX is coarse;
  * then updates are rounded stochastically. */
@@ -54,30 +12,10 @@ void optimizer_start(Optimizer *o, Model *m);               /* after the weights
 /* One step: its settings (fix1 and fix2 are set here), then the update of the weights. Updates of the same turn are the same work, so
  * that each turn can be recorded (replay.h). */
 void optimizer_set(Optimizer *o, Model *m, AdamW a);
-int  optimizer_turn(const Optimizer *o);                    /* of the update that was set: updates % period, below MUON_PERIODS */
 void optimizer_update(Optimizer *o, Model *m);
 
 /* From StepResults.grad_sq_norms: the gradient's global norm, and the last tensor whose gradient is not finite (-1: none). A
  * fault spreads from its origin towards the embedding, so the last is the nearest to the origin. A step with a bad gradient
  * changed nothing: `updates` is decremented. */
 double optimizer_norm(Optimizer *o, const double *grad_sq_norms, int *bad_tensor);
-
-/* The state, of kind 0 (m), 1 (v) or 2 (master, NULL where there is none). */
-enum { STATE_KINDS = 3, STATE_V = 1 };
-extern const char *const state_suffix[STATE_KINDS];         /* of the names in files */
-int         optimizer_has(const Optimizer *o, const Model *m, int kind, int i);     /* does tensor i have that kind? */
-void       *optimizer_part(const Optimizer *o, int kind);   /* this rank's shard, */
-size_t      optimizer_count(const Optimizer *o, const Model *m, int kind);          /* its elements, */
-Segment     optimizer_segment(const Optimizer *o, const Model *m, int i);           /* and its part of tensor i in the model; */
-Segment     optimizer_stored(const Model *m, Segment s);    /* such a part in this rank's memory */
-size_t      optimizer_place(Segment own, int kind);         /* where this rank's shard has the state of such a part, in elements */
-Dtype       optimizer_type(const Optimizer *o, int kind);
-size_t      optimizer_element(const Optimizer *o, const Model *m, int kind);    /* bytes */
-
-/* muon.c: the part of it that Muon updates. Called by the functions above. */
-int  muon_updates(const Optimizer *o, const Tensor *t);
-int  muon_turn(const Optimizer *o, const Tensor *t, size_t begin);    /* MatrixShape.turn of the matrix that begins there, in elements of t */
-void muon_plan(Optimizer *o, Model *m);
-void muon_start(Optimizer *o, const Model *m);
-void muon_update(Optimizer *o, const Model *m);
 #endif

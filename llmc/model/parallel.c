@@ -1,6 +1,7 @@
 /* parallel.c: see parallel.h. */
 #include "parallel.h"
 #include "routers.h"
+#include "shards.h"
 #include <stdlib.h>
 
 static Comm *connect_watched(const Parallel *p, const Device *dev, Group *group) {
@@ -67,21 +68,8 @@ void parallel_wait_loads(Model *m) {
     if (c && m->routers) c->wait_all(c);
 }
 
-/* A piece at a time, as large as m->dp.gathered has room for. */
-void parallel_add_in_order(Model *m, real *sums, const real *x, size_t n) {
-    const size_t Re = m->dev->real_size, ranks = (size_t)m->dp.ranks;
-    Comm *c = comm_of(m);
-    if (!c) m->dev->accumulate(sums, x, n);
-    for (size_t from = 0; from < n && c; from += GATHERED) {
-        const size_t some = n - from < GATHERED ? n - from : GATHERED;
-        c->all_gather(c, m->dp.gathered, (const char *)x + from * Re, some * Re);
-        c->wait_all(c);
-        for (size_t r = 0; r < ranks && sums; r++)
-            m->dev->accumulate(real_at(m, sums, from), real_at(m, m->dp.gathered, r * some), some);
-    }
-}
 static void add_all_in_order(Model *m) {
-    parallel_add_in_order(m, m->dp.sums, m->grads, m->manifest.total);
+    sum_in_order(m, m->dp.sums, m->grads, m->manifest.total);
     if (m->batch.phase & PHASE_LAST) m->dev->copy(m->grads, m->dp.sums, m->manifest.total * m->dev->real_size);
 }
 

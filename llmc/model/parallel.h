@@ -38,25 +38,7 @@
  * All ranks call these functions in the same order. Those of a model do nothing if it has no other ranks. */
 #ifndef PARALLEL_H
 #define PARALLEL_H
-#include "kernels/comm.h"
 #include "model.h"
-#include "llmc/ranks/group.h"
-
-enum { MOST_SHARDED = 3 };
-struct Parallel {
-    int    rank, ranks;
-    int    level;                       /* what is sharded: 1 the optimizer's state, 2 gradients, too, 3 weights, too; 0 nothing */
-    int    shards;                      /* over how many consecutive ranks, which divide `ranks`; 0: over all */
-    int    by_matrix;                   /* 1: pieces end between the matrices of experts (tensor.h), for Muon */
-    int    ordered;                     /* 1: the same bits on any number of ranks */
-    int    one_process;                 /* 1: one process drives all ranks that shard, which may then reach each other's memory */
-    Group *group;                       /* this rank's host among the others, */
-    Comm  *comm;                        /* and its device: NULL while only planning, and for a rank that is alone */
-    Comm  *node, *across;               /* the ranks that shard with it: comm if these are all; and those that have the same pieces, or NULL */
-    Group *parts[2];                    /* of the last two, if these are not all */
-};
-static inline int parallel_shards(const Parallel *p) { return p->level && p->shards ? p->shards : p->ranks; }
-static inline int parallel_shard(const Parallel *p) { return p->rank % parallel_shards(p); }
 
 /* The calling thread opens the which-th of its devices and becomes the local-th rank of its process; or the program ends.
  * ranks is set before. Disconnecting waits for the others. */
@@ -100,16 +82,4 @@ void parallel_keep_weights(Model *m, int range);
 
 /* The weights of a whole range, on the device until the next call; all ranks call it. */
 const void *parallel_whole_weights(const Model *m, int range);
-
-/* shards.c: the part of it that levels 2 and 3 need. Called by the functions above, and, with the plan of memory, by plan.c. */
-void shards_forget(Model *m);
-void shards_wait(Model *m, int range, int way);
-void shards_keep(Model *m, int range);
-void shards_open(Model *m, int range);
-void shards_send(Model *m, int range);
-void shards_cross(Model *m, int sent);          /* after a range was sent within the node: the one sent before goes to the other nodes */
-void shards_finish(Model *m);                   /* after range 0 of the last micro-batch: the last one, too; all have arrived */
-/* sums += x of all ranks, rank by rank. sums NULL: not here, but all ranks call it.   x (n) */
-void parallel_add_in_order(Model *m, real *sums, const real *x, size_t n);
-const real *shards_gather_gradients(Model *m, int range);
 #endif

@@ -3,8 +3,8 @@
  * Weights: the range in use and the next two in the direction of the pass; the second next is gathered into the buffer of the range that
  * was just used. Gradients: the range that is computed, and the one computed before it, which is being sent to its owners. The
  * embedding, and the head unless it is the embedding, use one buffer of their own at different times. */
+#include "shards.h"
 #include "gradients.h"
-#include "parallel.h"
 #include "ranges.h"
 
 static Comm *comm_of(const Model *m) { return m->dp.parallel->node; }
@@ -74,11 +74,24 @@ static real *own_sums(const Model *m, int range) {
     const size_t at = m->dp.level < 2 ? r->offset + (size_t)comm_of(m)->rank * own_count(m, range) : r->offset / (size_t)comm_of(m)->size;
     return real_at(m, m->grads, at);
 }
+/* A piece at a time, as large as m->dp.gathered has room for. */
+void sum_in_order(Model *m, real *sums, const real *x, size_t n) {
+    const size_t Re = m->dev->real_size, ranks = (size_t)m->dp.ranks;
+    Comm *c = m->dp.parallel->comm;
+    if (!c) m->dev->accumulate(sums, x, n);
+    for (size_t from = 0; from < n && c; from += GATHERED) {
+        const size_t some = n - from < GATHERED ? n - from : GATHERED;
+        c->all_gather(c, m->dp.gathered, (const char *)x + from * Re, some * Re);
+        c->wait_all(c);
+        for (size_t r = 0; r < ranks && sums; r++)
+            m->dev->accumulate(real_at(m, sums, from), real_at(m, m->dp.gathered, r * some), some);
+    }
+}
 static void add_in_order(Model *m, int range) {
     const size_t n = own_count(m, range);
     real *whole = range_memory(m, &m->dp.gradients, range);
     for (int i = 0; i < comm_of(m)->size; i++)
-        parallel_add_in_order(m, i == comm_of(m)->rank ? own_sums(m, range) : NULL, real_at(m, whole, (size_t)i * n), n);
+        sum_in_order(m, i == comm_of(m)->rank ? own_sums(m, range) : NULL, real_at(m, whole, (size_t)i * n), n);
 }
 /* A range's sums are those of the node when the next range has been sent, which took the device long enough: then it need not wait. */
 void shards_cross(Model *m, int sent) {

@@ -7,7 +7,7 @@
 #include "kernels/kernels.h"
 
 #define TENSOR_NAME 112
-/* What a tensor is to the optimizer (optim.c). ATTENTION, MLP: matrices, (rows, columns) or, of experts, (E, rows, columns).
+/* What a tensor is to the optimizer (optim_state.c). ATTENTION, MLP: matrices, (rows, columns) or, of experts, (E, rows, columns).
  * KEYS_VALUES and GATE_UP are two matrices above each other, (.., 2 rows, columns). */
 typedef enum { TENSOR_EMBEDDING, TENSOR_HEAD, TENSOR_NORM, TENSOR_BIAS, TENSOR_ROUTER, TENSOR_ATTENTION, TENSOR_KEYS_VALUES,
                TENSOR_MLP, TENSOR_GATE_UP, TENSOR_KINDS } TensorKind;

@@ -1,0 +1,45 @@
+/* exchange.h: what a model has where other ranks train it, too (parallel.h). */
+#ifndef EXCHANGE_H
+#define EXCHANGE_H
+#include "kernels/comm.h"
+#include "llmc/ranks/group.h"
+
+enum { MOST_SHARDED = 3 };
+typedef struct {
+    int    rank, ranks;
+    int    level;                       /* what is sharded: 1 the optimizer's state, 2 gradients, too, 3 weights, too; 0 nothing */
+    int    shards;                      /* over how many consecutive ranks, which divide `ranks`; 0: over all */
+    int    by_matrix;                   /* 1: pieces end between the matrices of experts (tensor.h), for Muon */
+    int    ordered;                     /* 1: the same bits on any number of ranks */
+    int    one_process;                 /* 1: one process drives all ranks that shard, which may then reach each other's memory */
+    Group *group;                       /* this rank's host among the others, */
+    Comm  *comm;                        /* and its device: NULL while only planning, and for a rank that is alone */
+    Comm  *node, *across;               /* the ranks that shard with it: comm if these are all; and those that have the same pieces, or NULL */
+    Group *parts[2];                    /* of the last two, if these are not all */
+} Parallel;
+static inline int parallel_shards(const Parallel *p) { return p->level && p->shards ? p->shards : p->ranks; }
+static inline int parallel_shard(const Parallel *p) { return p->rank % parallel_shards(p); }
+
+/* Buffers for whole ranges, where a rank stores only a part of each (shards.c). */
+enum { RANGE_BUFFERS = 5 };
+typedef struct {
+    void *at[RANGE_BUFFERS];
+    int   held[RANGE_BUFFERS];          /* the range whose weights are in it, plus 1; 0: none */
+    int   moving[RANGE_BUFFERS];        /* 1: they are still arriving; of gradients: still being sent */
+    int   layers;                       /* how many of the buffers are for layers */
+} Ranges;
+typedef struct {                        /* what a model needs where other ranks train it, too */
+    const Parallel *parallel;           /* NULL: there are no others */
+    int   ranks;
+    int   shards;                       /* how many of them share one copy of what is sharded: all, or those of a node */
+    int   level;                        /* what is sharded, 0 to 3 (parallel.h) */
+    int   ordered;                      /* 1: the same bits on any number of ranks */
+    int   pending;                      /* gradient range awaiting its all-reduce, plus 1; 0: none */
+    int   crossing;                     /* gradient range whose sums have yet to go to the other nodes, plus 1; 0: none */
+    real *sums, *gathered;              /* if ordered: (manifest.total), below level 2; (ranks, GATHERED or total), there and with nodes */
+    real *stage;                        /* where peers write their gradients of a range: (largest range) */
+    Ranges weights, gradients;          /* from level 3 and 2 on */
+    int  *own_load;                     /* (routers, E) of this rank; the same memory as ResultBuffers.load if it is alone */
+} DataParallel;
+enum { GATHERED = 1 << 22 };            /* elements that each rank contributes to a piece of ordered sums */
+#endif

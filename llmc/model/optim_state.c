@@ -1,0 +1,94 @@
+/* optim_state.c: see optim_state.h. */
+#include "optim_state.h"
+
+/* ---- Muon or AdamW ---------------------------------------------------------------------------------------
+ * Muon's argument is about matrices between two spaces of features: its update has the same size in every direction of both. The
+ * rows of the embedding and of the head are tokens: most have no gradient in a step, and orthogonal rows would be no virtue. Jordan
+ * and Moonlight (arXiv 2502.16982) leave both to AdamW, and everything with one dimension. Rows of a router are experts, whose
+ * gradients differ by how often they were chosen; equal updates in all directions would lift the noise of rare ones to the size of
+ * the others. Practice differs: Marin's mixtures train routers with Adam, GLM-4.5 (arXiv 2508.06471) with Muon.
+ *
+ * AdamW has one rate for all. With Muon the rates were chosen by short runs (docs/recipe.md): what speeds up the formation of
+ * attention's patterns pays most, and a dense MLP bears less than experts, each of which sees few of the tokens. */
+static const struct { int muon; float decay, rate, experts; } rules[TENSOR_KINDS] = {
+    /*                  Muon  decay   rate in a run with Muon, of a tensor of experts */
+    [TENSOR_EMBEDDING]   = { 0, 0,    1,  1 },
+    [TENSOR_HEAD]        = { 0, 1,    1,  1 },
+    [TENSOR_NORM]        = { 0, 0,    4,  4 },
+    [TENSOR_BIAS]        = { 0, 0,    1,  1 },
+    [TENSOR_ROUTER]      = { 0, 1, .25f,  .25f },
+    [TENSOR_ATTENTION]   = { 1, 1,    2,  2 },
+    [TENSOR_KEYS_VALUES] = { 1, 1,    2,  2 },
+    [TENSOR_MLP]         = { 1, 1,  .5f,  1 },
+    [TENSOR_GATE_UP]     = { 1, 1,  .5f,  1 },
+};
+int muon_updates(const Optimizer *o, const Tensor *t) { return o->muon.options.momentum > 0 && rules[t->kind].muon; }
+int muon_turn(const Optimizer *o, const Tensor *t, size_t begin) {
+    if (!muon_updates(o, t) || o->muon.options.period < 2 || t->rank < 3) return -1;
+    return (int)(begin / (t->count / (size_t)t->shape[0]) % (size_t)o->muon.options.period);
+}
+int optimizer_turn(const Optimizer *o) {
+    const MuonOptions *a = &o->muon.options;
+    return a->momentum > 0 && a->period > 1 ? o->updates % a->period : 0;
+}
+
+/* ---- the layout of v ---------------------------------------------------------------------------------------
+ * m and the master copy are laid out like the weights; where they are sharded, a rank's pieces follow each other. So is v in ranges
+ * without a tensor of Muon's: the embedding, the head. In the other ranges v has AdamW's tensors only, one after the other: a few vectors,
+ * whole on every rank, which uses its part of them. */
+
+static size_t padded(size_t n) { return (n + 63) / 64 * 64; }
+static int muon_in_range(const Optimizer *o, const Manifest *m, int range) {
+    for (int i = 0; i < m->count; i++) if (m->at[i].range == range && muon_updates(o, &m->at[i])) return 1;
+    return 0;
+}
+/* Elements of AdamW's tensors of a range; of those before tensor `end` only. */
+static size_t left_to_adamw(const Optimizer *o, const Manifest *m, int range, int end) {
+    size_t n = 0;
+    for (int i = 0; i < end; i++) if (m->at[i].range == range && !muon_updates(o, &m->at[i])) n += padded(m->at[i].count);
+    return n;
+}
+/* Elements of v before a range. */
+static size_t before_range(const Optimizer *o, const Manifest *m, int range, int shards) {
+    size_t n = 0;
+    for (int i = 0; i < range; i++)
+        n += muon_in_range(o, m, i) ? left_to_adamw(o, m, i, m->count) : m->ranges[i].count / (size_t)shards;
+    return n;
+}
+size_t optimizer_count(const Optimizer *o, const Model *m, int kind) {
+    return kind == STATE_V ? before_range(o, &m->manifest, m->manifest.range_count, o->shards)
+                           : m->manifest.total / (size_t)o->shards;
+}
+int optimizer_has(const Optimizer *o, const Model *m, int kind, int i) {
+    return kind < o->kinds && (kind != STATE_V || !muon_updates(o, &m->manifest.at[i]));
+}
+
+Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
+    const Tensor *t = &m->manifest.at[i];
+    Segment s = manifest_segment(&m->manifest, i, o->shards, o->shard);
+    s.decay = rules[t->kind].decay;
+    if (o->muon.options.momentum > 0) s.rate = t->rank > 2 ? rules[t->kind].experts : rules[t->kind].rate;
+    if (muon_turn(o, t, 0) >= 0) s.rate *= (float)o->muon.options.period;
+    const size_t v = before_range(o, &m->manifest, t->range, o->shards);
+    if (muon_in_range(o, &m->manifest, t->range))
+        s.without_v = s.offset - s.shift - (v + left_to_adamw(o, &m->manifest, t->range, i) + (s.offset - t->offset));
+    else s.without_v = m->manifest.ranges[t->range].offset / (size_t)o->shards - v;
+    return s;
+}
+
+/* Where gradients or weights are sharded, too, a rank's pieces of them follow each other like those of its state. */
+Segment optimizer_stored(const Model *m, Segment s) {
+    if (m->dp.level >= 2) s.gradient = s.offset - s.shift;
+    if (m->dp.level >= 3) s.offset -= s.shift, s.shift = 0;
+    return s;
+}
+
+/* ---- the state, for files ------------------------------------------------------------------------------- */
+
+const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".master" };
+void *optimizer_part(const Optimizer *o, int kind) { return kind == 0 ? o->m : kind == STATE_V ? o->v : o->master; }
+size_t optimizer_place(Segment own, int kind) { return own.offset - own.shift - (kind == STATE_V ? own.without_v : 0); }
+Dtype optimizer_type(const Optimizer *o, int kind) { return kind == STATE_KINDS - 1 ? REAL : o->moments; }
+size_t optimizer_element(const Optimizer *o, const Model *m, int kind) {
+    return dtype_size(m->dev, optimizer_type(o, kind));
+}
