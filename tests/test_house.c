@@ -365,6 +365,13 @@ static void figures_are_drawn(void) {
     }
     check(!system("python3 docs/figures/figures.py -check"), "house: docs/figures/*.svg are what docs/figures/figures.py makes");
 }
+static int lines_of(const char *path) {
+    FILE *f = fopen(path, "r");
+    int lines = 0;
+    for (int c; f && (c = getc(f)) != EOF; ) lines += c == '\n';
+    if (f) fclose(f);
+    return lines;
+}
 /* What documents name exists: files, headings, targets of make, options, groups of tests, functions. */
 static void documents_are_true(void) {
     if (system("command -v python3 > /dev/null && test -f README.md")) {
@@ -378,12 +385,25 @@ static void documents_are_true(void) {
     FILE *f = fopen(path, "w");
     if (f) { fputs(wrong, f); fclose(f); }
     check(f && system(command) == 256, "house: documents.py finds faults");
-    f = fopen(said, "r");
-    int lines = 0;
-    for (int c; f && (c = getc(f)) != EOF; ) lines += c == '\n';
-    if (f) fclose(f);
+    const int lines = lines_of(said);
     check(lines == 9 + 1, "house: and a fault in each of nine lines, %d", lines - 1);
     free(path), free(said), free(command);
+}
+
+/* The limits of tests/size.sh hold, and README.md has its table. In a synthetic tree that is just within the limits, a
+ * line more in each file, two of them too long, a file without a row and a row that README.md lacks are nine faults. */
+static void sizes_hold(void) {
+    check(!system("sh tests/size.sh -c"), "house: sizes are within their limits, and those of README.md (sh tests/size.sh)");
+    char *root = scratch_path("sizes"), *said = scratch_path("sizes.txt"), *faults = text_format("sh tests/size.sh -c %s > %s", root, said);
+    char *within = text_format("mkdir -p %s/llmc/model %s/kernels/cuda %s/tests && cd %s && n() { yes x | head -n $1 > $2; } && n 680 smoe.c && "
+        "n 150 llmc/model/moe.c && n 2850 llmc/model/pass.c && n 150 Makefile && n 36500 kernels/cuda/x.cu && "
+        "printf '<!-- size -->\n<!-- /size -->\n' > README.md && cd - > /dev/null && sh tests/size.sh -w %s", root, root, root, root, root);
+    char *beyond = text_format("cd %s && for f in smoe.c llmc/model/moe.c Makefile; do printf '%%0130dfp8_\n' 0 >> $f; done && "
+                               "yes x | head -n 60 > tests/t.c && : > other.c", root);
+    check(!system(within) && !system(faults), "house: a synthetic tree just within the limits has no fault");
+    check(!system(beyond) && system(faults) == 256, "house: beyond them it has");
+    check(lines_of(said) == 9, "house: all of them, %d", lines_of(said));
+    free(root), free(said), free(faults), free(within), free(beyond);
 }
 
 /* The example of math.md, section 8, is what cpu-f64 computes: its lines are written here from the results and looked for there. */
@@ -453,6 +473,7 @@ void test_house(void) {
     PART(finds_faults());
     PART(figures_are_drawn());
     PART(documents_are_true());
+    PART(sizes_hold());
     PART(example_is_computed());
     PART(tree_is_in_order());
 }

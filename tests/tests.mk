@@ -168,8 +168,6 @@ platforms: train_moe infer_moe
 #: make mutate        breaks one line at a time and expects the tests to fail (three minutes on two cores)
 mutate: run_tests
 	@if command -v python3 > /dev/null; then python3 tests/mutate.py -j $(JOBS); else echo "skip mutate: no python3"; fi
-#: make size          lines per folder
+#: make size          lines by purpose: what a learner reads, speed, families, product, tests
 size:
-	@git ls-files | grep -E '(\.(c|h|cu|cuh|md|py|sh|mk)|Makefile)$$' | xargs wc -l | awk '$$2 != "total" { d = $$2; \
-	if (!sub("/[^/]*$$", "", d)) d = "."; n[d] += $$1; all += $$1 } \
-	END { for (d in n) printf "%6d lines  %s\n", n[d], d; printf "%6d lines  in all\n", all }' | sort -k3
+	@sh tests/size.sh
