@@ -18,7 +18,7 @@
  *        G key/value heads, Q query heads per key/value head, D head size.
  *
  * A slot is a (token, choice) pair: slot s = n*K + k. Rows are slots in the order of experts: expert e has rows
- * [start[e], start[e+1]), in the order of slots. Where routing is rounded (Rounding), a token has one slot for each expert that
+ * [start[e], start[e+1]), in the order of slots. Where routing is rounded (route_round), a token has one slot for each expert that
  * keeps it, and S is an upper bound: buffers have S rows, of which start[E] are used.
  *
  * Error bounds are relative to the same operation in f64 on the same inputs, and hold for f32 (eps = 2^-24) and for bf16
@@ -97,13 +97,7 @@ typedef struct { int count, chosen, by_best; } Groups;
 enum { MOST_GROUPS = 32 };
 
 /* Products process rows in tiles, and an expert's last tile is seldom full. In training, routing can be rounded so that it is: an
- * expert chosen by f tokens, lo <= f <= hi the neighbouring multiples of the tile, keeps this many: */
-typedef enum {
-    ROUND_OFF,                          /* f */
-    ROUND_NEAREST,                      /* the nearer of lo and hi; lo in the middle */
-    ROUND_STOCHASTIC,                   /* hi with probability (f - lo) / tile: f on average */
-    ROUND_UP, ROUND_DOWN                /* hi; lo */
-} Rounding;
+ * expert chosen by f tokens keeps the multiple of the tile nearest to f, of two the lower. */
 enum { ROW_TILE = 128 };                /* rows of a tile in the products of a GPU */
 
 /* Which key/value head a query head uses. */
@@ -363,15 +357,14 @@ struct Device {
 
     /* ---- route_round: a plan whose experts have whole tiles ---------------------------------------------------------
      * choice (N,K) is router_forward's. Every expert ranks all tokens: those that chose it before those that did not; then by
-     * score, logit - lse (sigmoids: logit) as a float without its last bit; then the lower token. It keeps the first ones, as
-     * many as the rule says; if hi > N, those that chose it. A token's slots are the experts that keep it, in ascending order,
-     * possibly none.
+     * score, logit - lse (sigmoids: logit) as a float without its last bit; then the lower token. It keeps the first ones: f
+     * rounded to the nearest multiple of the tile; if f rounded up is more than N, those that chose it. A token's slots are
+     * the experts that keep it, in ascending order, possibly none.
      * Fills plan, with first; expert (S); weight (S) as in router_forward, over the experts that keep the token; load (E):
-     * choices per expert. key: of this batch, in device memory; site: a different number for each router.
+     * choices per expert.
      * Source: Guo et al. 2025, SonicMoE, arXiv 2512.14080.   error: weight 8 eps_f32, the rest exact */
     void (*route_round)(OUT Plan *plan, OUT int *load, OUT int *expert, OUT real *weight, const int *choice,
-                        const floatX *logits, const real *lse, Scores scores, Rounding rule, int tile,
-                        const uint64_t *key, int site);
+                        const floatX *logits, const real *lse, Scores scores, int tile);
 
     /* ---- router_losses: loss[0] = balance, loss[1] = z -------------------------------------------------------------
      * balance = E/K * sum_e f_e P_e, f_e = load[e]/tokens, P_e = mean over N of p_e; 1.0 is perfect balance. p is the

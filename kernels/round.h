@@ -1,24 +1,14 @@
-/* round.h: what rounding of routing decides, the same on every device: how many rows an expert keeps (Rounding in kernels.h), and
+/* round.h: what rounding of routing decides, the same on every device: how many rows an expert keeps, and
  * in which order it ranks tokens. */
 #ifndef KERNELS_ROUND_H
 #define KERNELS_ROUND_H
 #include "kernels.h"
 #include "random.h"
 
-ON_BOTH static inline int round_down(int count, int tile) { return count / tile * tile; }
-ON_BOTH static inline int round_up(int count, int tile)   { return round_down(count + tile - 1, tile); }
-ON_BOTH static inline int round_near(int count, int tile) { return round_down(count + (tile - 1) / 2, tile); }
-
-/* Rows of expert e, which `count` of N tokens chose. If whole tiles would need more than N tokens: count. */
-ON_BOTH static inline int rounded(Rounding rule, int count, int N, int tile, uint64_t key, int e) {
-    if (round_up(count, tile) > N) return count;
-    switch (rule) {
-    case ROUND_NEAREST:    return round_near(count, tile);
-    case ROUND_STOCHASTIC: return round_down(count + (int)(random_uniform(key, (uint64_t)e) * tile), tile);
-    case ROUND_UP:         return round_up(count, tile);
-    case ROUND_DOWN:       return round_down(count, tile);
-    default:               return count;
-    }
+/* Rows of an expert that `count` of N tokens chose: of two multiples equally near the lower. If whole tiles would need more than N
+ * tokens: count. */
+ON_BOTH static inline int rounded(int count, int N, int tile) {
+    return (count + tile - 1) / tile * tile > N ? count : (count + (tile - 1) / 2) / tile * tile;
 }
 
 /* Unsigned integers in the order of the floats. */

@@ -882,10 +882,11 @@ last=$(tail -2 overfit/main.log | sed -n 's/s:300 trl:\([0-9.]*\).*/\1/p')
 ok "-a 1 overfits one batch: loss $last" awk "BEGIN { exit !($last < 0.05) }"
 expect 0 'routes\|round robin' $train $data $model -b 4 -t 32 -x 5 -m 1 -s 0 -rf 1 -o forced
 ok "-rf 1: every expert gets the same number of tokens" [ "$(grep -c 'max:1.00 dead:0' forced/main.log)" = 5 ]
-expect 0 'tile waste [1-9].* 0.0 % as rounded' $train $data $model -b 16 -t 32 -x 8 -v 4 -m 1 -s 0 -n 4 -nk 3 -rt stochastic -o rounded
+expect 0 'tile waste [1-9].* 0.0 % as rounded' $train $data $model -b 16 -t 32 -x 8 -v 4 -m 1 -s 0 -n 4 -nk 3 -rt nearest -o rounded
 cp -r rounded rounded2 && rm -rf rounded2/state/step-00000008
 resume 0 'step    8/8' rounded2
-same_run rounded rounded2 "stochastically rounded routing, resumed"
+same_run rounded rounded2 "rounded routing, resumed"
+for rule in stochastic up down; do expect 2 "rt $rule was removed: -rt nearest" $train $data $model -rt $rule -o new; done
 expect 0 'step    8/8' $train $data -e m1:c128h4e4k2f128 -b 4 -t 32 -x 8 -v 4 -m 1 -s 0 -n 4 -nk 3 -pe fp8-all -o eight
 for copy in eight2 eight3; do cp -r eight $copy && rm -rf $copy/state/step-00000008; done
 resume 0 'step    8/8' eight2

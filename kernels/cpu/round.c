@@ -17,9 +17,8 @@ static uint64_t nth_largest(const uint64_t *x, int n, int r) {
 }
 
 static void route_round(Plan *plan, int *load, int *expert, real *weight, const int *choice, const floatX *logits,
-                        const real *lse, Scores scores, Rounding rule, int tile, const uint64_t *key, int site) {
+                        const real *lse, Scores scores, int tile) {
     const int N = plan->N, E = plan->E, K = plan->K;
-    const uint64_t draws = random_key(*key, (uint64_t)site);
     uint64_t *rank = scratch((size_t)N * sizeof *rank);
     int row = 0, *first = plan->first;
     memset(load, 0, (size_t)E * sizeof *load);
@@ -32,7 +31,7 @@ static void route_round(Plan *plan, int *load, int *expert, real *weight, const 
             for (int k = 0; k < K; k++) chose |= choice[(size_t)n*K + k] == e;
             rank[n] = rank_of(chose, (float)(scores >= SIGMOID_TOPK ? x : x - lse[n]), n);
         }
-        const uint64_t limit = nth_largest(rank, N, rounded(rule, load[e], N, tile, draws, e));
+        const uint64_t limit = nth_largest(rank, N, rounded(load[e], N, tile));
         plan->start[e] = row;
         for (int n = 0; n < N; n++) if (rank[n] >= limit) { plan->token_of_row[row++] = n; first[n + 1]++; }
     }

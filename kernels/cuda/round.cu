@@ -88,14 +88,13 @@ __device__ static uint64_t nth_largest(const Tokens &t, int r, AlternatingSum su
 // kept (E,words): a bit for each token; before (E,words): the number of bits in the words before; slots (words): the number of
 // bits of all experts. Reads the keys once. The time is that of some twenty rounds, each with one comparison per token.
 static __global__ void __launch_bounds__(THREADS) choose_kernel(unsigned *kept, int *before, int *rows, int *slots,
-        const unsigned *key, const int *count, Rounding rule, int tile, const uint64_t *batch_key, int site, int N, int words) {
+        const unsigned *key, const int *count, int tile, int N, int words) {
     __shared__ int of_warp[2][32];
     const int e = blockIdx.x, thread = threadIdx.x;
     Tokens t = { key + (size_t)e * N, N };
     #pragma unroll
     for (int i = 0; i < NEAR; i++) t.near[i] = i * THREADS + thread < N ? t.key[i * THREADS + thread] : 0;
-    const int r = rounded(rule, count[e], N, tile, random_key(*batch_key, (uint64_t)site), e);
-    const uint64_t limit = nth_largest(t, r, { of_warp, 0 });
+    const uint64_t limit = nth_largest(t, rounded(count[e], N, tile), { of_warp, 0 });
 
     each_token(t, [&](unsigned k, int n) {
         const unsigned word = __ballot_sync(ALL, n < N && rank_at(k, n) >= limit);
@@ -176,7 +175,7 @@ static __global__ void fill_kernel(Plan plan, int *load, int *expert, real *weig
 }
 
 static void route_round(Plan *plan, int *load, int *expert, real *weight, const int *choice, const floatX *logits,
-        const real *lse, Scores scores, Rounding rule, int tile, const uint64_t *key, int site) {
+        const real *lse, Scores scores, int tile) {
     const size_t N = plan->N, E = plan->E, words = divide_up(N, 32);
     int *const count = (int *)workspace((2 * E + words + 2 * E * words + E * N) * sizeof(int));
     int *const slots = count + E, *const rows = slots + words, *const before = rows + E;
@@ -184,8 +183,7 @@ static void route_round(Plan *plan, int *load, int *expert, real *weight, const 
     CUDA_CHECK(cudaMemsetAsync(count, 0, (E + words) * sizeof(int), context()->stream));
     LAUNCH(rank_kernel, dim3((unsigned)words, (unsigned)divide_up(E, EXPERTS)), dim3(32, 8), 0, keys, count, choice, logits, lse,
            scores, plan->N, plan->E, plan->K);
-    LAUNCH(choose_kernel, (unsigned)E, THREADS, 0, kept, before, rows, slots, keys, count, rule, tile, key, site, plan->N,
-           (int)words);
+    LAUNCH(choose_kernel, (unsigned)E, THREADS, 0, kept, before, rows, slots, keys, count, tile, plan->N, (int)words);
     LAUNCH(fill_kernel, (unsigned)(words ? divide_up(words, WARPS) : 1), dim3(32, WARPS), E * sizeof(int), *plan, load, expert,
            weight, logits, lse, scores, kept, before, count, rows, slots, (int)words);
 }

@@ -12,7 +12,6 @@ typedef const char *const Names[MOST_NAMES];                /* in the order of t
 static Names scores_names     = { "topk-softmax", "softmax-topk", "softmax-renorm", "sigmoid", "sigmoid-each" };
 static Names activation_names = { "silu", "gelu_pytorch_tanh", "relu2", [CLAMPED] = "silu" };    /* Hugging Face's; clamped: by family, not by name */
 static Names activation_short = { "swiglu", "gelu", "relu2" };                  /* of the option */
-static Names rounding_names   = { "off", "nearest", "stochastic", "up", "down" };
 
 static int by_name(Names names, const char *name) {
     for (int i = 0; names[i]; i++) if (!strcmp(name, names[i])) return i;
@@ -20,9 +19,7 @@ static int by_name(Names names, const char *name) {
 }
 const char *scores_name(int s)     { return scores_names[s]; }
 const char *activation_name(int a) { return activation_names[a]; }
-const char *rounding_name(int r)   { return rounding_names[r]; }
 int scores_by_name(const char *name)   { return by_name(scores_names, name); }
-int rounding_by_name(const char *name) { return by_name(rounding_names, name); }
 int activation_by_name(const char *name) {
     const int a = by_name(activation_short, name);
     return a < 0 ? by_name(activation_names, name) : a;

@@ -45,7 +45,7 @@ typedef struct {
     int scores, activation;         /* enums Scores and Activation */
     int output_bias;                /* 1: a bias (C) on the output of every mixture, as JetMoE has */
     int tied;                       /* 1: the head is the embedding */
-    int rounding, tile;             /* enum Rounding of the MLP's routing while it is trained, and to multiples of what */
+    int rounding, tile;             /* 1: the MLP's routing is rounded while it is trained (route_round); to multiples of what */
     int fp8;                        /* Fp8Passes whose products of the MLP's experts are in 8 bits while it is trained (fp8_fits in kernels.h) */
     double rope_theta, norm_eps, final_eps, init_std;
 
@@ -106,10 +106,8 @@ const char *family_name(Family f);                                  /* "jetmoe",
 const char *family_architecture(Family f);                          /* "JetMoeForCausalLM", ... */
 const char *scores_name(int s);
 const char *activation_name(int a);
-const char *rounding_name(int r);
 int         scores_by_name(const char *name);                       /* -1 if unknown */
 int         activation_by_name(const char *name);
-int         rounding_by_name(const char *name);
 
 int config_value_size(const Config *c);             /* of a head */
 double rope_mscale(double factor, double by);       /* by how much YaRN makes scores of a context that is `factor` times as long larger */

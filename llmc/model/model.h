@@ -58,7 +58,6 @@ typedef struct {
     int    *expert;                     /* (S)  one buffer, and so are expert and chosen */
     Plan    plan;
     int    *first;                      /* (N+1) plan.first where routing is rounded; NULL: it never is */
-    int     site;                       /* where it draws random numbers: Dropout.site */
     int    *own_load, *load;            /* (E)  into DataParallel.own_load, ResultBuffers.load */
     real   *losses;                     /* (2)  balance and z, into ResultBuffers.losses */
     real   *bias;                       /* (E)  added to the scores for choosing, into Model.bias; NULL: none */

@@ -428,7 +428,6 @@ static void bind_route(Model *m, Route *r, int router, int E, int K, int always,
     r->plan.E = always + E;
     r->plan.K = always + K;
     if (!r->chosen) r->chosen = r->expert, r->chosen_weight = r->weight;
-    r->site = 2 * m->config.layers + 1 + router;           /* dropout has the sites before */
     r->own_load = m->dp.own_load + at;
     r->load = m->dp.ordered ? r->own_load : m->results.load + at;
     r->losses = real_at(m, m->results.losses, (size_t)router * 2);

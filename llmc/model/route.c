@@ -21,7 +21,7 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *bias,
     r->plan.first = rounds ? r->first : NULL;
     if (rounds) {
         dev->route_round(&r->plan, r->own_load, r->chosen, r->chosen_weight, choice, r->logits, r->lse, scores,
-                         (Rounding)m->config.rounding, m->config.tile, m->batch.key, r->site);
+                         m->config.tile);
         if (extends) dev->route_extend(r->expert, r->weight, r->chosen, r->chosen_weight, r->scale, r->plan.S, 0, 1);
         return;
     }

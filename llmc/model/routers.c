@@ -31,13 +31,12 @@ const char *router_name(const Model *m, int router, char text[48]) {
     return text;
 }
 
-/* Upper bound on slots: rounding adds at most tile-1 (UP) or (tile-1)/2 (NEAREST) rows an expert. An expert never has more than N. */
+/* Upper bound on slots: rounding adds at most half a tile to an expert, which never has more than N. */
 int64_t mlp_slots(const Config *c, int N, int rounds) {
     const int64_t chosen = (int64_t)N * c->topk, all = (int64_t)N * c->experts, E = c->experts;
     if (!rounds || !c->rounding || E == 1) return chosen;
-    const int64_t more = c->rounding == ROUND_DOWN ? 0
-                       : c->rounding == ROUND_NEAREST ? E * ((c->tile - 1) / 2) : E * (c->tile - 1);
-    return chosen + more < all ? chosen + more : all;
+    const int64_t most = chosen + E * ((c->tile - 1) / 2);
+    return most < all ? most : all;
 }
 
 RouterStats router_stats(const Model *m, const int *load, const double *losses) {

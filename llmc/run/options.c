@@ -6,21 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Options that earlier versions had: old command lines, files of settings and checkpoints still name them. */
-static const struct { const char *letter, *name, *instead; } removed[] = {
-    { "tb", "tensorboard", "scripts/tensorboard.py makes event files from the log of a run" },
-};
-int option_removed(const char *option, int in_use) {
-    static int warned;
-    const size_t n = strcspn(option, "=");
-    for (size_t i = 0; i < sizeof removed / sizeof *removed; i++) {
-        if (strcmp(option, removed[i].letter) && (strncmp(option, removed[i].name, n) || removed[i].name[n])) continue;
-        if (in_use && !warned++) warn("-%s (--%s) was removed and is ignored: %s", removed[i].letter, removed[i].name, removed[i].instead);
-        return 1;
-    }
-    return 0;
-}
-
 static int chosen(const char *choices, const char *text) {
     const size_t n = strcspn(text, "|");
     for (const char *c = text[n] ? NULL : choices; c; c = strchr(c, '|') ? strchr(c, '|') + 1 : NULL)
@@ -28,11 +13,37 @@ static int chosen(const char *choices, const char *text) {
     return 0;
 }
 
+/* What earlier versions had: old command lines, files of settings and checkpoints still name it. values NULL: a whole option. */
+static const struct { const char *letter, *name, *values, *instead; } removed[] = {
+    { "tb", "tensorboard", NULL, "scripts/tensorboard.py makes event files from the log of a run" },
+    { "rt", "rounding", "stochastic|up|down", "-rt nearest costs no loss; -rt off rounds nothing. The last version with it is c776785" },
+};
+enum { REMOVED = sizeof removed / sizeof *removed };
+
+int option_removed(const char *option, int in_use) {
+    static int warned;
+    const size_t n = strcspn(option, "=");
+    for (int i = 0; i < REMOVED; i++) {
+        const int is_name = !strncmp(option, removed[i].name, n) && !removed[i].name[n];
+        if (removed[i].values || (strcmp(option, removed[i].letter) && !is_name)) continue;
+        if (in_use && !warned++) warn("-%s (--%s) was removed and is ignored: %s", removed[i].letter, removed[i].name, removed[i].instead);
+        return 1;
+    }
+    return 0;
+}
+const char *option_value_removed(const Option *o, const char *value) {
+    for (int i = 0; i < REMOVED; i++)
+        if (!strcmp(o->name, removed[i].name) && chosen(removed[i].values, value)) return removed[i].instead;
+    return NULL;
+}
+
 /* Checks and stores a value. text: as the user or a file wrote it; v: its number, if is_number. NaN fails every range. */
 static int accept(const Option *o, void *settings, const char *text, int is_number, int is_whole, double v, Error *e) {
     void *field = (char *)settings + o->field;
     const int whole = o->kind != OPTION_FLOAT;
     if (o->kind == OPTION_TEXT) {
+        const char *instead = option_value_removed(o, text);
+        if (instead) return error_set(e, "-%s %s was removed: %s", o->letter, text, instead);
         if (o->choices && !chosen(o->choices, text))
             return error_set(e, "-%s %.200s: expected one of %s (--%s: %s)", o->letter, text, o->choices, o->name, o->help);
         *(const char **)field = text;

@@ -44,6 +44,8 @@ void options_default(Options o, const char *letter, const char *value);
 /* 1: an earlier version had this option (a letter or a name), and what a run learns did not depend on it. It is ignored, with a
  * warning if it was in use. */
 int  option_removed(const char *option, int in_use);
+/* Had an earlier version this value of the option? What to do instead, or NULL. */
+const char *option_value_removed(const Option *option, const char *value);
 
 /* Sets an option from JSON: type, range and choices are checked. A text is not copied. */
 int  option_read(const Option *option, void *settings, const JsonValue *value, Error *e);

@@ -295,7 +295,7 @@ void run_choose_model(Run *r) {
         if (is_model || r->from) warn("sequences of %d tokens, but the model was trained for %d", s->seq, c->context);
         c->context = s->seq;
     }
-    c->rounding = rounding_by_name(s->rounding);
+    c->rounding = !strcmp(s->rounding, "nearest");
     c->fp8 = !strcmp(s->precision, "fp8") ? FP8_WHERE_FASTER : !strcmp(s->precision, "fp8-all") ? FP8_ALL : 0;
     check_precision(r);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt %s: the MLP of this model has no experts", s->rounding);

@@ -85,8 +85,8 @@ static const Option options[] = {
       "balance by a selection bias that moves by this much per step (try 0.03 with -rl relative and -ra 0)" },
     { "routing",   "rl", "bias-law",         OPTION_TEXT,  AT(bias_law),      "sign",                0,    0,     "sign|relative",
       "-rb moves the bias by its rate whatever the load, or in proportion to the load's distance from the mean" },
-    { "routing",   "rt", "rounding",         OPTION_TEXT,  AT(rounding),      "off",                 0,    0,     "off|nearest|stochastic|up|down",
-      "in training, round every MLP expert's rows to a multiple of 128" },
+    { "routing",   "rt", "rounding",         OPTION_TEXT,  AT(rounding),      "off",                 0,    0,     "off|nearest",
+      "in training, round every MLP expert's rows to the nearest multiple of 128" },
     { "routing",   "rf", "force-balance",    OPTION_INT,   AT(forced),        "0",                   0,    1,     NULL,
       "benchmark only: 1 forces round-robin routing" },
     { "reports",   "v",  "val-every",        OPTION_LONG,  AT(val_every),     "200",                 1,    1e12,  NULL,        "steps between validations" },
@@ -217,7 +217,8 @@ int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
         if (i == kept && option_removed(v->key, json_int(v, 1) != 0)) continue;
         if (i == kept) return error_set(e, "no option is called \"%.100s\"; is the run of a newer program?", v->key);
         Settings one = all;
-        if (!option_read(&options[i], &one, v, e)) return 0;
+        const int read = option_read(&options[i], &one, v, e);
+        if (!read && !(s->given[i] && option_value_removed(&options[i], json_string(v, "")))) return 0;
         if (!s->given[i] && is_restored(v->key)) all = one;
     }
     for (int i = 0; i < kept; i++) {                        /* copies of the texts: they outlive the JSON */

@@ -88,14 +88,17 @@ static void settings(void) {
         { "{\"lr\": -1}", "lr" }, { "{\"lr\": \"1e-3\"}", "lr" }, { "{\"seed\": 1e300}", "seed" }, { "{\"bbtch\": 2}", "bbtch" },
         { "{\"resume\": 7}", "resume" }, { "{\"port\": 80}", "port" },                  /* where a run runs is not kept */
     };
-    static char *none[] = { "train_moe", "-b", "3", NULL };
+    static char *none[] = { "train_moe", "-b", "3", NULL }, *nearest[] = { "train_moe", "-rt", "nearest", NULL };
     Settings s, before;
     Error e;
     settings_parse(&s, 3, none);
     check(restores(&s, "{\"batch\": 7, \"seq\": 9, \"lr\": 0.00123456789, \"total\": 600, \"train\": \"x y\", \"out\": \"elsewhere\"}", &e)
           && s.batch == 3 && s.seq == 9 && s.total == 600 && s.lr == 0.00123456789f && !strcmp(s.train, "x y") && !strcmp(s.out, "out"),
           "settings are restored, but not those that the user gives, nor the folder: %s", e.text);
+    check(!restores(&s, "{\"rounding\": \"up\"}", &e) && strstr(e.text, "was removed"), "a value that is gone is refused: %s", e.text);
     check(restores(&s, "{\"tensorboard\": 0}", &e) && restores(&s, "{\"tensorboard\": 1}", &e), "an option that is gone is ignored: %s", e.text);
+    settings_parse(&before, 3, nearest);
+    check(restores(&before, "{\"rounding\": \"up\"}", &e) && !strcmp(before.rounding, "nearest"), "unless another is given: %s", e.text);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         before = s;
         const int read = restores(&s, wrong[i].text, &e);

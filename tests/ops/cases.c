@@ -553,15 +553,13 @@ static void run_route_round(const Device *d, const Case *c, void *const *b) {
     plan.first = b[4];
     for (int i = 1; i < 8; i++)
         if (i != 4 && i != 5) d->zero(b[i], c->buffer[i].n * (i == 7 ? d->real_size : sizeof(int)));
-    d->route_round(&plan, b[5], b[6], b[7], b[8], b[9], b[10], c->scores, c->rule, c->tile, b[11], c->site);
+    d->route_round(&plan, b[5], b[6], b[7], b[8], b[9], b[10], c->scores, c->tile);
 }
-static Case *route_round(const Shape *s, Scores scores, Rounding rule) {
-    static const char *const rules[] = { "off", "nearest", "stochastic", "up", "down" };
+static Case *route_round(const Shape *s, Scores scores) {
     const int N = s->B * s->T, tile = N < 200 ? 4 : ROW_TILE;
-    Case *c = BEGIN(route_round, s, 0, "%s %s %s N=%d E=%d K=%d tile=%d", rules[rule], scores_name[scores], s->name, N, s->E, s->K,
-                    tile);
+    Case *c = BEGIN(route_round, s, 0, "%s %s N=%d E=%d K=%d tile=%d", scores_name[scores], s->name, N, s->E, s->K, tile);
     double *expert = chosen(s);
-    c->plan = 0, c->scores = scores, c->rule = rule, c->tile = tile, c->site = 7;
+    c->plan = 0, c->scores = scores, c->tile = tile;
     c->S += s->E * (tile - 1);
     out(c, INTEGER, "start", (size_t)s->E + 1, 0, 0);
     out(c, INTEGER, "slot_of_row", (size_t)c->S, 0, 0);
@@ -573,8 +571,6 @@ static Case *route_round(const Shape *s, Scores scores, Rounding rule) {
     out(c, REAL, "weight", (size_t)c->S, 0, 8);
     add(c, INPUT, INTEGER, "choice", times(N, s->K), expert);
     lse_of(c, logits_of(c, 1.5));
-    c->key = key_of(c, "key");
-    bytes(c, "key", &c->key, sizeof c->key);
     return c;
 }
 CALL(router_bias, b[0], b[1], c->rate, c->relative, c->s.E)
@@ -1358,8 +1354,7 @@ static void each_of_routing(const Visit *v) {
         V(v, route_extend_backward(s, always));
     }
     V(v, route_plan(s));
-    for (Rounding rule = ROUND_NEAREST; rule <= (v->all ? ROUND_DOWN : ROUND_NEAREST); rule++)
-        for (Scores scores = TOPK_SOFTMAX; scores <= last; scores++) V(v, route_round(s, scores, rule));
+    for (Scores scores = TOPK_SOFTMAX; scores <= last; scores++) V(v, route_round(s, scores));
     for (int relative = 0; relative < 2; relative++) V(v, router_bias(s, relative));
 }
 static void each_of_experts(const Visit *v) {

@@ -71,7 +71,7 @@ struct Case {
     AdamW adamw;  Muon muon;  int updates;  Dtype moments, gradients;
     Segment segment[MOST_SEGMENTS];
     Sampler sampler;
-    Rounding rule;  int tile;
+    int tile;
 };
 
 /* Calls visit with every case of a shape, and frees it. all 1: every variant, to be checked; 0: those that a model uses, to be

@@ -128,8 +128,8 @@ OPERATION(route_plan, (Plan *plan, int *load, const int *expert), (plan, load, e
     "S=%d E=%d", plan->N * plan->K, plan->E)
 OPERATION(route_round,
     (Plan *plan, int *load, int *expert, real *weight, const int *choice, const floatX *logits, const real *lse,
-     Scores scores, Rounding rule, int tile, const uint64_t *key, int site),
-    (plan, load, expert, weight, choice, logits, lse, scores, rule, tile, key, site), 0,
+     Scores scores, int tile),
+    (plan, load, expert, weight, choice, logits, lse, scores, tile), 0,
     plan->N * (plan->E * unit.fx + unit.re + 4) + slots(plan) * (5 * 4 + unit.re), "S=%d E=%d", plan->N * plan->K, plan->E)
 OPERATION(router_bias, (real *bias, const int *load, float rate, int relative, int E), (bias, load, rate, relative, E), 0,
     E * (4 + 2 * unit.re),

@@ -22,6 +22,5 @@ void check_rounded_update(const Device *dev);                   /* AdamW and Muo
 void check_sharded_update(const Device *dev);
 void check_singular_values(const Device *dev);                  /* of what orthogonalize makes */
 void check_rounded_routing(const Device *dev, int try);
-void check_stochastic_routing(const Device *dev);
 void check_unused_rows(const Device *dev);
 #endif

@@ -228,12 +228,10 @@ static int chose(const Case *c, double **v, int n, int e) {
 }
 static void naive_route_round(const Case *c, double **v) {
     const int E = c->s.E, N = c->N, T = c->tile;
-    const uint64_t draws = splitmix64(splitmix64(c->key + ((uint64_t)c->site + 1) * 0x9E3779B97F4A7C15u)
-                                      + 0x6D6F66 * 0x9E3779B97F4A7C15u);
     int *rank = mem_alloc(((size_t)N + 1) * sizeof *rank), row = 0, slot = 0;
     char *kept = mem_alloc((size_t)N * (size_t)E + 1);
     for (int e = 0; e < E; e++) {
-        int f = 0, rows;
+        int f = 0;
         for (int n = 0; n < N; n++) f += chose(c, v, n, e);
         const int lo = f / T * T, hi = (f + T - 1) / T * T;
         for (int n = 0; n < N; n++) {
@@ -245,14 +243,7 @@ static void naive_route_round(const Case *c, double **v) {
                 rank[n] += its > mine || (its == mine && (a > b || (a == b && i < n)));
             }
         }
-        const double u = (double)(splitmix64(draws + ((uint64_t)e + 1) * 0x9E3779B97F4A7C15u) >> 11) / 9007199254740992.0;
-        switch (c->rule) {
-        case ROUND_NEAREST:    rows = hi - f < f - lo ? hi : lo; break;
-        case ROUND_STOCHASTIC: rows = f > lo && floor(u * T) >= hi - f ? hi : lo; break;
-        case ROUND_UP:         rows = hi; break;
-        default:               rows = lo;
-        }
-        if (hi > N) rows = f;
+        const int rows = hi > N ? f : hi - f < f - lo ? hi : lo;
         v[0][e] = row;
         v[5][e] = f;
         for (int n = 0; n < N; n++) if (rank[n] < rows) { v[2][row++] = n; kept[n*E + e] = 1; }

@@ -197,11 +197,9 @@ typedef struct {
     const Device *dev;
     int     N, E, K, S, tile;
     Scores  scores;
-    Rounding rule;
     double *x;                          /* (N,E) logits, as the device has rounded them */
     floatX *logits;
     real   *weight, *lse;
-    uint64_t *key;
     int    *on_device[ARRAYS], *host[ARRAYS];   /* host: after routed_read */
     size_t  size[ARRAYS];
 } Routed;
@@ -211,7 +209,7 @@ static Plan plan_of(const Routed *r) {
                    .slot_of_row = r->on_device[SLOT_OF_ROW], .token_of_row = r->on_device[TOKEN_OF_ROW],
                    .row_of_slot = r->on_device[ROW_OF_SLOT] };
 }
-/* Sizes, scores and rule are set before. x (N,E): logits; the Routed owns them from now on. */
+/* Sizes and scores are set before. x (N,E): logits; the Routed owns them from now on. */
 static void routed_open(Routed *r, const Device *dev, double *x) {
     const size_t N = (size_t)r->N, E = (size_t)r->E, S = (size_t)r->S, size[] = { E + 1, S, S, S, N + 1, E, S, N * (size_t)r->K };
     r->dev = dev;
@@ -220,16 +218,14 @@ static void routed_open(Routed *r, const Device *dev, double *x) {
     r->weight = dev->alloc((S + 1) * dev->real_size);
     r->lse = dev->alloc((N + 1) * dev->real_size);
     r->logits = dev->alloc((N * E + 1) * dev->floatX_size);
-    r->key = dev->alloc(2 * sizeof *r->key);
     dev->from_double(r->logits, x, N * E);
     dev->to_double(x, r->logits, N * E);
     dev->router_forward(r->on_device[CHOICE], r->weight, r->lse, r->logits, NULL, r->scores, (Groups){ 0 }, 0, r->N, r->E, r->K);
 }
-static void routed_round(Routed *r, const uint64_t key[2]) {
+static void routed_round(Routed *r) {
     Plan p = plan_of(r);
-    r->dev->upload(r->key, key, 2 * sizeof *key);
     r->dev->route_round(&p, r->on_device[LOAD], r->on_device[EXPERT], r->weight, r->on_device[CHOICE], r->logits, r->lse, r->scores,
-                        r->rule, r->tile, r->key, 3);
+                        r->tile);
 }
 static void routed_read(Routed *r, int array) {
     if (!r->host[array]) r->host[array] = mem_alloc(r->size[array] * sizeof(int));
@@ -237,16 +233,14 @@ static void routed_read(Routed *r, int array) {
 }
 static void routed_close(Routed *r) {
     for (int i = 0; i < ARRAYS; i++) r->dev->release(r->on_device[i]), free(r->host[i]);
-    r->dev->release(r->weight), r->dev->release(r->lse), r->dev->release(r->logits), r->dev->release(r->key);
+    r->dev->release(r->weight), r->dev->release(r->lse), r->dev->release(r->logits);
     free(r->x);
 }
 
-/* Does an expert that f tokens chose have as many rows as its rule allows? */
+/* Does an expert that f tokens chose have any but the nearest number of rows? */
 static int wrong_count(const Routed *r, int f, int rows) {
     const int whole = (f + r->tile - 1) / r->tile * r->tile <= r->N, off = abs(rows - f);   /* 0: more tokens than there are */
-    if (whole ? rows % r->tile != 0 : rows != f) return 1;
-    return off >= r->tile + !whole || (r->rule == ROUND_NEAREST && 2 * off > r->tile) || (r->rule == ROUND_UP && rows < f)
-        || (r->rule == ROUND_DOWN && rows > f);
+    return whole ? rows % r->tile != 0 || 2 * off > r->tile || (2 * off == r->tile && rows > f) : rows != f;
 }
 static float score_of(const Routed *r, int n, int e) {
     const double *x = r->x + n * r->E;
@@ -303,21 +297,19 @@ static int wrong_weights(const Routed *r) {
 void check_rounded_routing(const Device *dev, int try) {
     const int E = 1 + (int)(uniform() * 40), K = 1 + (int)(uniform() * (E < 9 ? E : 9)), tile = 1 << (int)(uniform() * 8);
     const int N = (int)(try % 2 ? uniform() * uniform() * 700 : tile * (1 + uniform()));
-    Routed r = { .N = N, .E = E, .K = K, .S = N*K + E*tile, .tile = tile, .rule = (Rounding)(ROUND_NEAREST + try / 2 % ROUND_DOWN),
-                 .scores = (Scores)(try / 2 / ROUND_DOWN % (SIGMOID_EACH + 1)) };
-    const Config c = { .experts = E, .topk = K, .tile = tile, .rounding = (int)r.rule };
+    Routed r = { .N = N, .E = E, .K = K, .S = N*K + E*tile, .tile = tile, .scores = (Scores)(try / 2 % (SIGMOID_EACH + 1)) };
+    const Config c = { .experts = E, .topk = K, .tile = tile, .rounding = 1 };
     const double skew = 4 * uniform();
-    const uint64_t key[2] = { (uint64_t)(uniform() * 1e15), 5 };
     double *x = mem_alloc((size_t)(N*E + 1) * sizeof *x);
     for (int i = 0; i < N*E; i++) x[i] = normal() - skew * (i * 7 % E) / E;
     routed_open(&r, dev, x);
-    routed_round(&r, key);
+    routed_round(&r);
     for (int i = 0; i < ARRAYS; i++) routed_read(&r, i);
     const int *start = r.host[START], *first = r.host[FIRST];
     int wrong = start[0] != 0 || first[0] != 0 || first[N] != start[E] || start[E] > mlp_slots(&c, N, 1);
     for (int e = 0; e < E && !wrong; e++)
         wrong = wrong_count(&r, r.host[LOAD][e], start[e + 1] - start[e]) || wrong_rows(&r, e);
-    check(!wrong, "%s route_round: rule %d keeps its promises, N=%d E=%d K=%d tile=%d skew=%.1f", dev->name, r.rule, N, E, K, tile, skew);
+    check(!wrong, "%s route_round: it keeps its promises, N=%d E=%d K=%d tile=%d skew=%.1f", dev->name, N, E, K, tile, skew);
     check(!wrong && !wrong_weights(&r), "%s route_round: weights of the slots that a token has, N=%d", dev->name, N);
     routed_close(&r);
 }
@@ -355,26 +347,4 @@ void check_unused_rows(const Device *dev) {
     }
     dev->release(on_device[0]), dev->release(on_device[1]), dev->release(tokens), dev->release(rows), dev->release(dweight);
     free(x), free(got);
-}
-
-/* Stochastic rounding keeps, on average, as many rows as tokens chose the expert: the mean of many draws, within five
- * deviations. */
-void check_stochastic_routing(const Device *dev) {
-    enum { N = 64, E = 4, TILE = 16, DRAWS = 400, THIS = E - 2 };
-    Routed r = { .N = N, .E = E, .K = 1, .S = N + E * TILE, .tile = TILE, .rule = ROUND_STOCHASTIC, .scores = TOPK_SOFTMAX };
-    double *x = mem_alloc(N * E * sizeof *x), rows = 0;
-    int f = 0;
-    for (int i = 0; i < N * E; i++) x[i] = i % E == i / E % 11 % E;     /* 21 tokens choose THIS, all with the same score */
-    routed_open(&r, dev, x);
-    routed_read(&r, CHOICE);
-    for (int n = 0; n < N; n++) f += r.host[CHOICE][n] == THIS;
-    for (uint64_t i = 0; i < DRAWS; i++) {
-        routed_round(&r, (uint64_t[]){ i, 0 });
-        routed_read(&r, START);
-        rows += (double)(r.host[START][THIS + 1] - r.host[START][THIS]) / DRAWS;
-    }
-    check(f % TILE != 0, "%d tokens are no whole tiles", f);
-    check_error(fabs(rows - f), 5 * TILE / 2 / sqrt(DRAWS), "%s route_round: stochastically %.2f rows on average for %d tokens",
-                dev->name, rows, f);
-    routed_close(&r);
 }
