@@ -240,7 +240,7 @@ int config_check(const Config *c, Error *e) {
     if (c->route_scale > 0 && c->experts == 1)
         return error_set(e, "a scale of the routed experts' weights (w) needs routed experts (e > 1)");
     if (c->qk_norm < 0 || c->qk_norm > 2) return error_set(e, "the norm of queries and keys (n) is 0, 1 or 2");
-    if (c->qk_norm > 1 && c->attention_experts > 1) return error_set(e, "a norm of all queries (n2) needs plain attention (a1)");
+    if (c->qk_norm == NORM_ALL && c->attention_experts > 1) return error_set(e, "a norm of all queries (n2) needs plain attention (a1)");
     if (c->zero_output < 0 || c->zero_output > 2) return error_set(e, "zero output matrices (z) are 0, 1 or 2");
     if (c->value_embeddings < 0 || (c->value_embeddings && c->universal))
         return error_set(e, "value embeddings (v) need blocks with weights of their own");
@@ -372,7 +372,7 @@ static int features(const Config *c) {
     if (mixture && c->shared_width)           f |= HAS_SHARED;
     if (c->shared_gate)                       f |= HAS_GATE;
     if (any_dense(c))                         f |= HAS_DENSE_LAYERS;
-    if (c->qk_norm)                           f |= c->qk_norm == 1 ? HAS_HEAD_NORM : HAS_WHOLE_NORM;
+    if (c->qk_norm)                           f |= c->qk_norm == NORM_EACH ? HAS_HEAD_NORM : HAS_WHOLE_NORM;
     if (c->attention_bias)                    f |= c->attention_bias == 1 ? HAS_QKV_BIAS : HAS_QKVO_BIAS;
     if (c->choice_bias)                       f |= HAS_CHOICE_BIAS;
     if (c->embed_scale > 0 || c->residual_scale > 0 || c->attention_scale > 0 || c->logit_divisor > 0) f |= HAS_SCALES;

@@ -14,6 +14,10 @@ typedef enum {
     FAMILY_GPT_OSS = 1 << 14, FAMILY_DEEPSEEK_V2 = 1 << 15, FAMILY_DEEPSEEK_V3 = 1 << 16, FAMILIES_END = 1 << 17
 } Family;
 
+/* An RMSNorm of queries and keys before rotation: of every head, with one weight (D) for each of the
+ * two; or of all heads of a token together (OLMoE). */
+typedef enum { NORM_NONE, NORM_EACH, NORM_ALL } HeadNorm;
+
 /* Passes of the experts that compute in 8 bits. FP8_WHERE_FASTER: all, if fp8.c knows that they are faster; else none. */
 typedef enum { FP8_FORWARD = 1, FP8_BACKWARD = 2, FP8_ALL = 3, FP8_WHERE_FASTER = 4 } Fp8Passes;
 
@@ -50,8 +54,7 @@ typedef struct {
     double rope_theta, norm_eps, final_eps, init_std;
 
     /* Ingredients of a recipe. All of them are off at 0. */
-    int qk_norm;                    /* 1: an RMSNorm of every query and key, with one weight (D) for each kind, before rotation; 2: one
-                                     * of all queries of a token, and one of its keys (OLMoE) */
+    int qk_norm;                    /* enum HeadNorm */
     int zero_output;                /* 1: matrices whose result is added to the residual stream begin as zeros; 2: an untied
                                      * head too */
     int value_embeddings;           /* n: in the last layer, and every n-th before it, an embedding of its own is added to

@@ -1,9 +1,11 @@
-/* fp8.c: experts in 8 bits: steps 3 and 4 of the mixture (moe.c), what they need, and which sizes are faster so. */
+/* fp8.c: experts in 8 bits: steps 3 to 6 of moe.c on codes instead of floats, for sizes that are
+ * faster that way. */
 #include "fp8.h"
 #include "sublayers.h"
 
-/* All sizes that were measured are, forward and backward (docs/numerics.md has the figures), and larger products gain more. So a size is,
- * if it is nowhere smaller than one of these, the smallest measured; rows: of one expert in a micro-batch. */
+/* Faster, forward and backward, are all sizes that were measured (docs/numerics.md), and larger
+ * products gain more. So a size is faster if it is nowhere smaller than one of these, the smallest
+ * measured; rows: of one expert in a micro-batch. */
 static const struct { int C, F, rows; } faster[] = {
     {  768, 256, 2560 },                    /* one H200 */
     { 1536, 256, 1536 },
@@ -19,12 +21,16 @@ int fp8_passes(const Config *c, int N) {
     return 0;
 }
 
-int in_8_bits(const Model *m, int l, int passes) { return m->fp8 && m->fp8_passes & passes && config_has_experts(&m->config, l); }
-const ExpertCodes *codes_of(const Model *m, int l) { return &m->codes[m->config.universal || m->codes_shared ? 0 : l]; }
+static int in_8_bits(const Model *m, int l, int passes) {
+    return m->fp8 && m->fp8_passes & passes && config_has_experts(&m->config, l);
+}
+static const ExpertCodes *codes_of(const Model *m, int l) {
+    return &m->codes[m->config.universal || m->codes_shared ? 0 : l];
+}
 
-/* The optimizer has changed the weights since the last step, so the first forward of a step encodes them. Where weights are sharded all
- * layers use one buffer for their codes, and encode them in every pass. */
-void moe_encode_weights(Model *m, int l, int backward) {
+/* The optimizer has changed the weights since the last step, so the first forward of a step encodes
+ * them. Where weights are sharded all layers use one buffer, and encode theirs in every pass. */
+void encode_experts(Model *m, int l, int backward) {
     const Config *c = &m->config;
     const int are_new = !backward && m->batch.phase & PHASE_FIRST && !(c->universal && l);
     if (!in_8_bits(m, l, backward || !m->codes_shared ? FP8_ALL : FP8_FORWARD) || !(are_new || m->codes_shared)) return;
@@ -33,36 +39,51 @@ void moe_encode_weights(Model *m, int l, int backward) {
     m->dev->fp8_weight(w->down, w->down_transposed, m->lp[l].down, c->experts, c->channels, c->width);
 }
 
-void up_in_8_bits(Model *m, int l, const floatX *x) {
+int encoded_up(Model *m, int l, const floatX *x) {
     const Device *dev = m->dev;
-    const int C = m->config.channels;
+    const int C = m->config.channels, F = m->config.width;
+    if (!in_8_bits(m, l, FP8_FORWARD)) return 0;
     dev->fp8_rows(m->s.x8, x, m->batch.N, C);
-    dev->fp8_up_forward(dev, m->acts[l].pre, m->s.act8, m->s.x8, codes_of(m, l)->up, &m->acts[l].mlp.plan, C, m->config.width);
+    dev->fp8_up_forward(dev, m->acts[l].pre, m->s.act8, m->s.x8, codes_of(m, l)->up, &m->acts[l].mlp.plan, C, F);
+    return 1;
+}
+int encoded_down(Model *m, int l) {
+    const Device *dev = m->dev;
+    const int C = m->config.channels, F = m->config.width;
+    if (!in_8_bits(m, l, FP8_FORWARD)) return 0;
+    dev->fp8_linear(dev, m->s.rows, m->s.act8, codes_of(m, l)->down, &m->acts[l].mlp.plan, F, C);
+    return 1;
 }
 
-/* The same steps as in moe_layer_backward. all: weight gradients are in 8 bits, too; a device that cannot do that needs dpre and act as
- * floatX for them. */
-void backward_in_8_bits(Model *m, int l, const floatX *dout, const floatX *x, Write how) {
+/* all: weight gradients, too; a device that cannot needs dpre and weighted act as floatX for it. */
+int encoded_backward(Model *m, int l, const floatX *dout, const floatX *x, Write how) {
     const Device *dev = m->dev;
     const LayerActs *a = &m->acts[l];
     const Plan *plan = &a->mlp.plan;
-    const ExpertCodes *w = codes_of(m, l);
     const LayerGrads *g = &m->lg[l];
     const Scratch *s = &m->s;
     const int N = m->batch.N, C = m->config.channels, F = m->config.width, all = dev->fp8_columns != NULL;
-    dev->fp8_rows(s->x8, dout, N, C);
-    dev->fp8_down_backward(dev, all ? NULL : s->dpre, s->dpre8, all ? NULL : s->act, all ? s->act8 : (Fp8){ 0 }, s->dweight, s->x8,
-                           w->down_transposed, a->pre, a->mlp.weight, plan, C, F);
+    const Fp8 none = { 0 }, dout8 = s->x8, x8 = s->x8;              /* one buffer: first of dout, then of x */
+    if (!in_8_bits(m, l, FP8_BACKWARD)) return 0;
+    const ExpertCodes *w = codes_of(m, l);
+
+    /* 6, 5, 4. */
+    dev->fp8_rows(dout8, dout, N, C);
+    dev->fp8_down_backward(dev, all ? NULL : s->dpre, s->dpre8, all ? NULL : s->act, all ? s->act8 : none, s->dweight,
+                           dout8, w->down_transposed, a->pre, a->mlp.weight, plan, C, F);
     if (all) {
-        dev->fp8_columns(s->columns_C, s->x8, plan, C, BY_TOKEN);
+        dev->fp8_columns(s->columns_C, dout8, plan, C, BY_TOKEN);
         dev->fp8_columns(s->columns_F, s->act8, plan, F, GROUPED);
         dev->fp8_backward_weight(dev, g->down, s->columns_C, s->columns_F, plan, F, C, how);
     } else dev->parallel_linear_backward_weight(g->down, dout, s->act, plan, F, C, GROUPED, BY_TOKEN, how);
+
+    /* 3. */
     dev->fp8_linear(dev, s->rows, s->dpre8, w->up_transposed, plan, 2*F, C);
     if (all) {
-        dev->fp8_rows(s->x8, x, N, C);
-        dev->fp8_columns(s->columns_C, s->x8, plan, C, BY_TOKEN);
+        dev->fp8_rows(x8, x, N, C);
+        dev->fp8_columns(s->columns_C, x8, plan, C, BY_TOKEN);
         dev->fp8_columns(s->columns_F, s->dpre8, plan, 2*F, GROUPED);
         dev->fp8_backward_weight(dev, g->up, s->columns_F, s->columns_C, plan, C, 2*F, how);
     } else dev->parallel_linear_backward_weight(g->up, s->dpre, x, plan, C, 2*F, BY_TOKEN, GROUPED, how);
+    return 1;
 }

@@ -1,92 +1,122 @@
-/* heads.c: norms and forms of heads: norms of each or of all, rotation, tables of values, values narrower than keys. */
+/* heads.c: forms of attention heads that only some models have: biases and values from a table, in
+ * step 3 of attention.c; norms, in step 4; a key without a value, in step 5. Each function does
+ * nothing where a layer has none of it. */
 #include "sublayers.h"
 
-HeadSizes head_sizes(const Model *m) {
-    const Config *c = &m->config;
-    const int mixture = c->attention_experts > 1;
-    return (HeadSizes){ m->batch.N, c->channels, c->kv_heads, c->query_heads, c->head_size, config_value_size(c), mixture,
-                    mixture ? HEADS_TILED : HEADS_GROUPED };
+/* ---- 3: what is added to new heads. q (N, Q*G*D)  kv (N, 2,G,D) ----------------------------- */
+
+/* Values of a token that do not depend on its context are a row of a table: value_embed (V, G*D).
+ * Source: Zhou et al. 2024, arXiv 2410.17897; the form is modded-nanogpt's. */
+void heads_add(Model *m, int l) {
+    const Device *dev = m->dev;
+    const LayerParams *p = &m->lp[l];
+    LayerActs *a = &m->acts[l];
+    const int N = m->batch.N, GD = m->config.kv_heads * m->config.head_size, QGD = m->config.query_heads * GD;
+    if (p->query_bias) dev->bias_forward(a->q, p->query_bias, N, QGD);
+    if (p->kv_bias) dev->bias_forward(a->kv, p->kv_bias, N, 2*GD);
+    if (p->value_embed) {
+        dev->embed_forward(m->s.values, m->batch.tokens, p->value_embed, N, GD);
+        dev->columns_add(a->kv, m->s.values, N, 2*GD, GD, GD);
+    }
+}
+void heads_add_backward(Model *m, int l) {
+    const Device *dev = m->dev;
+    const LayerParams *p = &m->lp[l];
+    const LayerGrads *g = &m->lg[l];
+    const int N = m->batch.N, GD = m->config.kv_heads * m->config.head_size, QGD = m->config.query_heads * GD;
+    floatX *const dvalues = m->s.values;
+    if (p->value_embed) {
+        dev->columns_take(dvalues, m->s.dkv, N, 2*GD, GD, GD);
+        dev->embed_backward(g->value_embed, dvalues, m->batch.tokens, N, m->config.vocab, GD);
+    }
+    if (p->query_bias) dev->bias_backward(g->query_bias, m->s.dq, N, QGD);
+    if (p->kv_bias) dev->bias_backward(g->kv_bias, m->s.dkv, N, 2*GD);
 }
 
-/* Queries, and the keys in the first half of kv. Backward is the same rotation the other way. */
-void rotate(Model *m, HeadSizes z, floatX *q, floatX *kv, int direction) {
-    m->dev->rope(q,  m->rope, m->batch.position, direction, z.N, z.Q*z.G*z.D, z.Q*z.G, z.D);
-    m->dev->rope(kv, m->rope, m->batch.position, direction, z.N, 2*z.G*z.D, z.G, z.D);
-}
-Norm head_norm(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
+/* ---- 4: norms and rotation ------------------------------------------------------------------ */
 
-/* The same where every head is normalized before: then the length of a query or key is a weight of the layer, the same for all
+static Norm norm_of(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
+
+/* All queries of a token are normed as one vector, and so are its keys. The form is OLMoE's, arXiv
+ * 2409.02060. Keys are half of the rows of kv, so they are taken out and put back. */
+static void norm_all(Model *m, int l) {
+    const Device *dev = m->dev;
+    const LayerParams *p = &m->lp[l];
+    LayerActs *a = &m->acts[l];
+    const int N = m->batch.N, GD = m->config.kv_heads * m->config.head_size, QGD = m->config.query_heads * GD;
+    floatX *const k = m->s.values;
+    dev->copy(a->q_before, a->q, (size_t)N * (size_t)QGD * dev->floatX_size);
+    dev->rmsnorm_forward(a->q, a->q_rstd, a->q_before, norm_of(m, p->query_norm), N, QGD);
+    dev->columns_take(a->k_before, a->kv, N, 2*GD, 0, GD);
+    dev->rmsnorm_forward(k, a->k_rstd, a->k_before, norm_of(m, p->key_norm), N, GD);
+    dev->columns_put(a->kv, k, N, 2*GD, 0, GD);
+}
+/* rmsnorm_backward adds, hence the zeros. Three buffers are free by now. */
+static void norm_all_backward(Model *m, int l) {
+    const Device *dev = m->dev;
+    const LayerParams *p = &m->lp[l];
+    const LayerGrads *g = &m->lg[l];
+    const LayerActs *a = &m->acts[l];
+    const int N = m->batch.N, GD = m->config.kv_heads * m->config.head_size, QGD = m->config.query_heads * GD;
+    const size_t bytes = (size_t)N * (size_t)GD * dev->floatX_size, all_bytes = (size_t)m->config.query_heads * bytes;
+    floatX *const dq_normed = m->s.act, *const dk_normed = m->s.values, *const dk = m->s.dmixed;
+    dev->copy(dq_normed, m->s.dq, all_bytes);
+    dev->zero(m->s.dq, all_bytes);
+    dev->rmsnorm_backward(m->s.dq, g->query_norm, dq_normed, a->q_before, norm_of(m, p->query_norm), a->q_rstd, N, QGD);
+    dev->columns_take(dk_normed, m->s.dkv, N, 2*GD, 0, GD);
+    dev->zero(dk, bytes);
+    dev->rmsnorm_backward(dk, g->key_norm, dk_normed, a->k_before, norm_of(m, p->key_norm), a->k_rstd, N, GD);
+    dev->columns_put(m->s.dkv, dk, N, 2*GD, 0, GD);
+}
+
+/* Queries, and keys, the first half of kv. Backward is the same rotation the other way. */
+static void rotate(Model *m, floatX *q, floatX *kv, int direction) {
+    const int N = m->batch.N, G = m->config.kv_heads, Q = m->config.query_heads, D = m->config.head_size;
+    m->dev->rope(q,  m->rope, m->batch.position, direction, N, Q*G*D, Q*G, D);
+    m->dev->rope(kv, m->rope, m->batch.position, direction, N, 2*G*D, G, D);
+}
+
+/* With a norm of every head the length of a query or key is a weight of the layer, the same for all
  * tokens. Source: Henry et al. 2020, arXiv 2010.04245; the form is Qwen3's. */
-void norm_rotate(Model *m, int l, HeadSizes z) {
-    const LayerParams *p = &m->lp[l];
+void heads_norm_rotate(Model *m, int l) {
     LayerActs *a = &m->acts[l];
-    const int GD = z.G * z.D;
-    m->dev->norm_rope_forward(a->q, a->q_before, m->rope, m->batch.position, head_norm(m, p->query_norm), z.N, z.Q*GD, z.Q*z.G, z.D);
-    m->dev->norm_rope_forward(a->kv, a->k_before, m->rope, m->batch.position, head_norm(m, p->key_norm), z.N, 2*GD, z.G, z.D);
+    const int N = m->batch.N, G = m->config.kv_heads, Q = m->config.query_heads, D = m->config.head_size;
+    const int *at = m->batch.position;
+    const Norm q_norm = norm_of(m, m->lp[l].query_norm), k_norm = norm_of(m, m->lp[l].key_norm);
+    switch (m->config.qk_norm) {
+    case NORM_NONE: rotate(m, a->q, a->kv, +1); break;
+    case NORM_ALL:  norm_all(m, l); rotate(m, a->q, a->kv, +1); break;
+    case NORM_EACH: m->dev->norm_rope_forward(a->q,  a->q_before, m->rope, at, q_norm, N, Q*G*D, Q*G, D);
+                    m->dev->norm_rope_forward(a->kv, a->k_before, m->rope, at, k_norm, N, 2*G*D, G, D);
+                    break;
+    }
 }
-void norm_rotate_backward(Model *m, int l, HeadSizes z) {
-    const LayerParams *p = &m->lp[l];
+void heads_norm_rotate_backward(Model *m, int l) {
     const LayerGrads *g = &m->lg[l];
     const LayerActs *a = &m->acts[l];
-    const int GD = z.G * z.D;
-    m->dev->norm_rope_backward(m->s.dq, g->query_norm, a->q_before, m->rope, m->batch.position, head_norm(m, p->query_norm),
-                               z.N, z.Q*GD, z.Q*z.G, z.D);
-    m->dev->norm_rope_backward(m->s.dkv, g->key_norm, a->k_before, m->rope, m->batch.position, head_norm(m, p->key_norm),
-                               z.N, 2*GD, z.G, z.D);
+    const int N = m->batch.N, G = m->config.kv_heads, Q = m->config.query_heads, D = m->config.head_size;
+    const int *at = m->batch.position;
+    const Norm q_norm = norm_of(m, m->lp[l].query_norm), k_norm = norm_of(m, m->lp[l].key_norm);
+    floatX *const dq = m->s.dq, *const dkv = m->s.dkv;
+    switch (m->config.qk_norm) {
+    case NORM_NONE: rotate(m, dq, dkv, -1); break;
+    case NORM_ALL:  rotate(m, dq, dkv, -1); norm_all_backward(m, l); break;
+    case NORM_EACH: m->dev->norm_rope_backward(dq,  g->query_norm, a->q_before, m->rope, at, q_norm, N, Q*G*D, Q*G, D);
+                    m->dev->norm_rope_backward(dkv, g->key_norm,   a->k_before, m->rope, at, k_norm, N, 2*G*D, G, D);
+                    break;
+    }
 }
 
-/* Or where all queries of a token are normalized as one vector, and so are its keys. The form is OLMoE's, arXiv 2409.02060. */
-void norm_all(Model *m, int l, HeadSizes z) {
-    const LayerParams *p = &m->lp[l];
-    LayerActs *a = &m->acts[l];
-    const Device *dev = m->dev;
-    const int GD = z.G * z.D, QGD = z.Q * GD;
-    dev->copy(a->q_before, a->q, (size_t)z.N * (size_t)QGD * dev->floatX_size);
-    dev->rmsnorm_forward(a->q, a->q_rstd, a->q_before, head_norm(m, p->query_norm), z.N, QGD);
-    dev->columns_take(a->k_before, a->kv, z.N, 2*GD, 0, GD);
-    dev->rmsnorm_forward(m->s.values, a->k_rstd, a->k_before, head_norm(m, p->key_norm), z.N, GD);
-    dev->columns_put(a->kv, m->s.values, z.N, 2*GD, 0, GD);
+/* ---- 5: a key without a value, of which each query head learns the score -------------------- */
+
+void heads_empty_key(Model *m, int l) {
+    const int H = m->config.query_heads * m->config.kv_heads, D = m->config.head_size;
+    const floatX *sink = m->lp[l].sink;
+    if (sink) m->dev->sink_forward(m->acts[l].mixed, m->acts[l].att_lse, sink, m->batch.N, H, D);
 }
-/* rmsnorm_backward adds: to buffers of zeros. dmixed and act are free by now. */
-void norm_all_backward(Model *m, int l, HeadSizes z) {
-    const LayerParams *p = &m->lp[l];
-    const LayerGrads *g = &m->lg[l];
+void heads_empty_key_backward(Model *m, int l) {
     const LayerActs *a = &m->acts[l];
-    const Device *dev = m->dev;
-    const int GD = z.G * z.D, QGD = z.Q * GD;
-    const size_t queries = (size_t)z.N * (size_t)QGD * dev->floatX_size, keys = (size_t)z.N * (size_t)GD * dev->floatX_size;
-    dev->copy(m->s.act, m->s.dq, queries);
-    dev->zero(m->s.dq, queries);
-    dev->rmsnorm_backward(m->s.dq, g->query_norm, m->s.act, a->q_before, head_norm(m, p->query_norm), a->q_rstd, z.N, QGD);
-    dev->columns_take(m->s.values, m->s.dkv, z.N, 2*GD, 0, GD);
-    dev->zero(m->s.dmixed, keys);
-    dev->rmsnorm_backward(m->s.dmixed, g->key_norm, m->s.values, a->k_before, head_norm(m, p->key_norm), a->k_rstd, z.N, GD);
-    dev->columns_put(m->s.dkv, m->s.dmixed, z.N, 2*GD, 0, GD);
-}
-
-/* Values of a token that do not depend on its context: a row of a table. Source: Zhou et al. 2024, arXiv 2410.17897; the form is
- * modded-nanogpt's. */
-void add_values(Model *m, int l, HeadSizes z) {
-    const int GD = z.G * z.D;
-    m->dev->embed_forward(m->s.values, m->batch.tokens, m->lp[l].value_embed, z.N, GD);
-    m->dev->columns_add(m->acts[l].kv, m->s.values, z.N, 2*GD, GD, GD);
-}
-void add_values_backward(Model *m, int l, HeadSizes z) {
-    const int GD = z.G * z.D;
-    m->dev->columns_take(m->s.values, m->s.dkv, z.N, 2*GD, GD, GD);
-    m->dev->embed_backward(m->lg[l].value_embed, m->s.values, m->batch.tokens, z.N, m->config.vocab, GD);
-}
-/* Where values are narrower than keys, zeros follow them, and follow what attention returns of them: (N, Q*G*V) without these. */
-const floatX *mixed_values(Model *m, int l, HeadSizes z) {
-    if (z.V == z.D) return m->acts[l].mixed;
-    m->dev->columns_take(m->s.act, m->acts[l].mixed, z.N * z.Q * z.G, z.D, 0, z.V);
-    return m->s.act;
-}
-void mixed_values_backward(Model *m, int l, HeadSizes z, const floatX *dout) {
-    const Device *dev = m->dev;
-    floatX *const dvalues = z.V == z.D ? m->s.dmixed : m->s.act;
-    dev->matmul_backward_input(dvalues, dout, m->lp[l].output, z.N, z.Q * z.G * z.V, z.C, SET);
-    if (z.V == z.D) return;
-    dev->zero(m->s.dmixed, (size_t)z.N * (size_t)(z.Q * z.G * z.D) * dev->floatX_size);
-    dev->columns_put(m->s.dmixed, dvalues, z.N * z.Q * z.G, z.D, 0, z.V);
+    const int H = m->config.query_heads * m->config.kv_heads, D = m->config.head_size;
+    const floatX *sink = m->lp[l].sink;
+    if (sink) m->dev->sink_backward(m->lg[l].sink, m->s.dmixed, a->mixed, a->att_lse, sink, m->batch.N, H, D);
 }

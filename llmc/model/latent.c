@@ -1,24 +1,27 @@
-/* latent.c: queries, keys and values of latent attention (MLA). The keys and values of all heads are products of one small vector of a token,
- * its latent. A latent has no position, so a key has two parts: one of its head, which is not rotated, and one that all heads share, which is,
- * and which comes from the token itself. Queries have such parts, too, both of their head; they come from a latent of their own, or from
- * the token:
+/* latent.c: latent attention (MLA): other steps 3, 4 and 6 of attention.c. Keys and values of all
+ * heads are products of one small vector of a token, its latent. A latent has no position, so a key
+ * has two parts: one of its head, which is not rotated, and one that all heads share, which is, and
+ * which comes from the token itself. Queries have such parts, too, both of their head; they come
+ * from a latent of their own, or from the token:
  *
- *     c, r = kv_down x       own_g, value_g = kv norm(c)                       key_g   = own_g, rotate(r)
- *                            a_g, b_g = query norm(query_down x), or query x   query_g = a_g, rotate(b_g)
+ *     c, r = kv_down x                             own_g, value_g = kv norm(c)
+ *     a_g, b_g = query norm(query_down x), or query x
+ *     key_g = own_g, rotate(r)                     query_g = a_g, rotate(b_g)
  *
- * What follows is attention (attention.c) with as many heads of keys as of queries. Zeros fill values that are narrower than keys. The steps
- * have attention.c's numbers, and backward has them in the opposite order.
+ * What follows is attention with as many heads of keys as of queries. Zeros fill values that are
+ * narrower than keys, and what attention returns of them is left out of the output's product.
  * Source: DeepSeek-V2, arXiv 2405.04434. */
-#include "gradients.h"
 #include "sublayers.h"
 
 /* G heads of D, of which the last R rotate and V are a value's. */
 typedef struct { int N, C, G, D, R, V, kv_rank, query_rank; } Sizes;
 static Sizes sizes_of(const Model *m) {
     const Config *c = &m->config;
-    return (Sizes){ m->batch.N, c->channels, c->kv_heads, c->head_size, c->rotated, config_value_size(c), c->kv_rank, c->query_rank };
+    return (Sizes){ m->batch.N, c->channels, c->kv_heads, c->head_size, c->rotated, config_value_size(c), c->kv_rank,
+                    c->query_rank };
 }
-static Norm norm_of(const floatX *weight) { return (Norm){ weight, 1e-6f }; }      /* in no file: that of Transformers' class */
+/* eps is in no file: that of Transformers' class. */
+static Norm norm_of(const floatX *weight) { return (Norm){ weight, 1e-6f }; }
 
 /* The last R of every query, in place; +1 forward, -1 backward. */
 static void rotate_queries(Model *m, Sizes z, floatX *q, int direction) {
@@ -66,19 +69,20 @@ void latent_heads(Model *m, int l, const floatX *x) {
 }
 
 /* From the gradient dlatent[0] of a latent after its norm to that before, dlatent[1]. */
-static void norm_backward(Model *m, void *dweight, const floatX *before, const floatX *weight, const real *rstd, int N, int rank) {
+static void norm_backward(Model *m, void *dweight, const floatX *before, const floatX *weight, const real *rstd, int N,
+                          int rank) {
     m->dev->zero(m->s.dlatent[1], (size_t)N * (size_t)rank * m->dev->floatX_size);
     m->dev->rmsnorm_backward(m->s.dlatent[1], dweight, m->s.dlatent[0], before, norm_of(weight), rstd, N, rank);
 }
 
-void latent_heads_backward(Model *m, int l, const floatX *x, Sum *dx) {
+void latent_heads_backward(Model *m, int l, const floatX *x, Sum *dx, Write how) {
     const Device *dev = m->dev;
     const LayerParams *p = &m->lp[l];
     const LayerGrads *g = &m->lg[l];
     const LayerActs *a = &m->acts[l];
     const Sizes z = sizes_of(m);
-    const int N = z.N, C = z.C, R = z.R, own = z.D - R, wide = z.kv_rank + R, heads = z.G * z.D, parts = z.G * (own + z.V);
-    const Write how = gradient_write(m, l);
+    const int N = z.N, C = z.C, R = z.R, own = z.D - R, wide = z.kv_rank + R;
+    const int heads = z.G * z.D, parts = z.G * (own + z.V);
 
     /* 4, 3. Keys and values. */
     dev->shared_keys_backward(m->s.parts, m->s.turning, m->s.dkv, N, z.G, z.D, own, z.V);
@@ -104,4 +108,33 @@ void latent_heads_backward(Model *m, int l, const floatX *x, Sum *dx) {
         sum_add(dx, m->s.dq, p->query, heads);
         dev->matmul_backward_weight(g->query, m->s.dq, x, N, C, heads, how);
     }
+}
+
+/* Values are the first V of D columns of each head. */
+static floatX *narrow_mixed(Model *m, int l, Sizes z) {
+    if (z.V == z.D) return m->acts[l].mixed;
+    floatX *const narrow = m->s.act;
+    m->dev->columns_take(narrow, m->acts[l].mixed, z.N * z.G, z.D, 0, z.V);
+    return narrow;
+}
+Sum latent_output(Model *m, int l) {
+    const Sizes z = sizes_of(m);
+
+    /* 6. */
+    m->dev->matmul_forward(m->s.branch, narrow_mixed(m, l, z), m->lp[l].output, z.N, z.G * z.V, z.C);
+    return (Sum){ .rows = m->s.branch };
+}
+void latent_output_backward(Model *m, int l, const floatX *dout, Write how) {
+    const Device *dev = m->dev;
+    const Sizes z = sizes_of(m);
+    const int heads = z.N * z.G;
+    floatX *const dmixed = m->s.dmixed, *const dnarrow = z.V == z.D ? dmixed : m->s.act;
+
+    /* 6. */
+    dev->matmul_backward_input(dnarrow, dout, m->lp[l].output, z.N, z.G * z.V, z.C, SET);
+    if (z.V < z.D) {
+        dev->zero(dmixed, (size_t)heads * (size_t)z.D * dev->floatX_size);
+        dev->columns_put(dmixed, dnarrow, heads, z.D, 0, z.V);
+    }
+    dev->matmul_backward_weight(m->lg[l].output, dout, narrow_mixed(m, l, z), z.N, z.G * z.V, z.C, how);
 }

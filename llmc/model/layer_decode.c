@@ -1,59 +1,75 @@
-/* layer_decode.c: a layer for one token of each of a few sequences, by operations that fuse its steps. */
+/* layer_decode.c: sub-layers when text is generated. Keys and values of past tokens are in a cache,
+ * to which step 5 of attention.c adds those of new ones. One new token for each of some sequences
+ * may also pass a whole sub-layer at once, from residual stream to residual stream, by operations
+ * that fuse its steps (decode_in, decode_attention, decode_out in kernels.h). */
 #include "sublayers.h"
 
-/* The forward pass for one token of each of a few sequences, from the residual stream to the residual stream. */
+/* The cache is empty when it gets more than one token of a sequence: these see only each other. */
+int attention_to_past(Model *m, int l) {
+    const Config *c = &m->config;
+    const LayerActs *a = &m->acts[l];
+    const int B = m->batch.B, N = m->batch.N, G = c->kv_heads, Q = c->query_heads, D = c->head_size;
+    if (m->cache) m->dev->cache_store(m->cache[l], a->kv, m->cache_row, N, 2*G*D);
+    if (!m->cache || m->batch.T > 1) return 0;
+    m->dev->attention_cached(a->mixed, a->q, m->cache[l], m->lp[l].sink, m->batch.position, config_window(c, l),
+                             head_order(c), B, m->cache_capacity, G, Q, D);
+    return 1;
+}
+
 void attention_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
     const Device *dev = m->dev;
     const Config *c = &m->config;
     const LayerParams *p = &m->lp[l];
     LayerActs *a = &m->acts[l];
-    const HeadSizes z = head_sizes(m);
-    const int N = z.N, C = z.C, G = z.G, Q = z.Q, D = z.D;
-    const int H = z.mixture ? G*D : Q*G*D;                  /* width of an expert's heads */
-    const Norm norm = { p->att_norm, (float)c->norm_eps };
-    const Router router = { .weight = p->att_router, .bias = a->att.bias, .scores = (Scores)c->scores, .E = c->attention_experts,
-                            .K = c->attention_topk };
+    const int N = m->batch.N, C = c->channels, G = c->kv_heads, Q = c->query_heads, D = c->head_size;
+    const int H = is_mixture(c) ? G*D : Q*G*D;              /* width of an expert's heads */
+    const float eps = (float)c->norm_eps;
+    const Router router = { .weight = p->att_router, .bias = a->att.bias, .scores = (Scores)c->scores,
+                            .E = c->attention_experts, .K = c->attention_topk };
     const Choice choice = { a->att.expert, a->att.weight };
-    const NewHeads heads = { p->query_bias, p->kv_bias, p->value_embed, m->batch.tokens, head_norm(m, p->query_norm),
-                             head_norm(m, p->key_norm), c->qk_norm > 1 };
+    const NewHeads heads = { p->query_bias, p->kv_bias, p->value_embed, m->batch.tokens, { p->query_norm, eps },
+                             { p->key_norm, eps }, c->qk_norm == NORM_ALL };
 
-    /* 1 to 3, 4 and 5, 6 and 7. */
-    dev->decode_in(a->q, a->kv, choice, resid, norm, router, p->query, p->kv, p->output, (size_t)C * (size_t)H, IDENTITY,
-                   N, C, H, 2*G*D);
+    /* 1 to 3. */
+    dev->decode_in(a->q, a->kv, choice, resid, (Norm){ p->att_norm, eps }, router, p->query, p->kv, p->output,
+                   (size_t)C * (size_t)H, IDENTITY, N, C, H, 2*G*D);
+    /* 4, 5. */
     dev->decode_attention(a->mixed, m->cache[l], a->q, a->kv, &heads, m->rope, m->batch.position, m->cache_row,
-                          config_window(c, l), z.order, m->batch.B, m->cache_capacity, G, Q, D);
-    dev->decode_out(out, resid, a->mixed, choice, p->output, p->att_bias, (float)c->residual_scale, N, router.E, router.K, H, C);
+                          config_window(c, l), head_order(c), m->batch.B, m->cache_capacity, G, Q, D);
+    /* 6, 7. */
+    dev->decode_out(out, resid, a->mixed, choice, p->output, p->att_bias, (float)c->residual_scale, N, router.E,
+                    router.K, H, C);
 }
 
-/* The forward pass for one token of each of a few sequences, from the residual stream to the residual stream: a mixture, or, with
- * router.weight NULL, one MLP. */
-static void mlp_decode(Model *m, floatX *out, const floatX *resid, const floatX *x, Norm norm, Router router, Choice choice,
-                       DenseMlp mlp, const floatX *bias) {
+/* out = resid + what experts or, with router.weight NULL, one MLP make of norm(x). */
+typedef struct { const floatX *up, *down; int F; } Weights;
+static void mlp_decode(Model *m, int l, floatX *out, const floatX *resid, const floatX *x, Router router, Choice choice,
+                       Weights w, const floatX *bias) {
     const Device *dev = m->dev;
-    const int N = m->batch.N, C = m->config.channels, F = mlp.F;
-    dev->decode_in(m->s.act, NULL, choice, x, norm, router, mlp.up, NULL, mlp.down, (size_t)C * (size_t)F,
-                   (Activation)m->config.activation, N, C, F, 0);
-    dev->decode_out(out, resid, m->s.act, choice, mlp.down, bias, (float)m->config.residual_scale, N, router.E, router.K, F, C);
+    const Config *c = &m->config;
+    const int N = m->batch.N, C = c->channels, F = w.F;
+    const Norm norm = { m->lp[l].mlp_norm, (float)c->norm_eps };
+    dev->decode_in(m->s.act, NULL, choice, x, norm, router, w.up, NULL, w.down, (size_t)C * (size_t)F,
+                   (Activation)c->activation, N, C, F, 0);
+    dev->decode_out(out, resid, m->s.act, choice, w.down, bias, (float)c->residual_scale, N, router.E, router.K, F, C);
 }
 void moe_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
     const Config *c = &m->config;
     const LayerParams *p = &m->lp[l];
     const Route *r = &m->acts[l].mlp, *gate = &m->acts[l].gate;
-    const Norm norm = { p->mlp_norm, (float)c->norm_eps };
+    const Weights weights = { p->up, p->down, config_width(c, l) };
+    const Weights shared = { p->shared_up, p->shared_down, c->shared_width };
     const Router none = { .E = 1, .K = 1 };
-    DenseMlp experts = dense_mlp(m, l);
-    if (!config_has_experts(c, l)) {
-        mlp_decode(m, out, resid, resid, norm, none, (Choice){ 0 }, experts, NULL);
-        return;
-    }
+    const Choice all = { 0 };
+    if (!config_has_experts(c, l)) { mlp_decode(m, l, out, resid, resid, none, all, weights, NULL); return; }
 
-    /* 1 to 4. */
+    /* 1 to 6. */
     const Router router = { p->router, r->bias, (Scores)c->scores, r->E, r->K, r->groups, (float)c->route_scale };
-    mlp_decode(m, out, resid, resid, norm, router, (Choice){ r->expert, r->weight }, experts, p->mlp_bias);
+    mlp_decode(m, l, out, resid, resid, router, (Choice){ r->expert, r->weight }, weights, p->mlp_bias);
 
-    /* 5. Its gate is a router that has one expert. */
+    /* A shared expert. Its gate is a router that has one expert. */
     if (!c->shared_width) return;
-    const Router gating = c->shared_gate ? (Router){ .weight = p->shared_gate, .scores = SIGMOID_EACH, .E = 1, .K = 1 } : none;
-    const Choice choice = c->shared_gate ? (Choice){ gate->expert, gate->weight } : (Choice){ 0 };
-    mlp_decode(m, out, out, resid, norm, gating, choice, shared_expert(m, l), NULL);
+    const Router gating = { .weight = p->shared_gate, .scores = SIGMOID_EACH, .E = 1, .K = 1 };
+    if (c->shared_gate) mlp_decode(m, l, out, out, resid, gating, (Choice){ gate->expert, gate->weight }, shared, NULL);
+    else                mlp_decode(m, l, out, out, resid, none, all, shared, NULL);
 }

@@ -1,107 +1,110 @@
-/* moe.c: the MLP sub-layer of a block. A sparse mixture of experts, each a small gated MLP; or one dense MLP; and, if the
- * model has one, a shared expert beside the routed ones. Backward mirrors forward, step by step, with the same numbers. */
+/* moe.c: the MLP sub-layer, a sparse mixture of experts. Every token chooses K of E gated MLPs:
+ *
+ *     1  router   logits = router x; the K largest are chosen,     x (N,C)  router (E,C)
+ *                 and weighted by their softmax                    weight (S), S = N*K slots
+ *     2  plan     slots sorted by expert: each has consecutive rows
+ *     3  up       pre = up[e] x                                    up (E,2F,C)  pre (S,2F)
+ *     4           act = silu(gate) * up, the two halves of pre     act (S,F)
+ *     5  down     rows = down[e] act                               down (E,C,F)  rows (S,C)
+ *     6  sum      out = sum of a token's slots, weight row         out (N,C)
+ *
+ * An expert reads the rows of its tokens where they are: nothing is padded, sorted or copied.
+ * Backward takes the same steps from the last to the first. Forward keeps pre, but neither act nor
+ * rows: backward computes act again, and dweight without the rows (kernels/cpu/expert.c).
+ *
+ * What a model may have besides is a call on a line of its own: a dense MLP instead of experts, or
+ * one beside them that every token passes (mlp.c); experts with smaller numbers (fp8.c). */
 #include "gradients.h"
-#include "sublayers.h"
 #include "route.h"
+#include "sublayers.h"
 
-/* ---- the mixture ------------------------------------------------------------------------------------------ */
-
-/* a->pre (S,2F) = up x, and its nonlinearity: m->s.act (S,F), or m->s.act8. A bias comes between the two, which are separate operations
- * then. */
+/* 3, 4. pre (S,P) = up[e] x, act (S,F) = f(pre); P = 2F for a gated f. A bias comes between. */
 static void experts_up(Model *m, int l, const floatX *x) {
     const Device *dev = m->dev;
+    const Config *c = &m->config;
     const LayerParams *p = &m->lp[l];
     const LayerActs *a = &m->acts[l];
     const Plan *plan = &a->mlp.plan;
-    const Activation f = (Activation)m->config.activation;
-    const int C = m->config.channels, F = m->config.width, P = pre_width(m, F);
-    if (in_8_bits(m, l, FP8_FORWARD)) { up_in_8_bits(m, l, x); return; }
-    if (!p->up_bias) { dev->expert_up_forward(dev, a->pre, m->s.act, x, p->up, plan, f, C, F, BY_TOKEN); return; }
-    dev->parallel_linear_forward(a->pre, x, p->up, plan, C, P, BY_TOKEN, GROUPED);
-    dev->expert_bias_forward(a->pre, p->up_bias, plan, P);
-    dev->activation_forward(m->s.act, a->pre, f, plan->S, F);
+    const Activation f = (Activation)c->activation;
+    const int C = c->channels, F = c->width, P = pre_width(c, F);
+    if (encoded_up(m, l, x)) return;
+    if (!p->up_bias) dev->expert_up_forward(dev, a->pre, m->s.act, x, p->up, plan, f, C, F, BY_TOKEN);
+    else {
+        dev->parallel_linear_forward(a->pre, x, p->up, plan, C, P, BY_TOKEN, GROUPED);
+        dev->expert_bias_forward(a->pre, p->up_bias, plan, P);
+        dev->activation_forward(m->s.act, a->pre, f, plan->S, F);
+    }
 }
-void moe_recompute_up(Model *m, int l, const floatX *x) {
-    if (!config_has_experts(&m->config, l)) { mlp_up(m, dense_mlp(m, l), x); return; }
-    experts_up(m, l, x);
-    if (m->config.shared_width) mlp_up(m, shared_expert(m, l), x);
+/* 5. rows (S,C) = down[e] act. */
+static void experts_down(Model *m, int l) {
+    const Device *dev = m->dev;
+    const LayerParams *p = &m->lp[l];
+    const Plan *plan = &m->acts[l].mlp.plan;
+    const int C = m->config.channels, F = m->config.width;
+    if (!encoded_down(m, l)) dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, plan, F, C, GROUPED, GROUPED);
+    if (p->down_bias) dev->expert_bias_forward(m->s.rows, p->down_bias, plan, C);
 }
 
 Sum moe_layer_forward(Model *m, int l, const floatX *x) {
-    const Device *dev = m->dev;
-    const Config *c = &m->config;
     const LayerParams *p = &m->lp[l];
-    LayerActs *a = &m->acts[l];
-    const Route *r = &a->mlp;
-    const int C = c->channels, F = c->width;
-    if (!config_has_experts(c, l)) {
-        mlp_forward(m, dense_mlp(m, l), m->s.branch, x);
-        return (Sum){ .rows = m->s.branch };
-    }
+    Route *r = &m->acts[l].mlp;
+    if (!config_has_experts(&m->config, l)) return dense_forward(m, l, x);
 
-    /* 1, 2. Choose experts; sort the slots by expert. */
-    route_forward(m, &a->mlp, p->router, p->router_bias, x);
+    route_forward(m, r, p->router, p->router_bias, x);                      /* 1, 2 */
+    experts_up(m, l, x);                                                    /* 3, 4 */
+    experts_down(m, l);                                                     /* 5 */
 
-    /* 3. Each expert is a small MLP on its own rows, which it reads in token order. */
-    experts_up(m, l, x);
-    if (in_8_bits(m, l, FP8_FORWARD)) dev->fp8_linear(dev, m->s.rows, m->s.act8, codes_of(m, l)->down, &r->plan, F, C);
-    else dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, &r->plan, F, C, GROUPED, GROUPED);
-    if (p->down_bias) dev->expert_bias_forward(m->s.rows, p->down_bias, &r->plan, C);
-
-    /* 4. Each token's output is the weighted sum over its K experts: left to add_norm_forward, */
-    if (!c->shared_width)
-        return (Sum){ .rows = m->s.rows, .plan = &r->plan, .weight = r->weight, .bias = p->mlp_bias };
-
-    /* 5. unless there is a shared expert, which sees every token and needs the buffer of the rows. */
-    floatX *const shared = c->shared_gate ? a->out : m->s.rows;             /* a->out is not needed before this sub-layer ends */
-    dev->combine_forward(m->s.branch, m->s.rows, r->weight, p->mlp_bias, &r->plan, C, GROUPED);
-    mlp_forward(m, shared_expert(m, l), m->s.rows, x);
-    if (c->shared_gate) {
-        gate_forward(m, l, x);
-        dev->combine_forward(shared, m->s.rows, a->gate.weight, NULL, &a->gate.plan, C, GROUPED);
-    }
-    dev->residual(m->s.branch, m->s.branch, shared, (Dropout){ 0 }, (size_t)m->batch.N * (size_t)C);
-    return (Sum){ .rows = m->s.branch };
+    /* 6. Left to add_norm_forward, which adds the sum to the residual stream. */
+    const Sum out = { .rows = m->s.rows, .plan = &r->plan, .weight = r->weight, .bias = p->mlp_bias };
+    return m->config.shared_width ? shared_forward(m, l, x, out) : out;
 }
 
-/* Neither the experts' outputs nor their activations were kept. activation_backward recomputes the activations from a->pre, and gets the
- * gradient of the router's weights without the outputs (kernels/cpu/expert.c). Rows are in the order of experts: s.act (S,F), weighted
- * activations; s.dpre (S,2F), gradient of a->pre; s.rows (S,C), of the experts' inputs; by slot: s.dweight (S). */
-Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, float scale) {
+/* 6 to 3. dact = dout down[e], dout by token; dweight = <dact, act>; dpre = weight dact f'(pre);
+ * ddown[e] = dout^T weighted, where weighted = weight act;
+ * drows = dpre up[e], the gradient of what the expert read; dup[e] = dpre^T x. */
+static void experts_backward(Model *m, int l, const floatX *dout, const floatX *x, Write how) {
     const Device *dev = m->dev;
     const Config *c = &m->config;
     const LayerParams *p = &m->lp[l];
-    LayerGrads *g = &m->lg[l];
-    LayerActs *a = &m->acts[l];
+    const LayerGrads *g = &m->lg[l];
+    const LayerActs *a = &m->acts[l];
     const Plan *plan = &a->mlp.plan;
-    const int C = c->channels, F = c->width, P = pre_width(m, F);
+    const Activation f = (Activation)c->activation;
+    real *const weight = a->mlp.weight, *const dweight = m->s.dweight;
+    const int C = c->channels, F = c->width, P = pre_width(c, F);
+    floatX *const dpre = m->s.dpre, *const dact = m->s.dact, *const weighted = m->s.act, *const drows = m->s.rows;
+    if (encoded_backward(m, l, dout, x, how)) return;
+
+    /* 6, 5, 4. */
+    dev->expert_down_backward(dev, dpre, weighted, dweight, dact, dout, p->down, a->pre, weight, plan,
+                              f, C, F, BY_TOKEN);
+    if (p->down_bias) dev->expert_bias_backward(g->down_bias, dweight, dout, p->down_bias, weight, plan, C, BY_TOKEN);
+    dev->parallel_linear_backward_weight(g->down, dout, weighted, plan, F, C, GROUPED, BY_TOKEN, how);
+
+    /* 3. */
+    if (p->up_bias) dev->expert_bias_backward(g->up_bias, NULL, dpre, p->up_bias, NULL, plan, P, GROUPED);
+    dev->parallel_linear_backward_input(drows, dpre, p->up, plan, C, P, GROUPED, GROUPED);
+    dev->parallel_linear_backward_weight(g->up, dpre, x, plan, C, P, BY_TOKEN, GROUPED, how);
+}
+
+/* Returns the addends of dx, for add_norm_backward: what a token's experts and its router read. */
+Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, float scale) {
+    const LayerParams *p = &m->lp[l];
+    const LayerGrads *g = &m->lg[l];
+    Route *r = &m->acts[l].mlp;
     const Write how = gradient_write(m, l);
-    Sum dx = { 0 };
-    if (!config_has_experts(c, l)) {
-        mlp_backward(m, dense_mlp(m, l), NULL, &dx, dout, x, how);
-        return dx;
-    }
+    if (!config_has_experts(&m->config, l)) return dense_backward(m, l, dout, x, how);
 
-    /* 4, 3. All K experts of a token share one gradient of the sum, and read it in token order. */
-    if (in_8_bits(m, l, FP8_BACKWARD)) backward_in_8_bits(m, l, dout, x, how);
-    else {
-        dev->expert_down_backward(dev, m->s.dpre, m->s.act, m->s.dweight, m->s.dact, dout, p->down, a->pre, a->mlp.weight, plan,
-                                  (Activation)c->activation, C, F, BY_TOKEN);
-        if (p->up_bias) {
-            dev->expert_bias_backward(g->down_bias, m->s.dweight, dout, p->down_bias, a->mlp.weight, plan, C, BY_TOKEN);
-            dev->expert_bias_backward(g->up_bias, NULL, m->s.dpre, p->up_bias, NULL, plan, P, GROUPED);
-        }
-        dev->parallel_linear_backward_weight(g->down, dout, m->s.act, plan, F, C, GROUPED, BY_TOKEN, how);
-        dev->parallel_linear_backward_input(m->s.rows, m->s.dpre, p->up, plan, C, P, GROUPED, GROUPED);
-        dev->parallel_linear_backward_weight(g->up, m->s.dpre, x, plan, C, P, BY_TOKEN, GROUPED, how);
-    }
-    dx.rows = m->s.rows, dx.plan = plan;
-
-    /* 2, 1 */
-    route_backward(m, &a->mlp, p->router, g->router, g->router_bias, &dx, x, scale, how);
-
-    /* 5 */
-    if (c->shared_width) mlp_backward(m, shared_expert(m, l), c->shared_gate ? &a->gate : NULL, &dx, dout, x, how);
-    if (c->shared_gate) gate_backward(m, l, &dx, x, how);
+    experts_backward(m, l, dout, x, how);                                   /* 6 to 3 */
+    Sum dx = { .rows = m->s.rows, .plan = &r->plan };
+    route_backward(m, r, p->router, g->router, g->router_bias, &dx, x, scale, how);     /* 2, 1 */
+    if (m->config.shared_width) shared_backward(m, l, &dx, dout, x, how);
     return dx;
+}
+
+/* pre once more, for a backward whose forward did not keep it; routing was kept. */
+void moe_recompute_up(Model *m, int l, const floatX *x) {
+    if (!config_has_experts(&m->config, l)) { dense_up(m, l, x); return; }
+    experts_up(m, l, x);
+    if (m->config.shared_width) shared_up(m, l, x);
 }

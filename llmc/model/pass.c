@@ -71,7 +71,7 @@ static void block_forward(Model *m, int l) {
     LayerActs *a = &m->acts[l], *next = &m->acts[n];
     parallel_wait_weights(m, range_of(m, l), 1);
     add_attention(m, l, attention_layer_forward(m, l, a->att_normed));
-    moe_encode_weights(m, l, 0);
+    encode_experts(m, l, 0);
     const Sum output = moe_layer_forward(m, l, a->mlp_normed);
     parallel_wait_weights(m, last ? last_range(m) : range_of(m, l + 1), 0);     /* of the next norm. 0: a bias of this block is still read */
     if (last) add_norm_forward(m, m->final, m->final_rstd, a->out, a->mid, &output, 2*l + 2, final_norm(m));
@@ -209,7 +209,7 @@ static void block_backward(Model *m, int l, float scale) {
     const LayerParams *p = &m->lp[l];
     LayerGrads *g = &m->lg[l];
     parallel_wait_weights(m, range_of(m, l), -1);
-    moe_encode_weights(m, l, 1);
+    encode_experts(m, l, 1);
     recompute(m, l);
     const floatX *dout = dropout_backward(m, g->mlp_bias, 2*l + 2);
     Sum dx = moe_layer_backward(m, l, dout, a->mlp_normed, scale);

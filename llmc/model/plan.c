@@ -44,7 +44,7 @@ static void describe_latents(Manifest *m, const Config *c, int l) {
 static void describe_attention(Manifest *m, const Config *c, int l) {
     const int C = c->channels, A = c->attention_experts, experts = c->attention_always + A;
     const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD;
-    const int norm = c->qk_norm > 1 ? c->query_heads * c->kv_heads : 1, key_norm = c->qk_norm > 1 ? c->kv_heads : 1;
+    const int all = c->qk_norm == NORM_ALL, norm = all ? c->query_heads * c->kv_heads : 1, key_norm = all ? c->kv_heads : 1;
     const float std = initial(c, C), out = initial_output(c, QGD);
 
     TENSOR(att_norm,   "input_layernorm.weight", ONES, TENSOR_NORM, C);
@@ -157,7 +157,7 @@ static void describe_acts(Model *m, int l, ActsPass pass, size_t *measured) {
     ACT(KEEP,           att_rstd,   N*Re);
     ACT(PART_HEADS,     q,          N*Q*G*D*X);
     ACT(PART_HEADS,     kv,         N*2*G*D*X);
-    if (c->qk_norm > 1 || (c->qk_norm && m->mode == MODEL_TRAIN)) {
+    if (c->qk_norm == NORM_ALL || (c->qk_norm && m->mode == MODEL_TRAIN)) {
     ACT(PART_HEADS,     q_before,   N*Q*G*D*X);
     ACT(PART_HEADS,     k_before,   N*G*D*X);
     }
@@ -167,7 +167,7 @@ static void describe_acts(Model *m, int l, ActsPass pass, size_t *measured) {
     ACT(PART_HEADS,     q_latent,   N*query_rank*X);
     ACT(PART_HEADS,     kv_latent,  N*kv_rank*X);
     }
-    if (c->qk_norm > 1 || c->kv_rank) {
+    if (c->qk_norm == NORM_ALL || c->kv_rank) {
     ACT(PART_HEADS,     q_rstd,     N*Re);
     ACT(PART_HEADS,     k_rstd,     N*Re);
     }
@@ -249,7 +249,7 @@ static void describe_scratch(Model *m) {
     SHARED(act, max(N*QGD, max(S*F, N*Fs)) * X);
     SHARED(logits, (size_t)m->head_rows*V*X);
     if (c->attention_always) SHARED(all_load, (size_t)(c->attention_always + c->attention_experts) * sizeof(int));
-    if (c->value_embeddings || c->qk_norm > 1) SHARED(values, N*GD*X);
+    if (c->value_embeddings || c->qk_norm == NORM_ALL) SHARED(values, N*GD*X);
     if (c->kv_rank) {
         const size_t R = (size_t)c->rotated, kv_rank = (size_t)c->kv_rank, query_rank = (size_t)c->query_rank;
         SHARED(down, N*(kv_rank + R)*X);
