@@ -165,8 +165,7 @@ DIR *opendir(const char *path)                      {
     return d;
 }
 int fflush(FILE *f)                                 {
-    const int what = f && f != stderr ? hit("flush", FROM) : NO;
-    const int r = what == ERROR ? EOF : REAL(fflush)(f);
+    const int what = f && f != stderr ? hit("flush", FROM) : NO, r = what == ERROR ? EOF : REAL(fflush)(f);
     after(what);
     if (what == ERROR) errno = fault.error;
     return r;

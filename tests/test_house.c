@@ -103,9 +103,7 @@ static void add_folder(Tree *t, const char *folder, int deep) {
         char *below = text_format("%s/%s", t->root, path);
         if (is_source(path)) add_source(t, path);
         else if (deep && entry[i]->d_name[0] != '.' && is_folder(below)) add_folder(t, path, 1);
-        free(path);
-        free(below);
-        free(entry[i]);
+        free(path), free(below), free(entry[i]);
     }
     if (n >= 0) free(entry);
     free(full);
@@ -353,8 +351,7 @@ static void finds_faults(void) {
     for (int r = 0; r < RULES; r++) expected -= t.faults[r];
     check(!expected && t.count == SYNTHETIC, "house: %d files of %d, %d faults not found, or too many:\n%s%s", t.count, SYNTHETIC, expected,
           t.says[FORM].at, t.says[CIRCLES].at);
-    tree_free(&t);
-    free(root);
+    tree_free(&t), free(root);
 }
 
 /* The figures of the documents are what their script makes. */

@@ -26,9 +26,7 @@ static Tokenizer *golden_tokenizer(const JsonValue *golden) {
     text_add_string(&all, at);
     Tokenizer *t = tokenizer_load_text(all.at, all.length, &e);
     if (!t) fail(EXIT_INPUT, "%s: %s", path, e.text);
-    free(all.at);
-    free(text);
-    free(path);
+    free(all.at), free(text), free(path);
     return t;
 }
 
@@ -54,10 +52,7 @@ static void test_case(const Chat *c, const Tokenizer *t, const char *name, const
     const int64_t made = n ? chat_encode(c, t, messages, n, prompt, &ids, &counts, &e) : -1;
     check(same_ints(json_get(golden, "ids"), ids, NULL, made), "%s: other tokens of %.200s", name, expected->is.string);
     if (json_is(mask, JSON_ARRAY)) check(same_ints(mask, NULL, counts, made), "%s: other tokens count of %.200s", name, expected->is.string);
-    free(ids);
-    free(counts);
-    free(messages);
-    free(text.at);
+    free(ids), free(counts), free(messages), free(text.at);
 }
 
 /* How many tokens count of a conversation of so many equal turns. */
@@ -89,8 +84,7 @@ static void test_template(const JsonValue *golden) {
     Text config = { 0 };
     const char *name = json_string(json_get(golden, "name"), "");
     json_write(&config, json_get(golden, "config"), 0);
-    free(scratch_put("tokenizer_config.json", config.at, config.length));
-    free(config.at);
+    free(scratch_put("tokenizer_config.json", config.at, config.length)), free(config.at);
     const int opened = chat_open(&found, "", scratch(), &e);
     check(opened && !strcmp(chat_name(&found), name), "%s is recognized as %s%s", name, chat_name(&found), found.why ? found.why : "");
     check(chat_open(&named, name, scratch(), &e) && named.form && named.form == found.form, "-ct %s", name);
@@ -111,8 +105,7 @@ static void test_goldens(void) {
     if (!json) fail(EXIT_INPUT, "%s", e.text);
     for (const JsonValue *one = json_first(json_get(json_root(json), "templates")); one; one = one->next, n++) test_template(one);
     check(n == 22, "%d templates in %s", n, GOLDENS);
-    json_free(json);
-    free(text);
+    json_free(json), free(text);
 }
 
 /* What chat_jinja writes into a folder is recognized there. */
@@ -180,8 +173,7 @@ static void test_dates(void) {
     check(chat_open(&c, "granite3.1", NULL, &e) && chat_write(&c, &hi, 1, 1, &one, NULL, &e) && strstr(one.at, "Date: July 26, 2024."), "the date in training");
     c.today = 1;
     check(chat_write(&c, &hi, 1, 1, &other, NULL, &e) && !strstr(other.at, "2024.\nYou") && strstr(other.at, "Today's Date: "), "the date in a chat");
-    free(one.at);
-    free(other.at);
+    free(one.at), free(other.at);
     chat_close(&c);
 }
 
@@ -220,8 +212,7 @@ static void test_bad_lines(void) {
         text_add(&text, "{\"text\": \"a\"}\n\n%s\n{\"text\": \"b\"}\n", bad[i].line);
         Data *d = open_chats(text.at, text.length, "", bad[i].chat, NULL, &t, &e);
         check(!d && strstr(e.text, "chats.jsonl: line 3: ") && strstr(e.text, bad[i].says), "%s: %s", bad[i].line, e.text);
-        data_close(d);
-        free(text.at);
+        data_close(d), free(text.at);
     }
 }
 
@@ -239,8 +230,7 @@ static void test_no_calls(void) {
     Tokenizer *t;
     Data *d = open_chats(lines, strlen(lines), "", "chatml", NULL, &t, &e);
     check(d != NULL, "an empty list of tool calls is none: %s", e.text);
-    data_close(d);
-    tokenizer_free(t);
+    data_close(d), tokenizer_free(t);
 }
 
 /* Two such conversations cannot be trained on, and a larger -t would help or not. */
@@ -251,9 +241,7 @@ static void test_unanswered(const char *line, int helps) {
     text_add(&two, "%s\n%s\n", line, line);
     Data *d = open_chats(two.at, two.length, "", "chatml", NULL, &t, &e);
     check(d && !data_check(d, 16, 256, &e) && (strstr(e.text, "larger -t") != NULL) == helps && (strstr(e.text, "role is assistant") != NULL) == !helps, "no answers: %s", e.text);
-    data_close(d);
-    tokenizer_free(t);
-    free(two.at);
+    data_close(d), tokenizer_free(t), free(two.at);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------------------ */
@@ -294,8 +282,7 @@ static Expected expect(const Chat *c, const Tokenizer *t, const char *line, size
         if (tokenizer_eos(t) >= 0) { x.ids = mem_grow(x.ids, (size_t)(x.n + 1) * sizeof *x.ids); x.ids[x.n++] = tokenizer_eos(t); }
         memset(x.counts = mem_alloc((size_t)x.n + 1), 1, (size_t)x.n);
     }
-    free(m);
-    json_free(json);
+    free(m), json_free(json);
     return x;
 }
 
@@ -376,8 +363,7 @@ static void test_rows(const char *tokenizer, const char *what) {
         check(d && strstr(data_description(d), "as encoded before") && data_fingerprint(d) == print && data_check(d, 100, 1 << 20, &e),
               "%s: the cache is used", what);
         if (d) check_rows(d, all, 100, "from the cache");
-        data_close(d);
-        tokenizer_free(again);
+        data_close(d), tokenizer_free(again);
         d = open_chats(text.at, text.length, tokenizer, "llama3", cache, &again, &e);
         check(d && !strstr(data_description(d), "as encoded before") && data_fingerprint(d) != print, "%s: not by another template", what);
         tokenizer_free(again);
@@ -385,9 +371,7 @@ static void test_rows(const char *tokenizer, const char *what) {
     data_close(d);
     for (int i = 0; i < SAMPLES; i++) { free(all[i].ids); free(all[i].counts); }
     chat_close(&c);
-    tokenizer_free(t);
-    tokenizer_free(bytes);
-    free(text.at);
+    tokenizer_free(t), tokenizer_free(bytes), free(text.at);
 }
 
 /* Rows are nearly full. */
@@ -406,9 +390,7 @@ static void test_density(void) {
         for (int i = 0; i < T; i++) filled += in[i] != 0;
     }
     check((double)filled > 0.9 * (double)rows * T, "%d of %d tokens are used", filled, (int)rows * T);
-    data_close(d);
-    tokenizer_free(t);
-    free(text.at);
+    data_close(d), tokenizer_free(t), free(text.at);
 }
 
 /* What goes of a conversation that is too long: pairs from the oldest on, a quarter and one more at once, never the system message or the last. */

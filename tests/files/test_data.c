@@ -156,8 +156,7 @@ static void test_text(void) {
     Tokenizer *t = tokenizer_bytes();
     d = must_open(at("utf8"), NULL, t);
     check(data_is_text(d) && is_bytes(d) && data_max_id(d) == 0xc3, "text with the tokenizer of bytes");
-    data_close(d);
-    tokenizer_free(t);
+    data_close(d), tokenizer_free(t);
 }
 
 /* A byte-level tokenizer.json: 256 bytes (GPT-2 writes those that do not print as U+0100 and up), `unused` ids that no merge
@@ -201,10 +200,7 @@ static void test_tokenized(void) {
               && !memcmp(out, train + 1, (size_t)(n - 1) * sizeof *in), "BPE: the tokens for training");
         check(data_validation(d, 0, 1, m - 1, in, out, NULL, &e) && !memcmp(in, held, (size_t)(m - 1) * sizeof *in)
               && !memcmp(out, held + 1, (size_t)(m - 1) * sizeof *in), "BPE: the tokens for validation");
-        free(train);
-        free(held);
-        data_close(d);
-        tokenizer_free(t);
+        free(train), free(held), data_close(d), tokenizer_free(t);
     }
 }
 
@@ -271,8 +267,7 @@ static int starts(const Data *d, int64_t first, int count, int T, uint64_t seed,
         start[i] = in[i * T];
         for (int t = 0; t < T; t++) ok &= in[i * T + t] == start[i] + t && out[i * T + t] == start[i] + t + 1;
     }
-    free(in);
-    free(out);
+    free(in), free(out);
     return ok;
 }
 
@@ -636,8 +631,7 @@ static void test_large_file(void) {
     }
     unlink(path);
     rmdir(folder);
-    free(path);
-    free(folder);
+    free(path), free(folder);
 }
 
 /* Headers with random combinations of right and wrong fields and sizes: accepted only if all are right. */
@@ -706,8 +700,7 @@ static void test_fetch(void) {
         unlink(at("local/tinyshakespeare/input.txt"));
         check(script(at("local"), "--strict") == 0, "fetch.sh does nothing if the text is there");
     }
-    free(text);
-    free(there);
+    free(text), free(there);
 }
 
 void test_data(void) {

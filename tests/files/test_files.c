@@ -126,8 +126,7 @@ static void test_json_large(void) {
     double seconds = now() - start;
     check(ok && n == N, "json: every one of %d keys is found", N);
     check_error(seconds, 3, "json: seconds for %d keys and as many lookups", N);
-    json_free(json);
-    free(t.at);
+    json_free(json), free(t.at);
 }
 
 static void test_text(void) {
@@ -160,8 +159,7 @@ static void test_text(void) {
           "text: escaped string reads back");
     check(v && !strcmp(json_string(v = v->next, ""), "bad \xEF\xBF\xBD\xEF\xBF\xBD"),
           "text: malformed UTF-8 becomes U+FFFD");
-    json_free(json);
-    free(t.at);
+    json_free(json), free(t.at);
     setlocale(LC_NUMERIC, "C");
 }
 
@@ -367,10 +365,7 @@ static void test_safetensors_large(void) {
               "safetensors: truncating an open file is an error");
         free(file);
     }
-    safetensors_close(s);
-    free(path);
-    free(data);
-    free(got);
+    safetensors_close(s), free(path), free(data), free(got);
 }
 
 static void test_safetensors_writer_errors(void) {
@@ -569,8 +564,7 @@ static void test_safetensors_folder(void) {
     }
     warn_hook(NULL);
     check(warnings == 1, "safetensors: a tensor that the map does not name causes a warning (above)");
-    free(folder);
-    free(index);
+    free(folder), free(index);
 }
 
 static int reads_safetensors(const char *text, size_t bytes, Error *e) {
@@ -583,8 +577,7 @@ static int reads_safetensors(const char *text, size_t bytes, Error *e) {
         bad += t->bytes > sizeof data || !safetensors_read(s, t, 0, data, t->bytes, e) || safetensors_find(s, t->name) != t;
     }
     const int valid = s != NULL;
-    safetensors_close(s);
-    free(path);
+    safetensors_close(s), free(path);
     return bad || total > bytes ? -1 : valid;
 }
 static void fuzz_safetensors(double seconds) {
@@ -596,8 +589,7 @@ static void fuzz_safetensors(double seconds) {
     Error e = { 0 };
     char *seed = file_read(path, &size, &e);
     fuzz("safetensors", seed, size, seconds, reads_safetensors);
-    free(seed);
-    free(path);
+    free(seed), free(path);
 }
 
 /* ---- tokenizer --------------------------------------------------------------------------------------------------- */
@@ -608,8 +600,7 @@ static int gives_back(const Tokenizer *t, const char *text, size_t bytes) {
     for (size_t i = 0; i < n; i++) ok &= ids[i] >= 0 && ids[i] < tokenizer_vocab(t);
     char *back = tokenizer_decode(t, ids, n, &length);
     ok = ok && length == bytes && !memcmp(back, text, bytes);
-    free(ids);
-    free(back);
+    free(ids), free(back);
     return ok;
 }
 
@@ -633,8 +624,7 @@ static void test_tokenizer_bytes(void) {
     Tokenizer *again = tokenizer_load_text(json, bytes, &e);
     check(again && tokenizer_is_bytes(again) && gives_back(again, all, 256),
           "bytes: its tokenizer.json loads as the same tokenizer %s", e.text);
-    tokenizer_free(again);
-    tokenizer_free(t);
+    tokenizer_free(again), tokenizer_free(t);
 }
 
 static Tokenizer *golden(const char *name) {
@@ -674,16 +664,12 @@ static void test_tokenizer_goldens(void) {
             if (!json_is(decoded, JSON_NULL))
                 check(length == decoded->length && !memcmp(back, decoded->is.string, length),
                       "tokenizer %s decodes as the reference: \"%s\"", name, input->is.string);
-            free(ids);
-            free(back);
+            free(ids), free(back);
         }
         check(count >= 100, "tokenizer %s: %zu cases %s", name, count, e.text);
         check(tokenizer_bos(t) == goldens[g].bos && tokenizer_eos(t) == goldens[g].eos,
               "tokenizer %s: first and last token", name);
-        json_free(json);
-        free(text);
-        free(path);
-        tokenizer_free(t);
+        json_free(json), free(text), free(path), tokenizer_free(t);
     }
 }
 
@@ -714,8 +700,7 @@ static void test_tokenizer_lossless(void) {
         start = now();
         same = gives_back(t, text, bytes);
         check(same && now() - start < 3, "tokenizer %s: 1 MB of spaces", goldens[g].name);
-        free(text);
-        tokenizer_free(t);
+        free(text), tokenizer_free(t);
     }
 }
 
@@ -765,8 +750,7 @@ static void test_tokenizer_without_bytes(void) {
             check(ok && gives_back(t, "\xF4\x8F\xBF\xBF\n", 5), "a tokenizer without bytes that UTF-8 never has gives text back");
             if (ok) { free(ids); free(same); }
         }
-        tokenizer_free(t);
-        free(json.at);
+        tokenizer_free(t), free(json.at);
     }
     tokenizer_free(bytes);
 }
@@ -829,9 +813,7 @@ static void test_tokenizer_refused(void) {
         if (t && cases[i].vocab[0])
             check(tokenizer_encode(t, "that", 4, &ids) == 3 && ids[0] == 256, "tokenizer: %s are applied",
                   cases[i].what);
-        free(ids);
-        tokenizer_free(t);
-        free(text);
+        free(ids), tokenizer_free(t), free(text);
     }
     static const char *const broken[] = {
         "", "{}", "[]", "1", "{\"model\":{}}", "{\"model\":{\"type\":\"WordPiece\"}}",
@@ -866,8 +848,7 @@ static void test_tokenizer_order(void) {
         check(same, "tokenizer merges: %s", cases[i].what);
         free(ids);
     }
-    tokenizer_free(t);
-    free(text);
+    tokenizer_free(t), free(text);
 }
 
 static void test_tokenizer_stream(void) {
@@ -891,9 +872,7 @@ static void test_tokenizer_stream(void) {
     size_t bytes = 1;
     tokenizer_piece(t, end, &bytes);
     check(end == tokenizer_id(t, "<|endoftext|>") && bytes == 0, "tokenizer: special tokens have empty pieces");
-    free(all.at);
-    free(ids);
-    tokenizer_free(t);
+    free(all.at), free(ids), tokenizer_free(t);
 }
 
 static int reads_tokenizer(const char *text, size_t bytes, Error *e) {
@@ -902,8 +881,7 @@ static int reads_tokenizer(const char *text, size_t bytes, Error *e) {
     if (!t) return 0;
     const size_t n = tokenizer_encode(t, text, bytes < 200 ? bytes : 200, &ids);
     for (size_t i = 0; i < n; i++) bad |= ids[i] < 0 || ids[i] >= tokenizer_vocab(t);
-    free(ids);
-    tokenizer_free(t);
+    free(ids), tokenizer_free(t);
     return bad ? -1 : 1;
 }
 static void fuzz_tokenizer(double seconds) {
@@ -967,8 +945,7 @@ static void conversions(void) {
     check(t && safetensors_read_as(s, t, 1, "F32", floats, N - 1, &e) && !memcmp(floats, x + 1, sizeof x - sizeof *x), "safetensors: F32 as it is");
     check(t && safetensors_read_as(s, t, 0, "F64", back, N, &e) && !memcmp(back, doubles, sizeof back), "safetensors: F32 as F64");
     check(safetensors_value("BF16", &got[1]) == 1.015625 && safetensors_value("F32", &x[2]) == (double)x[2], "safetensors: one value");
-    safetensors_close(s);
-    free(path);
+    safetensors_close(s), free(path);
 }
 
 void test_files(void) {

@@ -79,8 +79,7 @@ static void test_text_from_outside(void) {
             check(got && bytes == strlen(ways[w].form) - 2 + strlen(shown) && !memcmp(got, ways[w].form, end)
                   && !memcmp(got + end, shown, strlen(shown)) && !strcmp(got + end + strlen(shown), ways[w].form + end + 2),
                   "text from outside: %s writes case %zu as a terminal may show it", ways[w].name, i);
-            free(got);
-            free(shown);
+            free(got), free(shown);
         }
     free(path);
     Text long_one = { 0 };
@@ -94,9 +93,7 @@ static void test_text_from_outside(void) {
     Text quoted = { 0 };
     text_add_json(&quoted, "\xC2\x9B\x7F\x1B", 4);
     check(!strcmp(quoted.at, "\"\\u009b\\u007f\\u001b\""), "text from outside: JSON has control characters as escapes");
-    free(quoted.at);
-    free(written);
-    free(long_one.at);
+    free(quoted.at), free(written), free(long_one.at);
 }
 
 /* ---- input that costs too much -------------------------------------------------------------------------------------- */
@@ -109,8 +106,7 @@ static Tokenizer *with_added(const char *added, Error *e) {
     const char *json = tokenizer_json(bytes, &n), *at = strstr(json, empty) + sizeof empty - 1;
     char *text = text_format("%.*s%s%s", (int)(at - json), json, added, at);
     Tokenizer *t = tokenizer_load_text(text, strlen(text), e);
-    free(text);
-    tokenizer_free(bytes);
+    free(text), tokenizer_free(bytes);
     return t;
 }
 
@@ -154,19 +150,14 @@ static void test_added_tokens(void) {
         const size_t n = t ? tokenizer_encode(t, text, BYTES, &ids) : 0;
         check(n == BYTES && ids[n - 1] == '<', "added tokens: %zu ids", n);
         check_error(now() - start, 1, "added tokens: seconds for 60 kB of what %d of them begin with", count);
-        free(ids);
-        free(text);
-        free(added.at);
-        tokenizer_free(t);
+        free(ids), free(text), free(added.at), tokenizer_free(t);
     }
     Text wide = { 0 };
     for (int i = 0; i < 257; i++) text_add_string(&wide, "<");
     char *added = text_format("{\"id\":256,\"content\":\"%s\"}", wide.at);
     t = with_added(added, &e);
     check(!t && strstr(e.text, "257 bytes"), "added tokens: one of 257 bytes is refused: %s", e.text);
-    tokenizer_free(t);
-    free(added);
-    free(wide.at);
+    tokenizer_free(t), free(added), free(wide.at);
 }
 
 /* Numbers that no float or int holds are refused in config.json; found by fuzzing. */
@@ -183,8 +174,7 @@ static void test_config_limits(void) {
         Json *json = json_parse(text, strlen(text), &e);
         check(json && !config_from_json(&c, json_root(json), &e) && strstr(e.text, cases[i].says), "config.json: %s of %s is refused: %s",
               cases[i].key, cases[i].value, e.text);
-        json_free(json);
-        free(text);
+        json_free(json), free(text);
     }
     Error e = { 0 };
     Config c;
@@ -209,8 +199,7 @@ static void test_lost_by_sentencepiece(void) {
             char *back = tokenizer_decode(t, ids, n, &bytes);
             check(!strcmp(back, metaspace ? cases[i].metaspace : cases[i].llama2), "SentencePiece %d: \"%s\" becomes \"%s\"",
                   metaspace, cases[i].text, back);
-            free(back);
-            free(ids);
+            free(back), free(ids);
         }
         tokenizer_free(t);
     }

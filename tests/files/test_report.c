@@ -22,8 +22,7 @@ static char *page_of(const char *log, size_t bytes) {
     remove(html);
     if (report_write(scratch(), &e)) page = file_read(html, &size, &e);
     if (!page) printf("%s\n", e.text);
-    free(path);
-    free(html);
+    free(path), free(html);
     return page;
 }
 static char *page_of_text(const Text *log) { return page_of(log->at ? log->at : "", log->length); }
@@ -132,9 +131,7 @@ static void test_contents(void) {
     check(number_of(d, "damaged") == 0 && number_of(d, "every") == 0, "report: no complaints, and no further page");
     check(page && count(page, "://") == 1 && strstr(page, "://www.w3.org/2000/svg'") && !strstr(page, "<link") && !strstr(page, "@import") &&
           !strstr(page, " src=") && strstr(page, "default-src 'none'"), "report: nothing from elsewhere, but the name of SVG");
-    json_free(json);
-    free(page);
-    free(log.at);
+    json_free(json), free(page), free(log.at);
 }
 
 /* A long run: data are bounded, and one bad step out of many is still visible, at the right step. */
@@ -160,9 +157,7 @@ static void test_thinning(void) {
     check_error(fabs(x[highest] - SPIKE), 64, "report: the spike is at its step");
     check(high[highest] == 9, "report: the spike has its height");
     check(!json_get(curve_of(json, "lr"), "x"), "report: steps are written once");
-    json_free(json);
-    free(page);
-    free(log.at);
+    json_free(json), free(page), free(log.at);
 }
 
 static void test_gaps(void) {
@@ -179,8 +174,7 @@ static void test_gaps(void) {
     n = values_of(json_get(curve_of(json, "norm"), "y"), y, 16);
     check(n == 9 && isnan(y[3]) && y[4] == 1.5, "report: an outlier is a gap");
     check(number_of(json_root(json), "best") == 4 && json_get(json_root(json), "end")->type == JSON_NULL, "report: best, and no end");
-    json_free(json);
-    free(log.at);
+    json_free(json), free(log.at);
 }
 
 /* Loads, in hundredths of the mean, of each column of time. */
@@ -216,8 +210,7 @@ static void test_heat(void) {
     good = values_of(json_get(router->next->next, "load"), values, 300 * E) == columns * 3 && !router->next->next->next;
     for (int i = 0; good && i < columns * 3; i++) good &= values[i] == 0;
     check(good, "report: a router without tokens; other routers are left out");
-    json_free(json);
-    free(log.at);
+    json_free(json), free(log.at);
 }
 
 /* ---- steps that were redone ------------------------------------------------------------------------------------ */
@@ -235,8 +228,7 @@ static void add_part(Text *log, int from, int to, double loss) {
 static int same_page(const Text *a, const Text *b) {
     char *one = page_of_text(a), *two = page_of_text(b);
     const int same = one && two && !strcmp(one, two) && whole(one, "resumed");
-    free(one);
-    free(two);
+    free(one), free(two);
     return same;
 }
 static int has_end(const Text *log) {
@@ -330,8 +322,7 @@ static void test_live(void) {
         Json *json = data_of(page, "live");
         const double every = json ? number_of(json_root(json), "every") : NAN;
         check(ended ? every == 0 : every >= 3 && number_of(json_root(json), "written") > 1.7e9, "report: the next page in %g seconds", every);
-        json_free(json);
-        free(page);
+        json_free(json), free(page);
     }
     report_close(r);
     if (f) fclose(f);
@@ -348,8 +339,7 @@ static void test_damage(void) {
         char *page = page_of(log.at, n);
         Json *json = data_of(page, "torn");
         good += json && number_of(json_root(json), "damaged") == 0;
-        json_free(json);
-        free(page);
+        json_free(json), free(page);
     }
     check(cuts > 20 && good == cuts, "report: %zu of %zu truncated logs give a complete page without complaint", good, cuts);
 
@@ -376,9 +366,7 @@ static void test_damage(void) {
         Json *json = data_of(page, "mutated");
         good += json != NULL;
         complained += json && number_of(json_root(json), "damaged") > 0;
-        json_free(json);
-        free(page);
-        free(copy);
+        json_free(json), free(page), free(copy);
     }
     check(good == tried, "report: %zu of %zu mutated logs give a complete page", good, tried);
     check(complained && complained < tried, "report: damage within the log is reported (%zu of %zu)", complained, tried);
@@ -419,9 +407,7 @@ static void test_bounds(void) {
     check(good, "report: the first 8 and the last 24 samples in order, cut");
     check(routers && routers->length == 128 && number_of(json_get(d, "loads"), "hidden") == 72, "report: the first 128 routers");
     check(options && options->length == 512 && json_get(options, "option 511"), "report: the first 512 options");
-    json_free(json);
-    free(page);
-    free(log.at);
+    json_free(json), free(page), free(log.at);
 }
 
 /* ---- the terminal ------------------------------------------------------------------------------------------------ */
@@ -486,9 +472,7 @@ static void test_terminal(void) {
     for (int i = 0; i < MANY; i++) { t[i] = uniform() * 1e6; v[i] = normal() * 1e-20; }
     plot = plot_of(t, v, MANY, 100000, 100000, 1);
     check(widest(plot) == 400 && count(plot, "\n") == 103, "plot: many points, bounded size");
-    free(plot);
-    free(t);
-    free(v);
+    free(plot), free(t), free(v);
 }
 
 void test_report(void) {

@@ -69,8 +69,7 @@ static void progress(void) {
     text_add(&full, "]");
     char *text = with("[1, 2.5]", full.at);
     check(!reads(text, strlen(text), &p, &e), "a window with one value too many is refused: %s", e.text);
-    free(text);
-    free(full.at);
+    free(text), free(full.at);
 }
 
 static int restores(Settings *s, const char *text, Error *e) {
@@ -163,9 +162,7 @@ static void seal_again(const char *folder, int64_t step, uint64_t bytes, uint32_
     text_add_bytes(&t, end, (size_t)(seal - end));
     json_seal(&t);
     if (!file_write(path, t.at, t.length, &e)) fail(EXIT_DISK, "%s", e.text);
-    free(t.at);
-    free(text);
-    free(path);
+    free(t.at), free(text), free(path);
 }
 
 /* Rewrites the optimizer's file: the last tensor whose name ends with `suffix` gets the first element x and, if count > 0, count elements. */
@@ -198,10 +195,7 @@ static void rewrite_state(const char *folder, int64_t step, const char *suffix, 
     check(ok && chosen < n, "the state is written again with another %s: %s", suffix, e.text);
     seal_again(folder, step, bytes, crc);
     for (size_t i = 0; i < n; i++) free(data[i]);
-    safetensors_close(s);
-    free(data);
-    free(list);
-    free(path);
+    safetensors_close(s), free(data), free(list), free(path);
 }
 
 /* With valid checksums: values that no optimizer produces, and a wrong number of router biases (once a heap overflow). */
@@ -285,8 +279,7 @@ static void tokenizer(Trainee *t) {
     check(file_write(path, text, n, &e) && c && !checkpoint_has_tokenizer(c, path), "one with a flipped bit is not");
     check(c && checkpoint_publish(c, &t->m, bytes, NULL, &e) && checkpoint_has_tokenizer(c, path), "it is repaired");
     checkpoint_close(c);
-    tokenizer_free(bytes);
-    free(text), free(json.at), free(path), free(folder);
+    tokenizer_free(bytes), free(text), free(json.at), free(path), free(folder);
 }
 
 /* ---- files as a whole ------------------------------------------------------------------------------------- */

@@ -79,8 +79,7 @@ static void test_trained_as_reference(void) {
             char *x = merge_text(a), *y = merge_text(b);
             same = !strcmp(x, y);
             if (!same) check(0, "bpe %s: merge %d is \"%s\", the reference has \"%s\"", names[i], merges, y, x);
-            free(x);
-            free(y);
+            free(x), free(y);
         }
         check(same && !a && !b && merges > 400, "bpe %s: the %d merges of the reference", names[i], merges);
         for (a = json_first(vocab); a && same; a = a->next)
@@ -91,11 +90,7 @@ static void test_trained_as_reference(void) {
         check(!t, "bpe %s: no more tokens than the text supports", names[i]);
         char *wanted = text_format("%d tokens|supports %d|fewer", tokens + 1, tokens);
         check_message(&e, wanted, "bpe: too many tokens");
-        free(wanted);
-        json_free(ours);
-        json_free(json);
-        free(expected);
-        free(path);
+        free(wanted), json_free(ours), json_free(json), free(expected), free(path);
     }
     free(text);
 }
@@ -116,9 +111,7 @@ static void test_training(void) {
           "bpe: the end of text is one token, and none is made of its letters");
     check(bytes == sizeof text - 1 - 26 && !memcmp(back, text, bytes - 3) && !strcmp(back + bytes - 3, "low"),
           "bpe: text comes back: %s", back);
-    free(back);
-    free(ids);
-    tokenizer_free(t);
+    free(back), free(ids), tokenizer_free(t);
 
     check(!train(text, sizeof text - 1, 300, "gpt3", &e), "bpe: an unknown pattern");
     check_message(&e, "gpt3|cl100k|gpt2", "bpe: an unknown pattern");
@@ -137,8 +130,7 @@ static void test_training(void) {
     t = train(word, length, 400, "gpt2", &e);
     check(t != NULL, "bpe: a word of 1 MB: %s", e.text);
     check_error(now() - start, 20, "bpe: seconds for a word of 1 MB");
-    tokenizer_free(t);
-    free(word);
+    tokenizer_free(t), free(word);
 }
 
 static void test_threads(void) {
@@ -174,9 +166,7 @@ static void test_threads(void) {
         int same = all > one + 4 && tokenizer_width(t) == 2 && narrow[one] == 7 && narrow[all - 1] == 7;
         for (size_t k = 0; k < one && same; k++) same = ids[k] == narrow[k];
         check(same, "tokenizer %s: documents on 3 threads as one text of %zu bytes", path ? path : "trained", text.length);
-        free(many);
-        free(ids);
-        free(path);
+        free(many), free(ids), free(path);
         if (t != first) tokenizer_free(t);
     }
     tokenizer_free(first);
@@ -203,10 +193,7 @@ static void test_slots(void) {
         free(of_word);
     }
     check(same && at == n, "tokenizer: 17576 words with one prefix, alone and in a text");
-    free(ids);
-    free(text.at);
-    free(prefix.at);
-    tokenizer_free(t);
+    free(ids), free(text.at), free(prefix.at), tokenizer_free(t);
 }
 
 /* Jobs cover the documents once, and cut them only between a letter or digit and a space. */
@@ -264,8 +251,7 @@ static char *all_text(const Data *d, Split split, const Tokenizer *t) {
         if (t && id == tokenizer_eos(t)) text_add(&text, "|");
         else text_add_bytes(&text, piece, bytes);
     }
-    free(in);
-    free(out);
+    free(in), free(out);
     return text.at;
 }
 
@@ -279,25 +265,19 @@ static void holds(const char *what, const char *path, const char *validation, co
     char *a = all_text(d, DATA_TRAIN, t), *b = all_text(d, DATA_VALIDATION, t);
     check(!strcmp(a, train), "%s: training text \"%s\", expected \"%s\"", what, a, train);
     check(!strcmp(b, held_out), "%s: validation text \"%s\", expected \"%s\"", what, b, held_out);
-    free(a);
-    free(b);
-    data_close(d);
-    tokenizer_free(t);
+    free(a), free(b), data_close(d), tokenizer_free(t);
 }
 
 static void test_documents(void) {
     char *folder = scratch_folder("docs"), *inner = scratch_folder("docs/b/c"), *lines, *one, *other;
-    free(put_text("docs/a.txt", "first "));
-    free(put_text("docs/z.txt", "last one "));
-    free(put_text("docs/b/c/m.c", "inner "));
-    free(put_text("docs/b/empty.c", ""));
+    free(put_text("docs/a.txt", "first ")), free(put_text("docs/z.txt", "last one "));
+    free(put_text("docs/b/c/m.c", "inner ")), free(put_text("docs/b/empty.c", ""));
     free(put_text("docs/.hidden", "hidden "));
     free(put_text("docs/b/lines.jsonl", "{\"text\": \"line 1 \"}\n{\"n\": [1, {}], \"text\": \"l\\u00ednea 2 \"}\n"));
     free(scratch_put("docs/b/object.o", "a\0b", 3));
     free(scratch_folder("docs/out"));                                   /* a run: left out; logs alone are none */
     free(put_text("docs/out/main.log", "run "));
-    free(put_text("docs/out/log.jsonl", "{\"event\": \"start\"}\n"));
-    free(scratch_folder("docs/logs"));
+    free(put_text("docs/out/log.jsonl", "{\"event\": \"start\"}\n")), free(scratch_folder("docs/logs"));
     free(put_text("docs/logs/main.log", "inner log "));
     holds("a folder of documents", folder, NULL, "257", "first |inner |line 1 |l\xC3\xADnea 2 |inner log |", "last one |");
     holds("a folder, and bytes as tokens", folder, NULL, "", "first inner line 1 l\xC3\xADnea 2 inner log ", "last one ");
@@ -386,9 +366,7 @@ static int opens_cached(const char *path, const char *tokenizer, const char *fol
           && data_bytes(d, DATA_TRAIN) == (int64_t)strlen(expected) && data_max_id(d) < tokenizer_vocab(t),
           "cache: the text of %s, %s", path, cached ? "cached" : "encoded");
     check(data_keep(d, t, folder, &e), "cache: kept: %s", e.text);
-    free(text);
-    data_close(d);
-    tokenizer_free(t);
+    free(text), data_close(d), tokenizer_free(t);
     return cached;
 }
 

@@ -29,8 +29,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
         fuzz_check(bytes <= document[i].bytes);
         if (!document[i].bytes || !memmem(document[i].at, document[i].bytes, END_OF_TEXT, sizeof END_OF_TEXT - 1))
             fuzz_check(bytes == document[i].bytes && !memcmp(back, document[i].at, bytes));
-        free(back);
-        free(ids);
+        free(back), free(ids);
     }
     tokenizer_free(t);
 }

@@ -15,8 +15,7 @@ static void seed(void) {
     const DataRequest request = { .train = text, .tokenizer = "260", .pattern = "gpt2" };
     Data *d = data_open_text(&request, &t, &e);
     if (!d || !data_keep(d, t, fuzz_folder(), &e)) fail(EXIT_INPUT, "%s", e.text);
-    char *from = cache_path(fuzz_folder()), *cache = file_read(from, &bytes, &e);
-    char *input = text_format("%c", 1);
+    char *from = cache_path(fuzz_folder()), *cache = file_read(from, &bytes, &e), *input = text_format("%c", 1);
     input = mem_grow(input, bytes + 1);
     memcpy(input + 1, cache, bytes);
     if (!file_write(path, input, bytes + 1, &e)) fail(EXIT_DISK, "%s", e.text);
@@ -56,6 +55,5 @@ void fuzz_one(const uint8_t *data, size_t size) {
     d->text_hash = h.text;
     d->recipe_hash = h.recipe;
     if (cache_read(d, fuzz_folder(), &t)) read_all(d);
-    tokenizer_free(t);
-    data_close(d);
+    tokenizer_free(t), data_close(d);
 }

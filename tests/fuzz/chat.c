@@ -43,12 +43,9 @@ static void write_one(const Chat *c, const ChatMessage *m, size_t n) {
         const int64_t tokens = chat_encode(c, tokenizer, m, n, 0, &ids, &counts, &e);
         fuzz_check(tokens >= 0);
         for (int64_t i = 0; i < tokens; i++) fuzz_check(ids[i] >= 0 && ids[i] < tokenizer_vocab(tokenizer) && counts[i] <= 1);
-        free(ids);
-        free(counts);
+        free(ids), free(counts);
     } else fuzz_check(*e.text);
-    free(text.at);
-    free(again.at);
-    free(turns.at);
+    free(text.at), free(again.at), free(turns.at);
 }
 
 static void line(Part rest) {
@@ -59,8 +56,7 @@ static void line(Part rest) {
     const size_t n = list ? chat_read(list, &m, &e) : 0;
     fuzz_check(n || !list || *e.text);
     for (int i = 0; i < known && n; i++) write_one(&chats[i], m, n);
-    free(m);
-    json_free(json);
+    free(m), json_free(json);
 }
 
 static void jinja(Part rest) {

@@ -16,8 +16,7 @@ static void write_again(const Config *c) {
     config_to_json(c, "F32", 1, &t);
     Json *json = json_parse(t.at, t.length, &e);
     fuzz_check(json && config_from_json(&again, json_root(json), &e) && config_same(c, &again, &e));
-    json_free(json);
-    free(t.at);
+    json_free(json), free(t.at);
 }
 /* The same model by its descriptor, if that is short enough to hold all. */
 static void describe_again(const Config *c) {

@@ -37,8 +37,7 @@ static void check_held_out(const Source *s) {
     for (size_t i = 0; i < held_out.count; i++) bytes += held_out.at[i].bytes;
     for (size_t i = 0; i < s->documents; i++) all += s->document[i].bytes;
     fuzz_check(bytes == all);
-    free(train.at);
-    free(held_out.at);
+    free(train.at), free(held_out.at);
 }
 
 void fuzz_one(const uint8_t *data, size_t size) {

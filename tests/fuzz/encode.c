@@ -59,7 +59,5 @@ void fuzz_one(const uint8_t *data, size_t size) {
         fuzz_check(tokenizer_encode_documents(t, &document, text.bytes > 0, -1, &meter, &wide) == n);
         free(wide);
     }
-    free(wanted.at);
-    free(back);
-    free(ids);
+    free(wanted.at), free(back), free(ids);
 }

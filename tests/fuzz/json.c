@@ -16,8 +16,7 @@ static void check_string(const char *text, size_t bytes) {
     fuzz_check_shown(t.at, t.length);
     Json *again = json_parse(t.at, t.length, &e);
     fuzz_check(again && json_root(again)->length == bytes && !memcmp(json_root(again)->is.string, text, bytes));
-    json_free(again);
-    free(t.at);
+    json_free(again), free(t.at);
 }
 static void check_double(double x) {
     Text t = { 0 };

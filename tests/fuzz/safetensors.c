@@ -28,8 +28,7 @@ static void read_all(Safetensors *s) {
         fuzz_check(safetensors_read(s, t, 0, bytes, t->bytes, &e));
         fuzz_check(!safetensors_read(s, t, 1, bytes, t->bytes, &e) && !safetensors_read(s, t, t->bytes + 1, bytes, 0, &e));
         safetensors_read_double(s, t, 0, values, t->count < 1000 ? t->count : 1000, &e);
-        free(bytes);
-        free(values);
+        free(bytes), free(values);
     }
 }
 /* Of one file: the same tensors in a file of the program's own, which it must be able to read. */
@@ -50,8 +49,7 @@ static void write_again(Safetensors *s) {
     fuzz_check(!w || safetensors_finish(w, &e, NULL, NULL));
     Safetensors *again = w ? safetensors_open(path, &e) : NULL;
     fuzz_check(!w || (again && safetensors_count(again) == n));
-    safetensors_close(again);
-    free(tensors);
+    safetensors_close(again), free(tensors);
 }
 
 void fuzz_one(const uint8_t *data, size_t size) {

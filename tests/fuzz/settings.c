@@ -60,9 +60,7 @@ static void check_restored(const Settings *s) {
     json_free(written(&again, &twice));
     /* a text that is not UTF-8 is not the same, nor is one that was cut */
     if (!strstr(once.at, "\xEF\xBF\xBD") && once.length < 4000) fuzz_check(!strcmp(once.at, twice.at));
-    json_free(json);
-    free(once.at);
-    free(twice.at);
+    json_free(json), free(once.at), free(twice.at);
 }
 
 static void read_as_file(Settings *s, const char *text, size_t bytes) {
@@ -78,8 +76,7 @@ static void check_file(const Settings *s) {
     read_as_file(&again, once.at, once.length);
     settings_write(&again, &twice);
     if (once.length < 4000 && !strstr(once.at, "cannot be written")) fuzz_check(!strcmp(once.at, twice.at));
-    free(once.at);
-    free(twice.at);
+    free(once.at), free(twice.at);
 }
 
 void fuzz_one(const uint8_t *data, size_t size) {

@@ -46,8 +46,5 @@ void fuzz_one(const uint8_t *data, size_t size) {
     char *shown = written(&style, prompt, ids, experts, count, rest, &bytes);
     if (style.terminal && !style.colored) fuzz_check_shown(shown, bytes);
     if (*style.stop && !prompt.bytes && !style.marked && style.tokenizer) fuzz_check(!memmem(shown, bytes, style.stop, strlen(style.stop)));
-    free(shown);
-    free(experts);
-    free(ids);
-    free(text);
+    free(shown), free(experts), free(ids), free(text);
 }

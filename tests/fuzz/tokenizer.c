@@ -21,8 +21,7 @@ static void encode(const Tokenizer *t, const char *text, size_t bytes) {
     fuzz_check(again == n);
     for (size_t i = 0; i < n; i++)
         fuzz_check((tokenizer_width(t) == 2 ? ((uint16_t *)wide)[i] : (int)((uint32_t *)wide)[i]) == ids[i]);
-    free(wide);
-    free(ids);
+    free(wide), free(ids);
 }
 
 void fuzz_one(const uint8_t *data, size_t size) {

@@ -52,8 +52,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     for (size_t i = 0; i < data_bytes[type] && rest.bytes; i++) values[i] = rest.at[i % rest.bytes];
     char *file = fuzz_tensors((Part){ header[type].at, header[type].length }, (Part){ values, data_bytes[type] }, &bytes);
     const char *path = fuzz_file("model.safetensors", file, bytes);
-    free(file);
-    free(values);
+    free(file), free(values);
     if (!hf_load_weights(&m, path, &e)) { fuzz_check(*e.text); return; }
     fuzz_check(strcmp(dtypes[type], "I32"));
     model_batch(&m, tokens, targets, 1, 4);

@@ -92,8 +92,7 @@ static void run(const Device *dev, const Tokenizer *t, const char *file, int sma
     check(evaluate(&m, &q, &at_once, 0, NULL, &v, &e) && v.questions == 0, "%s: an interruption ends it", what);
     model_free(&m);
     questions_free(&q);
-    free(details);
-    free(path);
+    free(details), free(path);
 }
 
 static void test_answers(void) {
@@ -107,8 +106,7 @@ static void test_answers(void) {
                 char *key = text_format("%.*s %s", (int)strcspn(files[f], "."), files[f], kinds[k]);
                 char *what = text_format("%s: %s with %s", dev->name, files[f], kinds[k]);
                 if (dev->floatX_size > 2) run(dev, t, files[f], (i + k) % 2, json_get(json_root(expected), key), what);
-                free(what);
-                free(key);
+                free(what), free(key);
             }
         tokenizer_free(t);
     }
@@ -187,8 +185,7 @@ static void test_wrong_binary(void) {
     check(!questions_parse(&q, "f", copy, bytes, NULL, 620, &e) && strstr(e.text, "question 1: it is damaged"), "llm.c's: a token too many: %s", e.text);
     for (size_t n = 4; n < bytes; n += 1 + n / 9)
         check(!questions_parse(&q, "f", file, n, NULL, 620, &e), "llm.c's questions, cut after %zu bytes: %s", n, e.text);
-    free(copy);
-    free(file);
+    free(copy), free(file);
 }
 
 void test_evaluate(void) {

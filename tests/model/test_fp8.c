@@ -51,8 +51,7 @@ static void near(const Device *dev, const char *what) {
         check_error(error, 0.12, "%s %s: gradient of %s in 8 bits", dev->name, what, x->name);
         if (of_experts) check(error > 0.005, "%s %s: gradient of %s is that of 8 bits, %.1e from that of more", dev->name, what, x->name, error);
     }
-    trainee_close(&t);
-    free(want), free(got);
+    trainee_close(&t), free(want), free(got);
 }
 
 static uint64_t trained(const Config *c, int recompute, int micro_batches) {

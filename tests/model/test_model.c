@@ -326,8 +326,7 @@ int forgets(const Device *dev, const Config *c, int B) {
     }
     int same = !memcmp(grads[0], grads[1], t.m.manifest.total * sizeof **grads);
     for (size_t i = 0; i < t.m.manifest.total; i++) same &= isfinite(grads[1][i]);
-    trainee_close(&t);
-    free(grads[0]), free(grads[1]);
+    trainee_close(&t), free(grads[0]), free(grads[1]);
     return same;
 }
 
@@ -347,8 +346,7 @@ static void loads(void) {
     for (int e = 0; e < 5; e++) sum += r->own_load[e];
     check(sum == 2 * N, "%d tokens chose %d attention experts", N, sum);
     check(r->plan.S == 3 * N && r->plan.start[1] == N, "and have one more, the first of %d slots", r->plan.S);
-    model_free(&m);
-    free(tokens);
+    model_free(&m), free(tokens);
 }
 
 static void decoding_of(const Config *c, const char *descriptor) {
@@ -556,9 +554,7 @@ static void initial_weights(const char *device) {
         for (size_t n = 0; n < t->count && dev->real_size == sizeof(float); n++) want[n] = (double)(float)want[n];
         check(!memcmp(got + t->offset, want, t->count * sizeof *want), "%s: initial values of %s are those of the whole tensor", device, t->name);
     }
-    free(got);
-    free(want);
-    model_free(&m);
+    free(got), free(want), model_free(&m);
 }
 
 static void forgetting(void) {

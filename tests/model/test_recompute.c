@@ -133,8 +133,7 @@ static void words(void) {
     t.length = 0;
     recompute_describe(&m, recompute_numbered(2), &t);
     check(!strncmp(t.at, "11 of 12 layers: ", 17), "%s", t.at);
-    free(t.at);
-    model_free(&m);
+    free(t.at), model_free(&m);
 }
 
 void test_recompute(void) {

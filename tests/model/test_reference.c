@@ -76,8 +76,7 @@ static void compare_gradients(const Model *m, Safetensors *expected, const char 
             check_error(relative_error(all + p->offset, g, n), bound, "%s on %s: %s", family, m->dev->name, name);
         free(g);
     }
-    free(pieces);
-    free(all);
+    free(pieces), free(all);
 }
 
 static int is_packed(const char *folder) { return strstr(folder, "mxfp4") != NULL; }
@@ -150,8 +149,7 @@ static void export_and_read(const Model *m, const char *family, const char *fold
         free(x), free(y);
     }
     check(largest <= 3000, "%s: no file of several tensors is larger than asked: %llu", family, (unsigned long long)largest);
-    safetensors_close(theirs);
-    safetensors_close(ours);
+    safetensors_close(theirs), safetensors_close(ours);
     compare_configs(folder, family, 1);
     model_plan_inference(&again, m->dev, &m->config, 1, 1, 0, NULL);
     check(model_allocate(&again) && hf_load_weights(&again, scratch(), &e), "%s: shards load: %s", family, e.text);
@@ -180,8 +178,7 @@ static void save_and_read(const Model *m, const char *family, const char *folder
     Safetensors *theirs = safetensors_open(folder, &e), *ours = safetensors_open(scratch(), &e);
     check(theirs && ours, "%s: both files open", family);
     if (theirs && ours) compare_tensors(theirs, ours, family);
-    safetensors_close(theirs);
-    safetensors_close(ours);
+    safetensors_close(theirs), safetensors_close(ours);
     model_plan_inference(&again, dev, &c, 1, 1, 0, NULL);
     check(model_allocate(&again) && hf_load_weights(&again, scratch(), &e), "%s: loads again", family);
     void *a = mem_alloc(weights), *b = mem_alloc(weights);
@@ -260,9 +257,7 @@ static void family_on(const char *place, const char *family, const Device *dev, 
     compare_model(&m, expected, place, bound);
     decode_greedily(&m, expected, place, tokens);
     save_and_read(&m, family, folder);
-    model_free(&m);
-    safetensors_close(expected);
-    free(folder), free(path), free(tokens), free(targets);
+    model_free(&m), safetensors_close(expected), free(folder), free(path), free(tokens), free(targets);
 }
 
 /* ---- upcycling: experts are copies of a dense MLP --------------------------------------------------------------- */
@@ -331,9 +326,7 @@ static void upcycle_on(const char *place, const char *family, const Device *dev,
         if (t->kind == TENSOR_ROUTER) memcpy(g + t->offset, with + t->offset, t->count * sizeof *g);
     }
     compare_copies(&m, g, &was, h, what, bound);
-    model_free(&m);
-    model_free(&was);
-    free(with), free(g), free(h), free(folder), free(what);
+    model_free(&m), model_free(&was), free(with), free(g), free(h), free(folder), free(what);
 }
 
 static void test_upcycling(void) {
@@ -392,8 +385,7 @@ static void test_unknown_tensors(const char *folder) {
     warn_hook(NULL);
     check(warnings.at && strstr(warnings.at, "model.surprise is not part of this model") && !strstr(warnings.at, "layers.3"), "one is named: %s",
           warnings.at ? warnings.at : "none");
-    model_free(&m);
-    safetensors_close(s);
+    model_free(&m), safetensors_close(s);
     for (int i = 0; i < 3; i++) { remove(paths[i]); free(paths[i]); }
     free(weights), free(data), free(extra.at), free(map.at), free(warnings.at);
     warnings = (Text){ 0 };

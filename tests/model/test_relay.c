@@ -88,8 +88,7 @@ static void shares(const char *descriptor, int devices) {
     check(most * (size_t)devices <= all * 3 / 2 && sum < all + all / 8, "%s on %d devices: the fullest has %zu bytes of %zu, all together %zu", descriptor,
           devices, most, all, sum);
     check(m.manifest.learnable + relay_learnable(r) == whole.manifest.learnable, "%s: all parameters are dealt out", descriptor);
-    model_free(&m);
-    model_free(&whole);
+    model_free(&m), model_free(&whole);
     relay_close(r);
 }
 

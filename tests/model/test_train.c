@@ -326,8 +326,7 @@ static void options(void) {
     check(j && json_int(json_get(json_root(j), "large"), 0) == s.large
           && !strcmp(json_string(json_get(json_root(j), "kind"), ""), "wsd"), "settings as JSON: %s",
           json.at);
-    json_free(j);
-    free(json.at);
+    json_free(j), free(json.at);
     int exact = 1;
     for (int i = 0; i < 2000; i++) {                                    /* a resumed run must have exactly the same rate */
         s.rate = (float)(10 * pow(uniform(), 8));
@@ -434,8 +433,7 @@ static void accumulation(void) {
         check_error(relative_error(g[1], g[0], n), devices[d].bound,
                     "%s: 4 micro-batches of 2 have the gradients of one batch of 8", devices[d].device);
         check_error(fabs(loss[0] - loss[1]), devices[d].bound, "%s: 4 micro-batches of 2 have its loss", devices[d].device);
-        free(g[0]);
-        free(g[1]);
+        free(g[0]), free(g[1]);
     }
 }
 
@@ -535,9 +533,7 @@ static void experts_in_turn(void) {
     check(!wrong && moved && kept > moved, "what has its turn moves, %d times, and no other expert, %d times: %d are wrong", moved, kept, wrong);
     check(whole > 0 && apart < 1e-6 * whole, "by as many times as much: %.2g of it is not", sqrt(apart / whole));
     check(still < 100, "every expert has a momentum after one update; %d elements are 0", still);
-    free(before), free(after), free(usual);
-    trainee_close(&t);
-    trainee_close(&plain);
+    free(before), free(after), free(usual), trainee_close(&t), trainee_close(&plain);
 }
 
 static void threads(float momentum) {
@@ -685,11 +681,7 @@ static void conversion(void) {
         }
         check_error(relative_error(v[1], v[0], n), lean ? 0 : 0x1p-8, "v is restored, %s", lean ? "exactly" : "rounded");
         checkpoint_close(from);
-        trainee_close(&a);
-        trainee_close(&b);
-        free(v[0]);
-        free(v[1]);
-        free(folder);
+        trainee_close(&a), trainee_close(&b), free(v[0]), free(v[1]), free(folder);
     }
 }
 
@@ -731,8 +723,7 @@ static void round_trip(const char *device, int lean, float momentum) {
         trainee_close(&b);
     }
     checkpoint_close(from);
-    trainee_close(&a);
-    free(folder);
+    trainee_close(&a), free(folder);
 }
 
 /* Overwrites, cuts or removes a file of a step folder; or its run.json. */
@@ -838,10 +829,7 @@ static void pruning(void) {
     check(!save_with(folder, &t, &p, "{}", 2, 0, &e)
           && strstr(e.text, "model.norm.weight"), "weights that are not finite are not saved: %s", e.text);
     check(has_step(folder, 11) && !has_step(folder, 12) && is_file(top), "the previous checkpoint is kept");
-    trainee_close(&t);
-    free(folder);
-    free(top);
-    free(stale);
+    trainee_close(&t), free(folder), free(top), free(stale);
 }
 
 static void try_lock(void *folder) {
@@ -859,9 +847,7 @@ static void lock(void) {
     char *file = scratch_path("not-a-folder");
     check(file_write(file, "x", 1, &e) && !checkpoint_lock(file, &e) && !e.code && strstr(e.text, "not a folder"),
           "a file cannot be locked like a folder");
-    free(folder);
-    free(own);
-    free(file);
+    free(folder), free(own), free(file);
 }
 
 /* ---- config.json --------------------------------------------------------------------------------------- */
@@ -1058,8 +1044,7 @@ static void windows_of_configs(void) {
               cases[i].extra, c.window, (unsigned long long)c.windowed.bits[0], e.text);
         if (read) config_to_json(&c, "BF16", 1, &json);
         check(read && from_text(&again, json.at, &e) && config_same(&c, &again, &e), "%s with %s comes back: %s", cases[i].type, cases[i].extra, e.text);
-        free(json.at);
-        free(text);
+        free(json.at), free(text);
     }
 }
 
@@ -1113,8 +1098,7 @@ static void default_configs(void) {
         }
     }
     check(families == 16 && accepted > 160, "%d families, %d keys may be missing", families, accepted);
-    json_free(json);
-    free(text);
+    json_free(json), free(text);
 }
 
 /* ---- files --------------------------------------------------------------------------------------------- */
@@ -1189,9 +1173,7 @@ static void atomic_files(void) {
               "a read-only folder keeps its file: %s", e.text);
         chmod(folder, 0700);
     } else skip("root may write anywhere: read-only folders");
-    free(folder);
-    free(path);
-    free(below);
+    free(folder), free(path), free(below);
 }
 
 void test_train(void) {

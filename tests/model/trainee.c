@@ -139,6 +139,5 @@ uint64_t trainee_hash(const Trainee *t) {
 void trainee_close(Trainee *t) {
     for (int i = 0; i < PHASES; i++) replay_free(&t->batch[i], t->m.dev);
     for (int i = 0; i < MUON_PERIODS; i++) replay_free(&t->update[i], t->m.dev);
-    model_free(&t->m);
-    free(t->tokens), free(t->targets), free(t->keys);
+    model_free(&t->m), free(t->tokens), free(t->targets), free(t->keys);
 }

@@ -1205,9 +1205,7 @@ void case_free(Case *c) {
     if (!c) return;
     for (int i = 0; i < c->buffers; i++) free(c->buffer[i].value);
     for (int i = 0; i < 2; i++) case_free(c->forward[i]);
-    case_free(c->dense);
-    case_free(c->even);
-    free(c);
+    case_free(c->dense), case_free(c->even), free(c);
 }
 Case *case_product(int N, int C, int O) {
     const Shape s = { .name = "" };

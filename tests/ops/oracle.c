@@ -263,8 +263,7 @@ static void naive_route_round(const Case *c, double **v) {
         for (int s = (int)v[4][n]; s < slot && SUMS_TO_ONE(c->scores); s++) v[7][s] /= sum;
     }
     v[4][N] = slot;
-    free(rank);
-    free(kept);
+    free(rank), free(kept);
 }
 static void naive_router_bias(const Case *c, double **v) {
     for (int e = 0; e < c->s.E; e++) {
@@ -510,8 +509,7 @@ static void naive_sample(const Case *c, double **v) {
         for (i = 0; i < count - 1 && (sum += p[order[i]]) <= draw; i++);
         v[0][n] = order[greedy ? 0 : i];
     }
-    free(order);
-    free(p);
+    free(order), free(p);
 }
 static void naive_advance(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) {

@@ -83,16 +83,14 @@ static void against_pytorch(Case *c, void *context) {
             double *balance = recorded(prefix, "dbalance", b->n), *z = recorded(prefix, "dz", b->n);
             for (size_t j = 0; balance && z && j < b->n; j++)
                 want[j] += (double)c->balance * balance[j] + (double)c->zloss * z[j];
-            free(balance);
-            free(z);
+            free(balance), free(z);
         }
         /* Twice the bound, because the inputs were rounded: rstd, lse and weights to real, the others to floatX. */
         double bound = r->dev->floatX_size == 8 ? 1e-12 : 2 * oracle_bound(b, r->dev);
         if (!strcmp(c->op, "attention_backward")) bound *= 2;
         oracle_compare(b, got, want, bound, r->dev->name, c->what);
         r->compared++;
-        free(want);
-        free(got);
+        free(want), free(got);
     }
     case_release(&p);
 }

@@ -51,8 +51,7 @@ static void soak_case(Case *c, void *device) {
     }
     check(!differ, "%s %s: the same bits in %d runs; %d differ", dev->name, c->what, TIMES, differ);
     for (int i = 0; i < MOST_BUFFERS; i++) free(first[i]), free(again[i]);
-    case_release(&p);
-    case_release(&fresh);
+    case_release(&p), case_release(&fresh);
 }
 
 /* Recorded steps of decoding, in which each kernel starts before the previous one has ended. */

@@ -171,8 +171,7 @@ static void check_threads(const Placed *first) {
         void *a = case_bits(first, i, &n), *b = case_bits(&again, i, &n);
         check(!memcmp(a, b, n), "%s %s: %s, the same bits with one thread and two", first->dev->name,
               first->c->what, first->c->buffer[i].name);
-        free(a);
-        free(b);
+        free(a), free(b);
     }
     case_release(&again);
 }
@@ -200,12 +199,10 @@ static void against_oracle(Case *c, const Device *dev, const Device *oracle) {
         if (!(bound > 0)) case_round(&one, dev);
         double *is = case_read(&got, i);
         oracle_compare(b, is, one.buffer[0].value, bound, dev->name, c->what);
-        free(is);
-        free(one.buffer[0].value);
+        free(is), free(one.buffer[0].value);
     }
     if (!hurry) check_threads(&got);
-    case_release(&got);
-    case_release(&want);
+    case_release(&got), case_release(&want);
 }
 
 /* Does operations.h know the operation, and count no more than its buffers hold? */
@@ -244,11 +241,9 @@ static void check_alias(Case *c, const Device *dev) {
             void *a = case_bits(&apart, j, &n), *b = case_bits(&together, j, &n);
             check(!memcmp(a, b, n), "%s %s: %s when %s is %s", dev->name, c->what, c->buffer[j].name,
                   may[i].out, may[i].in);
-            free(a);
-            free(b);
+            free(a), free(b);
         }
-        case_release(&apart);
-        case_release(&together);
+        case_release(&apart), case_release(&together);
     }
 }
 
@@ -279,9 +274,7 @@ static void check_all(Case *c, void *unused) {
     (void)unused;
     check_case(c, &(int){ 0 });
 }
-static void check_products(Case *c, void *unused) {
-    if (is_product(c)) check_all(c, unused);
-}
+static void check_products(Case *c, void *unused) { if (is_product(c)) check_all(c, unused); }
 typedef struct { const char *only; int found; } Special;
 static void check_special(Case *c, void *context) {
     const Device *f64 = device_find("cpu-f64"), *dev;

@@ -380,8 +380,7 @@ static int meet_trouble(Group *p, const void *argument) {
 
 static _Noreturn void troubled_process(const Trouble *t, int process, int port, int output) {
     GroupOptions o = group_options(process, t->processes - (t->fate == TWICE), t->ranks ? t->ranks : 1, port);
-    const int in_trouble = process == t->which;
-    const int fails = t->fate == ABSENT || t->fate == FAR_TOO_LATE || t->job;
+    const int in_trouble = process == t->which, fails = t->fate == ABSENT || t->fate == FAR_TOO_LATE || t->job;
     o.silence_seconds = t->fate == STOP || limited(t) ? 0.8 : 5;
     o.join_seconds = fails ? 0.6 : 5;
     o.lost = report_and_exit;
@@ -436,8 +435,7 @@ static void finish(Scene *s, const Trouble *t) {
         rewind(s->said[p]);
         if (fread(text, 1, sizeof text - 1, s->said[p]) == 0) *text = 0;
         fclose(s->said[p]);
-        const int code = exit_code(status);
-        const int others = p != t->which || (!t->expected && t->fate != TWICE);
+        const int code = exit_code(status), others = p != t->which || (!t->expected && t->fate != TWICE);
         check(!others ? as_expected(t, code, text) : t->expected ? code == EXIT_PEER && strstr(text, t->expected)
               : code == 0, "%s: process %d ends with code %d and prints: %s", t->name, p, code, text);
     }

@@ -412,12 +412,7 @@ static void secret_of_file(void) {
     check(!unlink(path), "remove it");
     bad_files(&first, folder, path);
     bad_files(&second, folder, path);
-    free(a);
-    free(b);
-    free(other);
-    free(folder);
-    free(path);
-    free(expected);
+    free(a), free(b), free(other), free(folder), free(path), free(expected);
 }
 
 void test_messages(void) {

@@ -69,9 +69,7 @@ static void *packed(const char *folder, const Model *m, const Optimizer *o, int 
         if (!t || !safetensors_read(s, t, 0, all + *bytes, t->bytes, &e)) fail(EXIT_CHECKPOINT, "%s: %s", name, t ? e.text : "missing");
         *bytes += t->bytes;
     }
-    free(pieces);
-    safetensors_close(s);
-    free(path);
+    free(pieces), safetensors_close(s), free(path);
     return all;
 }
 
@@ -210,8 +208,7 @@ static void keep_state(Team *t, Trainee *m, const Parallel *p) {
         t->total = m->m.manifest.total;
         t->learnable = m->m.manifest.learnable;
     }
-    free(folder);
-    free(hashes);
+    free(folder), free(hashes);
 }
 static void member(void *team, int local) {
     Team *t = team;
@@ -462,8 +459,7 @@ static void resumed_elsewhere(const char *device, double bound, float momentum) 
         team_free(&after);
         team_free(&loaded);
         team_free(&all);
-        free(name);
-        free(folder);
+        free(name), free(folder);
     }
 }
 
@@ -524,8 +520,7 @@ static void saved_alike(void) {
                 free(other);
             }
         team_free(&one);
-        free(name);
-        free(first);
+        free(name), free(first);
     }
 }
 
