@@ -7,7 +7,7 @@
 #include "llmc/model/routers.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
-#include "families.h"
+#include "config_json.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* export.c: see export.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "export.h"
-#include "families.h"
+#include "config_json.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include <dirent.h>

@@ -1,673 +1,125 @@
-/* families.c: see families.h. Tables: the keys of config.json, what they mean when missing, and what is refused. What a family
- * may have is a table in llmc/model/config.c, what its tensors are called one in llmc/model/plan.c. */
+/* families.c: see families.h. The keys of their config.json: config_json.c; what they call their tensors: pieces.c. */
 #include "families.h"
-#include <math.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-/* ---- config.json: one table reads and writes it -------------------------------------------------------- */
-
-typedef enum { NUMBER, DOUBLE, FLAG, VOCAB, PADDED, HEADS, SCORE, RENORM, SHARED, ACTIVATION, BIASES, MULTIPLIER, OF_SCORES, OPTION,
-               OPTIONAL_DOUBLE, RANK, UNROTATED } KeyKind;
-static int is_double(KeyKind kind) { return kind == DOUBLE || kind == MULTIPLIER || kind == OF_SCORES || kind == OPTIONAL_DOUBLE; }
-enum { REQUIRED = -1, DEPENDS = -2 };                       /* DEPENDS: see default_of */
+/* What a family must have, and what it may have besides. */
 enum {
-    JET = FAMILY_JETMOE, MIX = FAMILY_MIXTRAL, LLA = FAMILY_LLAMA, MIS = FAMILY_MISTRAL, OWN = FAMILY_SMOE, OLM = FAMILY_OLMOE,
-    QW3 = FAMILY_QWEN3, Q3M = FAMILY_QWEN3_MOE, Q2M = FAMILY_QWEN2_MOE, GRA = FAMILY_GRANITE | FAMILY_GRANITE_SHARED,
-    GRS = FAMILY_GRANITE_SHARED, DOT = FAMILY_DOTS, GLM = FAMILY_GLM, ERN = FAMILY_ERNIE,
-    DS2 = FAMILY_DEEPSEEK_V2, DS3 = FAMILY_DEEPSEEK_V3, MLA = DS2 | DS3,
-    ALL = FAMILIES_END - 1, QWENS = Q3M | Q2M,
-    DEEP = DOT | GLM | DS3, DEEPS = DEEP | DS2,             /* by sigmoids with a bias; and all with scales, groups, and first layers without experts */
-    MOES = QWENS | DEEPS | ERN,                             /* dense layers may be between their mixtures */
-    GPT = FAMILY_GPT_OSS,
-    LOCAL = JET | MIX | OWN | GRA,
-    BIASED = LLA | OLM | QW3 | Q3M | GRA | DOT | GLM,
-    LISTED = QW3 | Q2M | DOT | GPT,                               /* layer_types says which have a window */
-    WINDOWED = LISTED | MIX | MIS | Q3M,
+    HAS_MIXED_ATTENTION = 1 << 0, HAS_EXPERTS = 1 << 1, HAS_SHARED = 1 << 2, HAS_GATE = 1 << 3, HAS_DENSE_LAYERS = 1 << 4,
+    HAS_HEAD_NORM = 1 << 5, HAS_WHOLE_NORM = 1 << 6, HAS_QKV_BIAS = 1 << 7, HAS_QKVO_BIAS = 1 << 8, HAS_CHOICE_BIAS = 1 << 9,
+    HAS_SCALES = 1 << 10, HAS_ROUTE_SCALE = 1 << 11, HAS_PARTIAL = 1 << 12, HAS_PAIRS = 1 << 13, HAS_OUTPUT_BIAS = 1 << 14,
+    HAS_OWN = 1 << 15,                  /* what only smoe has */
+    HAS_BLOCK_EPS = 1 << 16,            /* another epsilon at the end */
+    HAS_SCALED_ROPE = 1 << 17,
+    HAS_GROUPS = 1 << 19,
+    HAS_ODD_HEADS = 1 << 18,            /* channels no multiple of heads: Transformers refuses such a llama */
+    HAS_WINDOW = 1 << 20, HAS_SOME_WINDOWS = 1 << 21,       /* in all layers, in some */
+    HAS_SINKS = 1 << 22, HAS_EXPERT_BIAS = 1 << 23, HAS_CLAMPED = 1 << 24,
+    HAS_LATENTS = 1 << 25, HAS_GROUPS_BY_BEST = 1 << 26
 };
-static const struct { int families; const char *key, *alias; KeyKind kind; size_t field; double otherwise; } keys[] = {
-#define AT(field) offsetof(Config, field)
-    /* otherwise: its value when missing
-     * families           key                                alias              kind        field                    otherwise */
-    { ALL,                "vocab_size",                      NULL,              VOCAB,      AT(vocab),               REQUIRED },
-    { ALL,                "hidden_size",                     NULL,              NUMBER,     AT(channels),            REQUIRED },
-    { ALL,                "num_hidden_layers",               NULL,              NUMBER,     AT(layers),              REQUIRED },
-    { ALL,                "max_position_embeddings",         NULL,              NUMBER,     AT(context),             DEPENDS },
-    { ALL & ~MOES,        "intermediate_size",               "ffn_hidden_size", NUMBER,     AT(width),               REQUIRED },
-    { MOES,               "moe_intermediate_size",           NULL,              NUMBER,     AT(width),               REQUIRED },
-    { MOES,               "intermediate_size",               NULL,              NUMBER,     AT(dense_width),         0 },
-    { ALL,                "rms_norm_eps",                    NULL,              DOUBLE,     AT(final_eps),           DEPENDS },
-    { ALL,                "rope_theta",                      NULL,              DOUBLE,     AT(rope_theta),          DEPENDS },
-    { ALL,                "tie_word_embeddings",             NULL,              FLAG,       AT(tied),                DEPENDS },
-    { ALL,                "initializer_range",               NULL,              DOUBLE,     AT(init_std),            DEPENDS },
-    { ALL & ~JET,         "num_attention_heads",             NULL,              HEADS,      AT(query_heads),         REQUIRED },
-    { ALL,                "num_key_value_heads",             NULL,              NUMBER,     AT(kv_heads),            DEPENDS },
-    { ALL & ~JET & ~MLA,  "head_dim",                        NULL,              NUMBER,     AT(head_size),           DEPENDS },
-    { MLA,                "kv_lora_rank",                    NULL,              NUMBER,     AT(kv_rank),             512 },
-    { MLA,                "q_lora_rank",                     NULL,              RANK,       AT(query_rank),          1536 },
-    { MLA,                "qk_rope_head_dim",                NULL,              NUMBER,     AT(rotated),             64 },
-    { MLA,                "qk_nope_head_dim",                NULL,              UNROTATED,  AT(head_size),           128 },
-    { MLA,                "v_head_dim",                      NULL,              NUMBER,     AT(value_size),          128 },
-    { DS3,                "rope_interleave",                 NULL,              FLAG,       AT(rope_pairs),          1 },
-    { JET,                "kv_channels",                     NULL,              NUMBER,     AT(head_size),           REQUIRED },
-    { LOCAL,              "num_local_experts",               "moe_num_experts", NUMBER,     AT(experts),             8 },
-    { LOCAL,              "num_experts_per_tok",             "moe_top_k",       NUMBER,     AT(topk),                2 },
-    { OLM | Q2M,          "num_experts",                     "num_local_experts", NUMBER,   AT(experts),             DEPENDS },
-    { Q3M,                "num_local_experts",               "num_experts",     NUMBER,     AT(experts),             DEPENDS },
-    { GPT,                "num_local_experts",               "num_experts",     NUMBER,     AT(experts),             DEPENDS },
-    { DEEP,               "n_routed_experts",                "num_local_experts", NUMBER,   AT(experts),             DEPENDS },
-    { DS2,                "n_routed_experts",                "num_experts",     NUMBER,     AT(experts),             64 },
-    { OLM | QWENS | DEEPS | GPT, "num_experts_per_tok",      NULL,              NUMBER,     AT(topk),                DEPENDS },
-    { ERN,                "moe_num_experts",                 "num_experts",     NUMBER,     AT(experts),             64 },
-    { ERN,                "moe_k",                           "num_experts_per_tok", NUMBER, AT(topk),                6 },
-    { JET,                "activation_function",             NULL,              ACTIVATION, AT(activation),          SWIGLU },
-    { ALL & ~JET,         "hidden_act",                      NULL,              ACTIVATION, AT(activation),          SWIGLU },
-    { OWN,                "num_attention_experts",           NULL,              NUMBER,     AT(attention_experts),   1 },
-    { OWN,                "num_attention_experts_per_tok",   NULL,              NUMBER,     AT(attention_topk),      1 },
-    { OWN | GRS,          "shared_intermediate_size",        NULL,              NUMBER,     AT(shared_width),        0 },
-    { Q2M,                "shared_expert_intermediate_size", NULL,              NUMBER,     AT(shared_width),        REQUIRED },
-    { DOT,                "n_shared_experts",                NULL,              SHARED,     AT(shared_width),        REQUIRED },
-    { GLM | DS3,          "n_shared_experts",                NULL,              SHARED,     AT(shared_width),        1 },
-    { DS2,                "n_shared_experts",                NULL,              SHARED,     AT(shared_width),        2 },
-    { ERN,                "moe_num_shared_experts",          NULL,              SHARED,     AT(shared_width),        2 },
-    { OWN,                "router_scores",                   NULL,              SCORE,      AT(scores),              TOPK_SOFTMAX },
-    { OLM | QWENS | DOT,  "norm_topk_prob",                  NULL,              RENORM,     AT(scores),              0 },
-    { GLM | DS3,          "norm_topk_prob",                  NULL,              RENORM,     AT(scores),              1 },
-    { OWN,                "universal",                       NULL,              FLAG,       AT(universal),           0 },
-    { OWN,                "output_bias",                     NULL,              FLAG,       AT(output_bias),         0 },
-    { OWN,                "block_norm_eps",                  NULL,              DOUBLE,     AT(norm_eps),            1e-6 },
-    { BIASED,             "attention_bias",                  NULL,              BIASES,     AT(attention_bias),      0 },
-    { GPT,                "attention_bias",                  NULL,              BIASES,     AT(attention_bias),      1 },
-    { Q2M,                "qkv_bias",                        NULL,              BIASES,     AT(attention_bias),      1 },
-    { GLM,                "use_qk_norm",                     NULL,              FLAG,       AT(qk_norm),             0 },
-    { GRA,                "embedding_multiplier",            NULL,              MULTIPLIER, AT(embed_scale),         1 },
-    { GRA,                "residual_multiplier",             NULL,              MULTIPLIER, AT(residual_scale),      1 },
-    { GRA,                "attention_multiplier",            NULL,              OF_SCORES,  AT(attention_scale),     1 },
-    { GRA,                "logits_scaling",                  NULL,              MULTIPLIER, AT(logit_divisor),       1 },
-    { DEEPS,              "routed_scaling_factor",           NULL,              MULTIPLIER, AT(route_scale),         DEPENDS },
-    { DEEPS,              "n_group",                         NULL,              NUMBER,     AT(groups),              DEPENDS },
-    { DEEPS,              "topk_group",                      NULL,              NUMBER,     AT(groups_chosen),       DEPENDS },
-    /* these are written only where they are not 0 */
-    { OWN,                "num_always_on_attention_experts", NULL,              OPTION,     AT(attention_always),    0 },
-    { OWN,                "qk_norm",                         NULL,              OPTION,     AT(qk_norm),             0 },
-    { OWN,                "value_embedding_interval",        NULL,              OPTION,     AT(value_embeddings),    0 },
-    { OWN,                "final_logit_softcapping",         NULL,              OPTIONAL_DOUBLE, AT(logit_cap),      0 },
-    { OWN,                "routed_scaling_factor",           NULL,              OPTIONAL_DOUBLE, AT(route_scale),    0 },
-    { OWN,                "router_choice_bias",              NULL,              OPTION,     AT(choice_bias),         0 },
-    { ALL,                "initializer_zero_outputs",        NULL,              OPTION,     AT(zero_output),         0 },
-    { ALL,                "initializer_fan_in_scale",        NULL,              OPTIONAL_DOUBLE, AT(init_fan),       0 },
-    { ALL,                "initializer_embedding_range",     NULL,              OPTIONAL_DOUBLE, AT(init_embed),     0 },
-    { ALL,                "padded_vocab_size",               NULL,              PADDED,     AT(padding),             0 },     /* in run.json only */
-#undef AT
+enum { BY_SOFTMAX = 1 << TOPK_SOFTMAX, BY_P = 1 << SOFTMAX_TOPK, BY_P_BIASED = 1 << SOFTMAX_RENORM,
+       BY_SIGMOID = 1 << SIGMOID_TOPK | 1 << SIGMOID_EACH };
+static const struct { Family family; const char *name, *architecture; int must, may, scores; } rows[] = {
+    { FAMILY_JETMOE,    "jetmoe",    "JetMoeForCausalLM",   HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_OUTPUT_BIAS, HAS_BLOCK_EPS, BY_SOFTMAX },
+    { FAMILY_MIXTRAL,   "mixtral",   "MixtralForCausalLM",  HAS_EXPERTS, HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW, BY_SOFTMAX },
+    { FAMILY_LLAMA,     "llama",     "LlamaForCausalLM",    0, HAS_QKVO_BIAS | HAS_SCALED_ROPE, 0 },
+    { FAMILY_MISTRAL,   "mistral",   "MistralForCausalLM",  0, HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW, 0 },
+    { FAMILY_QWEN3,     "qwen3",     "Qwen3ForCausalLM",    HAS_HEAD_NORM,
+      HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW | HAS_SOME_WINDOWS, 0 },
+    { FAMILY_OLMOE,     "olmoe",     "OlmoeForCausalLM",    HAS_EXPERTS | HAS_WHOLE_NORM, HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX | BY_P },
+    { FAMILY_QWEN3_MOE, "qwen3_moe", "Qwen3MoeForCausalLM", HAS_EXPERTS | HAS_HEAD_NORM,
+      HAS_DENSE_LAYERS | HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW, BY_SOFTMAX | BY_P },
+    { FAMILY_QWEN2_MOE, "qwen2_moe", "Qwen2MoeForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_GATE,
+      HAS_DENSE_LAYERS | HAS_QKV_BIAS | HAS_SCALED_ROPE | HAS_WINDOW | HAS_SOME_WINDOWS, BY_SOFTMAX | BY_P },
+    { FAMILY_GRANITE,   "granitemoe", "GraniteMoeForCausalLM", HAS_EXPERTS, HAS_SCALES | HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX },
+    { FAMILY_GRANITE_SHARED, "granitemoeshared", "GraniteMoeSharedForCausalLM", HAS_EXPERTS,
+      HAS_SHARED | HAS_SCALES | HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX },
+    { FAMILY_DOTS,      "dots1",     "Dots1ForCausalLM",    HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_CHOICE_BIAS,
+      HAS_DENSE_LAYERS | HAS_QKVO_BIAS | HAS_ROUTE_SCALE | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_GROUPS
+      | HAS_WINDOW | HAS_SOME_WINDOWS, BY_SIGMOID },
+    { FAMILY_GLM,       "glm4_moe",  "Glm4MoeForCausalLM",  HAS_EXPERTS | HAS_SHARED | HAS_CHOICE_BIAS,
+      HAS_DENSE_LAYERS | HAS_HEAD_NORM | HAS_QKV_BIAS | HAS_ROUTE_SCALE | HAS_PARTIAL | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_GROUPS,
+      BY_SIGMOID },
+    { FAMILY_ERNIE,     "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", HAS_EXPERTS | HAS_CHOICE_BIAS | HAS_PAIRS,
+      HAS_SHARED | HAS_DENSE_LAYERS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_P_BIASED },
+    { FAMILY_GPT_OSS,   "gpt_oss",   "GptOssForCausalLM",   HAS_EXPERTS | HAS_SINKS | HAS_EXPERT_BIAS | HAS_CLAMPED,
+      HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW | HAS_SOME_WINDOWS, BY_SOFTMAX },
+    { FAMILY_DEEPSEEK_V3, "deepseek_v3", "DeepseekV3ForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_CHOICE_BIAS | HAS_LATENTS,
+      HAS_DENSE_LAYERS | HAS_ROUTE_SCALE | HAS_GROUPS | HAS_PAIRS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_SIGMOID },
+    { FAMILY_DEEPSEEK_V2, "deepseek_v2", "DeepseekV2ForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_LATENTS | HAS_PAIRS,
+      HAS_DENSE_LAYERS | HAS_ROUTE_SCALE | HAS_GROUPS_BY_BEST | HAS_SCALED_ROPE, BY_P },
+    { FAMILY_SMOE,      "smoe",      "SmoeForCausalLM",     0,
+      HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_WHOLE_NORM | HAS_CHOICE_BIAS | HAS_ROUTE_SCALE
+      | HAS_OUTPUT_BIAS | HAS_OWN | HAS_BLOCK_EPS | HAS_ODD_HEADS, ~0 },
 };
-enum { KEYS = sizeof keys / sizeof *keys };
+enum { ROWS = sizeof rows / sizeof *rows };
 
-/* What a missing key means in one family or another: Transformers' own defaults. */
-static const struct { int families; const char *key; double value; } defaults[] = {
-    { MIX | OLM | GLM | ERN | GPT, "rms_norm_eps", 1e-5 },                 { ALL, "rms_norm_eps", 1e-6 },
-    { MIX,                      "rope_theta", 1e6 },                    { ERN, "rope_theta", 5e5 },     { GPT, "rope_theta", 150000 }, { ALL, "rope_theta", 1e4 },
-    { JET | ERN,                "tie_word_embeddings", 1 },             { ALL, "tie_word_embeddings", 0 },
-    { JET,                      "initializer_range", 0.01 },            { ALL, "initializer_range", 0.02 },
-    { DS3,                      "max_position_embeddings", 4096 },
-    { MIX | MIS | GLM | ERN | GPT, "max_position_embeddings", 131072 },    { QW3 | QWENS, "max_position_embeddings", 32768 },
-    { JET | OLM,                "max_position_embeddings", 4096 },      { ALL, "max_position_embeddings", 2048 },
-    { MIX | MIS | GLM | GPT,    "num_key_value_heads", 8 },             { QW3 | DOT, "num_key_value_heads", 32 },
-    { JET | Q2M,                "num_key_value_heads", 16 },            { Q3M | ERN, "num_key_value_heads", 4 },
-    { QW3,                      "head_dim", 128 },                      { GPT, "head_dim", 64 },
-    { OLM,                      "num_experts", 64 },                    { Q2M, "num_experts", 60 },
-    { Q3M | GPT,                "num_local_experts", 128 },             { GLM, "n_routed_experts", 128 },
-    { Q2M | GPT,                "num_experts_per_tok", 4 },             { OLM | Q3M | GLM | DS3, "num_experts_per_tok", 8 },
-    { DS3,                      "n_routed_experts", 256 },              { DS3, "num_key_value_heads", 128 },
-    { DS3,                      "routed_scaling_factor", 2.5 },         { ALL, "routed_scaling_factor", 1 },
-    { DS3,                      "n_group", 8 },                         { ALL, "n_group", 1 },
-    { DS3,                      "topk_group", 4 },                      { ALL, "topk_group", 1 },
-};
-
-typedef struct { Family family; int heads; Error *e; } Reader;      /* heads: query heads in all, once that key is read */
-
-/* -1: none, it must be there. */
-static double default_of(const char *key, const Config *c, const Reader *r) {
-    for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++)
-        if (defaults[i].families & r->family && !strcmp(defaults[i].key, key)) return defaults[i].value;
-    if (!strcmp(key, "num_key_value_heads")) return r->heads;
-    if (!strcmp(key, "head_dim")) return r->heads > 0 ? c->channels / r->heads : REQUIRED;      /* rounded down, as Transformers does */
-    return REQUIRED;
+static int any_dense(const Config *c) {
+    int any = 0;
+    for (int l = 0; l < MOST_LISTED / 64; l++) any |= c->dense.bits[l] != 0;
+    return any && c->experts > 1;
 }
-
-static const JsonValue *member(const JsonValue *object, const char *key) {  /* null is as good as missing */
-    const JsonValue *v = json_get(object, key);
-    return json_is(v, JSON_NULL) ? NULL : v;
+static int windows(const Config *c) {                       /* layers that have one */
+    int n = 0;
+    for (int l = 0; l < c->layers; l++) n += config_window(c, l) > 0;
+    return n;
 }
-/* Where positions are described: rope_parameters, or, in older files, rope_scaling beside rope_theta. */
-static const JsonValue *rope_of(const JsonValue *root) {
-    return json_is(json_get(root, "rope_parameters"), JSON_OBJECT) ? json_get(root, "rope_parameters") : json_get(root, "rope_scaling");
+static int features(const Config *c) {
+    const int heads = c->kv_heads * c->query_heads, mixture = c->experts > 1;
+    const int symmetric = c->experts == c->attention_experts && c->topk == c->attention_topk;
+    int f = 0;
+    if (c->attention_experts > 1)             f |= HAS_MIXED_ATTENTION | (symmetric ? 0 : HAS_OWN);
+    if (mixture)                              f |= HAS_EXPERTS;
+    if (mixture && c->shared_width)           f |= HAS_SHARED;
+    if (c->shared_gate)                       f |= HAS_GATE;
+    if (any_dense(c))                         f |= HAS_DENSE_LAYERS;
+    if (c->qk_norm)                           f |= c->qk_norm == NORM_EACH ? HAS_HEAD_NORM : HAS_WHOLE_NORM;
+    if (c->attention_bias)                    f |= c->attention_bias == 1 ? HAS_QKV_BIAS : HAS_QKVO_BIAS;
+    if (c->choice_bias)                       f |= HAS_CHOICE_BIAS;
+    if (c->embed_scale > 0 || c->residual_scale > 0 || c->attention_scale > 0 || c->logit_divisor > 0) f |= HAS_SCALES;
+    if (c->route_scale > 0)                   f |= HAS_ROUTE_SCALE;
+    if (c->groups > 1)                        f |= c->groups_by_best ? HAS_GROUPS_BY_BEST : HAS_GROUPS;
+    if (windows(c))                           f |= windows(c) == c->layers ? HAS_WINDOW : HAS_SOME_WINDOWS;
+    if (c->kv_rank)                           f |= HAS_LATENTS;
+    else if (c->rotated && c->rotated < c->head_size) f |= HAS_PARTIAL;
+    if (c->rope_pairs)                        f |= HAS_PAIRS;
+    if (c->output_bias)                       f |= HAS_OUTPUT_BIAS;
+    if (c->rope.kind)                         f |= HAS_SCALED_ROPE;
+    if (c->channels % heads)                  f |= HAS_ODD_HEADS;
+    if (c->norm_eps != c->final_eps || (c->attention_experts > 1 && c->norm_eps != 1e-6)) f |= HAS_BLOCK_EPS;
+    if (c->sinks)                             f |= HAS_SINKS;
+    if (c->expert_bias)                       f |= HAS_EXPERT_BIAS;
+    if (c->activation == CLAMPED)             f |= HAS_CLAMPED;
+    if (c->universal || (c->activation != SWIGLU && c->activation != CLAMPED) || c->attention_always || c->value_embeddings || c->logit_cap > 0) f |= HAS_OWN;
+    return f;
 }
-static const JsonValue *find_key(const JsonValue *root, int i) {
-    const JsonValue *v = keys[i].kind == RANK ? json_get(root, keys[i].key) : member(root, keys[i].key);
-    if (!v && keys[i].alias) v = member(root, keys[i].alias);
-    if (!strcmp(keys[i].key, "rope_theta") && member(rope_of(root), "rope_theta")) v = member(rope_of(root), "rope_theta");
-    return v;
-}
-
-/* The readers of numbers. key: for messages. */
-static int read_whole(int *to, const char *key, const JsonValue *v, double otherwise, Error *e) {
-    int64_t number = (int64_t)otherwise;
-    Error why;
-    if (!v && otherwise == REQUIRED) return error_set(e, "config.json: \"%s\" is missing", key);
-    if (v && !json_read_int(v, key, 0, SIZE_LIMIT, &number, &why)) return error_set(e, "config.json: %.900s", why.text);
-    *to = (int)number;
-    return 1;
-}
-static int read_real(double *to, const char *key, const JsonValue *v, double otherwise, Error *e) {
-    Error why;
-    *to = otherwise;
-    if (!v && otherwise == REQUIRED) return error_set(e, "config.json: \"%s\" is missing", key);
-    return !v || json_read_double(v, key, -1e308, 1e308, to, &why) || error_set(e, "config.json: %.900s", why.text);
-}
-
-static int read_name(int *field, int i, const JsonValue *v, const Reader *r) {
-    const int is_score = keys[i].kind == SCORE;
-    const char *name = v ? json_string(v, "") : is_score ? scores_name(0) : activation_name(0);
-    *field = is_score ? scores_by_name(name) : activation_by_name(name);
-    if (*field >= 0 && (is_score || (!strcmp(name, activation_name(*field)) && (r->family == FAMILY_SMOE || *field == SWIGLU))))
-        return 1;
-    return error_set(r->e, "config.json: \"%s\" is \"%s\", which this program does not know in a %s",
-                     keys[i].key, name, family_name(r->family));
-}
-
-static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
-    const char *key = keys[i].key;
-    void *field = (char *)c + keys[i].field;
-    int *const whole = field;
-    const double otherwise = keys[i].otherwise == DEPENDS ? default_of(key, c, r) : keys[i].otherwise;
-    switch (keys[i].kind) {
-    case NUMBER: case OPTION: case VOCAB:
-        return read_whole(whole, key, v, otherwise, r->e);
-    case HEADS:
-        if (!read_whole(whole, key, v, otherwise, r->e)) return 0;
-        r->heads = *whole;
-        return 1;
-    case SHARED:                                            /* a number of experts that are one in memory */
-        if (!read_whole(whole, key, v, otherwise, r->e)) return 0;
-        if ((double)*whole * c->width > SIZE_LIMIT) return error_set(r->e, "config.json: \"%s\" is %d", key, *whole);
-        *whole *= c->width;
-        return 1;
-    case RANK:                                              /* null: there is no latent */
-        if (json_is(v, JSON_NULL)) return *whole = 0, 1;
-        return read_whole(whole, key, v, otherwise, r->e) && (*whole || error_set(r->e, "config.json: \"%s\" is 0; null is none", key));
-    case UNROTATED:                                         /* the head without what positions rotate */
-        if (!read_whole(whole, key, v, otherwise, r->e)) return 0;
-        *whole += c->rotated;
-        return 1;
-    case PADDED:
-        if (!read_whole(whole, key, v, c->vocab, r->e)) return 0;
-        if (*whole < c->vocab) return error_set(r->e, "config.json: \"%s\" is %d, less than \"vocab_size\"", key, *whole);
-        *whole -= c->vocab;
-        c->vocab += *whole;
-        return 1;
-    case DOUBLE: case OPTIONAL_DOUBLE:
-        return read_real(field, key, v, otherwise, r->e);
-    case MULTIPLIER:                                        /* 1 is none */
-        if (!read_real(field, key, v, otherwise, r->e)) return 0;
-        if (*(double *)field == 1) *(double *)field = 0;
-        else if (!(*(double *)field > 0)) return error_set(r->e, "config.json: \"%s\" is %g, no positive number", key, *(double *)field);
-        return 1;
-    case OF_SCORES:                                         /* 1 / sqrt(D) is none */
-        if (!read_real(field, key, v, otherwise, r->e)) return 0;
-        if (!(*(double *)field > 0)) return error_set(r->e, "config.json: \"%s\" is %g, no positive number", key, *(double *)field);
-        if (*(double *)field == 1 / sqrt(c->head_size)) *(double *)field = 0;
-        return 1;
-    case FLAG: case BIASES: case RENORM:
-        if (v && !json_is(v, JSON_BOOL)) return error_set(r->e, "config.json: \"%s\" must be true or false", key);
-        *whole = json_bool(v, otherwise != 0);
-        if (keys[i].kind == BIASES && *whole) *whole = r->family & (Q2M | GLM) ? 1 : 2;
-        if (keys[i].kind == RENORM)
-            *whole = r->family & DEEP ? *whole ? SIGMOID_TOPK : SIGMOID_EACH : *whole ? TOPK_SOFTMAX : SOFTMAX_TOPK;
-        return 1;
-    default:
-        return read_name(whole, i, v, r);
-    }
-}
-
-/* ---- positions ----------------------------------------------------------------------------------------------- */
-
-static const char *const rope_names[] = { "default", "linear", "llama3", "yarn" };
-
-static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
-    const JsonValue *v = rope_of(root);
-    Error *e = r->e;
-    RopeScaling *s = &c->rope;
-    double part = 1, all = 0, by = 0;
-    const char *type = json_string(json_get(v, "rope_type"), json_string(json_get(v, "type"), "default"));
-    while (s->kind <= ROPE_YARN && strcmp(type, rope_names[s->kind])) s->kind++;
-    if (!v && r->family & GPT) {                            /* what its class has where nothing is said */
-        *s = (RopeScaling){ ROPE_YARN, 1, 32, 1, 32, 4096, rope_mscale(32, 1), 0 };
-        return 1;
-    }
-    if (s->kind > ROPE_YARN)
-        return error_set(e, "config.json: rope_type \"%.60s\"; this program knows default, linear, llama3 and yarn. Others need their "
-                            "frequencies in llmc/model/rope.c", type);
-    if (s->kind && r->family & (JET | OWN))
-        return error_set(e, "config.json: rope_type \"%s\", which a %s does not have here", type, family_name(r->family));
-    if (!read_real(&s->original, "original_max_position_embeddings", member(v, "original_max_position_embeddings"), c->context, e)
-        || !read_real(&s->factor, "factor", member(v, "factor"), s->kind == ROPE_YARN ? c->context / s->original : s->kind ? REQUIRED : 1, e))
-        return 0;
-    if (s->kind == ROPE_LLAMA3
-        && !(read_real(&s->low, "low_freq_factor", member(v, "low_freq_factor"), REQUIRED, e)
-             && read_real(&s->high, "high_freq_factor", member(v, "high_freq_factor"), REQUIRED, e))) return 0;
-    if (s->kind == ROPE_YARN
-        && !(read_real(&s->low, "beta_slow", member(v, "beta_slow"), 1, e) && read_real(&s->high, "beta_fast", member(v, "beta_fast"), 32, e)
-             && read_real(&by, "mscale", member(v, "mscale"), 0, e) && read_real(&all, "mscale_all_dim", member(v, "mscale_all_dim"), 0, e)
-             && read_real(&s->attention, "attention_factor", member(v, "attention_factor"),
-                          by > 0 && all > 0 ? rope_mscale(s->factor, by) / rope_mscale(s->factor, all) : rope_mscale(s->factor, 1), e))) return 0;
-    if (s->kind && r->family & MLA && !read_real(&s->scores, "mscale_all_dim", member(v, "mscale_all_dim"), 0, e)) return 0;
-    s->exact = s->kind == ROPE_YARN && !json_bool(json_get(v, "truncate"), 1);
-    if (s->kind && !(s->factor > 0 && s->original > 0 && s->low >= 0 && s->high >= s->low && s->attention >= 0 && s->factor < 1e9
-                     && s->scores >= 0 && s->scores <= 1e6))
-        return error_set(e, "config.json: a factor of rope_type \"%s\" is impossible", type);
-    if (s->kind == ROPE_PLAIN) *s = (RopeScaling){ 0 };
-    if (s->kind == ROPE_LINEAR) s->original = 0;
-    const JsonValue *fraction = member(v, "partial_rotary_factor") ? member(v, "partial_rotary_factor") : member(root, "partial_rotary_factor");
-    if (!read_real(&part, "partial_rotary_factor", fraction, r->family == FAMILY_GLM ? 0.5 : 1, e)) return 0;
-    if (part != 1 && r->family != FAMILY_GLM)
-        return error_set(e, "config.json: \"partial_rotary_factor\" is %g; of a %s this program rotates whole heads", part, family_name(r->family));
-    if (r->family & MLA) return 1;
-    c->rotated = part > 0 && part < 1 ? (int)(c->head_size * part + 1e-6) : 0;
-    if (!(part > 0 && part <= 1) || c->rotated % 2 || (part < 1 && !c->rotated))
-        return error_set(e, "config.json: \"partial_rotary_factor\" %g of heads of %d is no even number of dimensions", part, c->head_size);
-    return 1;
-}
-
-static void write_rope(const Config *c, Text *out) {
-    const RopeScaling *s = &c->rope;
-    text_add(out, ",\n  \"rope_parameters\": {\"rope_type\": \"%s\", \"rope_theta\": ", rope_names[s->kind]);
-    text_add_real(out, c->rope_theta);
-    const struct { const char *key; double value; int kinds; } numbers[] = {
-        { "factor", s->factor, 1 << ROPE_LINEAR | 1 << ROPE_LLAMA3 | 1 << ROPE_YARN },
-        { "original_max_position_embeddings", s->original, 1 << ROPE_LLAMA3 | 1 << ROPE_YARN },
-        { "low_freq_factor", s->low, 1 << ROPE_LLAMA3 }, { "high_freq_factor", s->high, 1 << ROPE_LLAMA3 },
-        { "beta_slow", s->low, 1 << ROPE_YARN }, { "beta_fast", s->high, 1 << ROPE_YARN }, { "attention_factor", s->attention, 1 << ROPE_YARN },
-        { "mscale_all_dim", s->scores, s->scores > 0 ? ~0 : 0 },
-    };
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        if (numbers[i].kinds >> s->kind & 1) {
-            text_add(out, ", \"%s\": ", numbers[i].key);
-            text_add_real(out, numbers[i].value);
+int family_expresses(Family f, const Config *c) {
+    const int has = features(c);
+    for (int i = 0; i < ROWS; i++)
+        if (rows[i].family == f) {
+            if ((rows[i].must & ~has) || (has & ~(rows[i].must | rows[i].may))) return 0;
+            if (f == FAMILY_JETMOE && c->norm_eps != 1e-6) return 0;            /* in no file */
+            if (f == FAMILY_OLMOE && c->head_size * c->kv_heads * c->query_heads != c->channels) return 0;
+            return c->experts == 1 || rows[i].scores >> c->scores & 1;
         }
-    if (s->exact) text_add(out, ", \"truncate\": false");
-    if (config_family(c) == FAMILY_GLM) {
-        text_add(out, ", \"partial_rotary_factor\": ");
-        text_add_real(out, c->rotated ? (double)c->rotated / c->head_size : 1);
-    }
-    text_add(out, "}");
-}
-
-/* How a deepseek_v2 chooses experts, if not of all of them. */
-static const char by_groups[] = "group_limited_greedy";
-
-/* ---- layers that differ: without experts ----------------------------------------------------------------------------------- */
-
-static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
-    int step = 1, first = 0, start = 0, end = -1, interval = 1;
-    Error *e = r->e;
-    if (!(r->family & MOES)) return 1;
-    if (r->family & QWENS && !read_whole(&step, "decoder_sparse_step", member(root, "decoder_sparse_step"), 1, e)) return 0;
-    if (r->family & DEEPS && !read_whole(&first, "first_k_dense_replace", member(root, "first_k_dense_replace"),
-                                         r->family & DS3 ? 3 : r->family & GLM ? 1 : 0, e)) return 0;
-    if (r->family & ERN) {
-        const JsonValue *last = member(root, "moe_layer_end_index");
-        if (!read_whole(&start, "moe_layer_start_index", member(root, "moe_layer_start_index"), 1, e)
-            || !read_whole(&interval, "moe_layer_interval", member(root, "moe_layer_interval"), 1, e)
-            || (json_int(last, -1) != -1 && !read_whole(&end, "moe_layer_end_index", last, -1, e))) return 0;
-    }
-    if (step < 1 || interval < 1) return error_set(e, "config.json: every 0-th layer has experts");
-    for (int l = 0; l < c->layers; l++)
-        if ((l + 1) % step || l < first || (r->family & ERN && ((l + 1) % interval || l < start || (end >= 0 && l > end)))) {
-            if (l >= MOST_LISTED)
-                return error_set(e, "config.json: layer %d has no experts; only the first %d may differ (MOST_LISTED in llmc/model/config.h)", l, MOST_LISTED);
-            layers_add(&c->dense, l);
-        }
-    for (const JsonValue *v = r->family & QWENS ? json_first(json_get(root, "mlp_only_layers")) : NULL; v; v = v->next) {
-        int l;
-        if (!read_whole(&l, "mlp_only_layers", v, REQUIRED, e)) return 0;
-        if (l >= MOST_LISTED) return error_set(e, "config.json: \"mlp_only_layers\" has %d; at most %d here", l, MOST_LISTED - 1);
-        if (l < c->layers) layers_add(&c->dense, l);
-    }
-    const int mixtures = config_mixtures(c);
-    if (!mixtures) return error_set(e, "config.json: no layer of this %s has experts", family_name(r->family));
-    if (mixtures == c->layers) c->dense_width = 0;
-    else if (c->dense_width < 1) return error_set(e, "config.json: \"intermediate_size\" is missing");
-    return 1;
-}
-
-static void write_layers(const Config *c, Text *out) {
-    const Family f = config_family(c);
-    int first = 0, end = c->layers - 1, n = 0, interval = 1;
-    while (first < c->layers && !config_has_experts(c, first)) first++;
-    while (end > 0 && !config_has_experts(c, end)) end--;
-    for (int same = 0; f & ERN && !same && interval <= c->layers; interval += !same) {
-        same = 1;
-        for (int l = first; l <= end; l++) same &= ((l + 1) % interval == 0) == config_has_experts(c, l);
-    }
-    if (f & DEEPS) text_add(out, ",\n  \"first_k_dense_replace\": %d", first);
-    if (f & DS2) text_add(out, ",\n  \"topk_method\": \"%s\"", c->groups_by_best ? by_groups : "greedy");
-    if (f & ERN)
-        text_add(out, ",\n  \"moe_layer_start_index\": %d,\n  \"moe_layer_end_index\": %d,\n  \"moe_layer_interval\": %d", first, end, interval);
-    if (!(f & QWENS)) return;
-    text_add(out, ",\n  \"decoder_sparse_step\": 1,\n  \"mlp_only_layers\": [");
-    for (int l = 0; l < c->layers; l++) if (!config_has_experts(c, l)) text_add(out, "%s%d", n++ ? ", " : "", l);
-    text_add(out, "]");
-}
-
-/* ---- and with a window ---------------------------------------------------------------------------------------- */
-
-/* Does layer l have one? types: layer_types, or NULL; most: max_window_layers. The rules are those of Transformers. */
-static int is_windowed(const Reader *r, const JsonValue *type, int most, int l) {
-    if (type) return !strcmp(json_string(type, ""), "sliding_attention");
-    return r->family & (QW3 | DOT) ? l >= most : r->family & Q2M ? (l + 1) % 2 && l < most : r->family & GPT ? (l + 1) % 2 : 1;
-}
-static int read_windows(Config *c, const JsonValue *root, const Reader *r) {
-    const JsonValue *types = r->family & LISTED ? member(root, "layer_types") : NULL, *type = json_first(types);
-    Error *e = r->e;
-    int window, most;
-    if (!(r->family & WINDOWED)) return 1;
-    if (!read_whole(&window, "sliding_window", member(root, "sliding_window"),
-                    r->family & MIX || json_get(root, "sliding_window") ? 0 : r->family & GPT ? 128 : 4096, e)
-        || !read_whole(&most, "max_window_layers", member(root, "max_window_layers"), r->family & DOT ? 62 : 28, e)) return 0;
-    if (r->family & (QW3 | QWENS) && !json_bool(json_get(root, "use_sliding_window"), 0)) window = 0;
-    for (int l = 0; l < c->layers; l++, type = type ? type->next : NULL) {
-        const char *name = json_string(type, "");
-        if (types && strcmp(name, "full_attention") && strcmp(name, "sliding_attention"))
-            return error_set(e, "config.json: \"layer_types\" of layer %d is \"%.60s\"; this program knows full_attention and sliding_attention", l, name);
-        if (!is_windowed(r, type, most, l)) continue;
-        if (types && !window) return error_set(e, "config.json: layer %d is of sliding_attention, but there is no \"sliding_window\"", l);
-        if (window >= c->context || !window) continue;
-        if (l >= MOST_LISTED)
-            return error_set(e, "config.json: layer %d has a window; only the first %d may (MOST_LISTED in llmc/model/config.h)", l, MOST_LISTED);
-        layers_add(&c->windowed, l);
-        c->window = window;
-    }
-    return 1;
-}
-
-static void write_windows(const Config *c, Text *out) {
-    const Family f = config_family(c);
-    if (!(f & WINDOWED) || (!c->window && !(f & (MIS | DOT | GPT)))) return;
-    if (f & (QW3 | QWENS)) text_add(out, ",\n  \"use_sliding_window\": %s", c->window ? "true" : "false");
-    if (c->window) text_add(out, ",\n  \"sliding_window\": %d", c->window);
-    else text_add(out, ",\n  \"sliding_window\": null");
-    for (int l = 0; f & LISTED && l < c->layers; l++)
-        text_add(out, "%s\"%s_attention\"%s", l ? ", " : ",\n  \"layer_types\": [", config_window(c, l) ? "sliding" : "full",
-                 l == c->layers - 1 ? "]" : "");
-}
-
-/* ---- what is refused ------------------------------------------------------------------------------------------- */
-
-/* Would change the mathematics in a way this program does not know; harmless when missing, null or false. */
-static const struct { int families; const char *key, *what; } refused[] = {
-    { ALL & ~(BIASED | GPT), "attention_bias", "biases of queries, keys and values in this family" }, { ALL, "mlp_bias", "biases in the MLP" },
-    { ERN, "use_bias", "biases in attention and MLP" }, { ALL & ~GPT, "quantization_config", "quantized weights: convert them to bf16 first" },
-    { ALL, "clip_qkv", "clipped queries, keys and values" }, { DS2, "norm_topk_prob", "weights that are renormalized in this family" },
-};
-/* Where the value of a string is known, those that are; harmless when missing. */
-static const struct { int families; const char *key, *values[2]; } named[] = {
-    { DS3, "scoring_func", { "sigmoid", NULL } },   { DS3, "topk_method", { "noaux_tc", NULL } },
-    { DS2, "scoring_func", { "softmax", NULL } },   { DS2, "topk_method", { "greedy", by_groups } },
-};
-static int refuse_names(const JsonValue *root, const Reader *r) {
-    for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
-        const JsonValue *v = named[i].families & r->family ? member(root, named[i].key) : NULL;
-        const char *const *known = named[i].values, *name = json_string(v, "");
-        if (v && strcmp(name, known[0]) && (!known[1] || strcmp(name, known[1])))
-            return error_set(r->e, "config.json: \"%s\" is \"%.60s\"; of a %s this program knows %s%s%s", named[i].key, name,
-                             family_name(r->family), known[0], known[1] ? " and " : "", known[1] ? known[1] : "");
-    }
-    return 1;
-}
-
-static int refuse_unknown(const JsonValue *root, const Reader *r) {
-    Error *e = r->e;
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        const JsonValue *v = member(root, refused[i].key);
-        if (refused[i].families & r->family && v && !(json_is(v, JSON_BOOL) && !json_bool(v, 1)))
-            return error_set(e, "config.json: \"%s\" is set, and this program does not know %s", refused[i].key, refused[i].what);
-    }
-    const JsonValue *quantized = r->family & GPT ? member(root, "quantization_config") : NULL;
-    const char *method = json_string(json_get(quantized, "quant_method"), "");
-    if (quantized && strcmp(method, "mxfp4"))
-        return error_set(e, "config.json: \"quant_method\" is \"%.60s\"; of a %s this program reads mxfp4 and weights that are not quantized", method,
-                         family_name(r->family));
-    double least = 0, slope = 0, limit = 0;
-    int every = 1;
-    if (!refuse_names(root, r) || (r->family & MLA && !read_whole(&every, "moe_layer_freq", member(root, "moe_layer_freq"), 1, e))) return 0;
-    if (every != 1) return error_set(e, "config.json: \"moe_layer_freq\" is %d; only 1 is known", every);
-    if (r->family & GPT && !(read_real(&slope, "swiglu_alpha", member(root, "swiglu_alpha"), CLAMPED_SLOPE, e)
-                             && read_real(&limit, "swiglu_limit", member(root, "swiglu_limit"), CLAMPED_LIMIT, e))) return 0;
-    if (r->family & GPT && (slope != CLAMPED_SLOPE || limit != CLAMPED_LIMIT))
-        return error_set(e, "config.json: \"swiglu_alpha\" is %g and \"swiglu_limit\" %g; only %g and %g are known (CLAMPED in kernels/kernels.h)", slope, limit, CLAMPED_SLOPE, CLAMPED_LIMIT);
-    if (r->family & ERN && !read_real(&least, "moe_norm_min", member(root, "moe_norm_min"), 1e-12, e)) return 0;
-    if (least > 1e-6) return error_set(e, "config.json: \"moe_norm_min\" is %g; only one that never matters (below 1e-6) is known", least);
-    return 1;
-}
-
-/* Of latent attention every query head has keys and values of its own. */
-static int complete_latents(Config *c, const JsonValue *root, const Reader *r) {
-    if (c->kv_heads != r->heads)
-        return error_set(r->e, "config.json: %d key/value heads and %d heads; latent attention has as many of both", c->kv_heads, r->heads);
-    if (!(r->family & DS2)) return 1;
-    c->scores = SOFTMAX_TOPK, c->rope_pairs = 1;
-    c->groups_by_best = !strcmp(json_string(member(root, "topk_method"), ""), by_groups);
-    if (!c->groups_by_best) c->groups = c->groups_chosen = 1;
-    return 1;
-}
-
-/* What follows from the keys that a family has. */
-static int complete(Config *c, const JsonValue *root, const Reader *r) {
-    const int heads = r->heads;
-    const Family f = r->family;
-    if (f == FAMILY_JETMOE) {       /* one number of experts for both kinds; block norms have a fixed epsilon */
-        c->attention_experts = c->experts;
-        c->attention_topk = c->query_heads = c->topk;
-        c->output_bias = 1;
-        c->norm_eps = 1e-6;
-    } else {
-        if (c->kv_heads < 1 || heads % c->kv_heads)
-            return error_set(r->e, "config.json: %d key/value heads do not divide %d heads", c->kv_heads, heads);
-        c->query_heads = heads / c->kv_heads;
-        if (f != FAMILY_SMOE) c->norm_eps = c->final_eps;
-    }
-    if (f & MLA && !complete_latents(c, root, r)) return 0;
-    if (f & (QW3 | Q3M | DOT)) c->qk_norm = 1;
-    if (f & OLM) c->qk_norm = 2;
-    if (f & ERN) c->scores = SOFTMAX_RENORM, c->rope_pairs = 1;
-    if (f & (DEEP | ERN)) c->choice_bias = 1;
-    if (f & Q2M) c->shared_gate = 1;
-    if (f & GPT) c->activation = CLAMPED, c->sinks = c->expert_bias = 1;
-    if (f & (LLA | MIS | QW3)) c->experts = c->topk = 1;
-    if (c->vocab < 1 || c->context < 1)
-        return error_set(r->e, "config.json: the vocabulary and the context must be at least 1");
-    if (f & ~(LLA | MIS | QW3 | OWN) && c->experts < 2)
-        return error_set(r->e, "config.json: a %s needs at least two experts, this one has %d", family_name(f), c->experts);
-    if (!(c->final_eps >= 0 && c->norm_eps >= 0 && c->rope_theta > 0 && c->init_std >= 0 && c->init_fan >= 0 && c->init_embed >= 0
-          && c->logit_cap >= 0 && c->route_scale >= 0 && c->attention_scale >= 0))
-        return error_set(r->e, "config.json: a negative or missing epsilon, rope_theta, initializer_range, cap or scale");
-    return 1;
-}
-
-/* What other families would take. */
-static const struct { const char *type, *takes; } others[] = {
-    { "kimi_k2",     "the model_type deepseek_v3, which its mathematics are, and weights that are not quantized" },
-    { "deepseek_v32", "sparse attention (an indexer)" },
-    { "qwen3_next",  "linear attention (gated delta rule)" }, { "minimax", "linear attention" }, { "granitemoehybrid", "state-space layers (Mamba)" },
-    { "llama4_text", "attention in chunks and layers without positions" },
-};
-static int known_names(Error *e, const char *type) {
-    Text names = { 0 };
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (!strcmp(type, others[i].type)) return error_set(e, "config.json: model_type \"%s\" is not implemented. It would take %s", type, others[i].takes);
-    for (int f = 1; f < FAMILIES_END; f *= 2) text_add(&names, "%s%s", f == 1 ? "" : f * 2 < FAMILIES_END ? ", " : " and ", family_name((Family)f));
-    error_set(e, "config.json: model_type \"%.100s\"; known are %s", type, names.at);
-    free(names.at);
     return 0;
 }
-
-int config_from_json(Config *c, const JsonValue *root, Error *e) {
-    const char *type = json_string(json_get(root, "model_type"), "");
-    Reader r = { .e = e };
-    for (int i = 1; i < FAMILIES_END; i *= 2) if (!strcmp(type, family_name((Family)i))) r.family = (Family)i;
-    if (!r.family) return known_names(e, type);
-    *c = (Config){ .layers = 1, .attention_experts = 1, .attention_topk = 1, .experts = 1, .topk = 1, .tile = ROW_TILE,
-                   .scores = TOPK_SOFTMAX, .family = r.family };
-    for (int i = 0; i < KEYS; i++)
-        if (keys[i].families & r.family && !read_key(c, i, find_key(root, i), &r)) return 0;
-    if (!complete(c, root, &r) || !config_check(c, e) || !read_layers(c, root, &r) || !read_rope(c, root, &r) || !read_windows(c, root, &r)
-        || !refuse_unknown(root, &r)) return 0;
-    return family_expresses(r.family, c) ? 1
-        : error_set(e, "config.json: a %s of these sizes is not known to this program", family_name(r.family));
+Family config_family(const Config *c) {
+    if (c->family && family_expresses((Family)c->family, c)) return (Family)c->family;
+    for (int i = 0; i < ROWS; i++) if (family_expresses(rows[i].family, c)) return rows[i].family;
+    return FAMILY_SMOE;
+}
+const char *family_name(Family f) {
+    for (int i = 0; i < ROWS; i++) if (rows[i].family == f) return rows[i].name;
+    return "";
+}
+const char *family_architecture(Family f) {
+    for (int i = 0; i < ROWS; i++) if (rows[i].family == f) return rows[i].architecture;
+    return "";
 }
 
-/* ---- writing --------------------------------------------------------------------------------------------------- */
-
-const char *config_type(const char *dtype) {
-    return !strcmp(dtype, "BF16") ? "bfloat16" : !strcmp(dtype, "F16") ? "float16" : !strcmp(dtype, "F64") ? "float64" : "float32";
-}
-static double value_of(const Config *c, int i) {
-    const char *field = (const char *)c + keys[i].field;
-    return is_double(keys[i].kind) ? *(const double *)(const void *)field : *(const int *)(const void *)field;
-}
-static int is_written(const Config *c, int i) {
-    const int optional = keys[i].kind == OPTION || keys[i].kind == OPTIONAL_DOUBLE || keys[i].kind == PADDED;
-    return (keys[i].families & (int)config_family(c)) && (!optional || value_of(c, i) > 0);
-}
-static void write_value(const Config *c, int i, Text *out) {
-    const double value = value_of(c, i);
-    const int number = is_double(keys[i].kind) ? 0 : (int)value;
-    switch (keys[i].kind) {
-    case NUMBER: case OPTION: text_add(out, "%d", number); break;
-    case VOCAB:      text_add(out, "%d", number - c->padding); break;
-    case PADDED:     text_add(out, "%d", c->vocab); break;
-    case HEADS:      text_add(out, "%d", number * c->kv_heads); break;
-    case SHARED:     text_add(out, "%d", number / c->width); break;
-    case RANK:       if (number) text_add(out, "%d", number); else text_add_string(out, "null"); break;
-    case UNROTATED:  text_add(out, "%d", number - c->rotated); break;
-    case DOUBLE: case OPTIONAL_DOUBLE: text_add_real(out, value); break;
-    case MULTIPLIER: text_add_real(out, value > 0 ? value : 1); break;
-    case OF_SCORES:  text_add_real(out, value > 0 ? value : 1 / sqrt(c->head_size)); break;
-    case FLAG: case BIASES: text_add(out, number ? "true" : "false"); break;
-    case RENORM:     text_add(out, SUMS_TO_ONE((Scores)number) ? "true" : "false"); break;
-    case SCORE:      text_add(out, "\"%s\"", scores_name(number)); break;
-    case ACTIVATION: text_add(out, "\"%s\"", activation_name(number)); break;
-    }
-}
-
-/* Which classes of modeling_smoe.py (hf.c writes it) Transformers is to use for a family that it does not know. */
-#define AUTO_MAP "\"auto_map\": {\n    \"AutoConfig\": \"modeling_smoe.SmoeConfig\",\n" \
-                 "    \"AutoModelForCausalLM\": \"modeling_smoe.SmoeForCausalLM\"\n  }"
-
-void config_to_json(const Config *c, const char *dtype, int in_memory, Text *out) {
-    const Family f = config_family(c);
-    char descriptor[128];
-    config_descriptor(c, descriptor);
-    text_add(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"", family_architecture(f), family_name(f));
-    if (f == FAMILY_SMOE && !in_memory) text_add(out, ",\n  " AUTO_MAP);
-    for (int i = 0; i < KEYS; i++) {
-        if (!is_written(c, i) || (keys[i].kind == PADDED && !in_memory)) continue;
-        text_add(out, ",\n  \"%s\": ", keys[i].key);
-        write_value(c, i, out);
-    }
-    if (f == FAMILY_JETMOE) text_add(out, ",\n  \"num_attention_heads\": %d", c->kv_heads * c->query_heads);
-    write_layers(c, out);
-    write_windows(c, out);
-    write_rope(c, out);
-    text_add(out, ",\n  \"dtype\": \"%s\",\n  \"descriptor\": \"%s\"\n}\n", config_type(dtype), descriptor);
-}
-
-/* The row of a key in the file of a family; -1: it is not in the table. */
-static int row_of(const char *key, Family f) {
-    for (int i = 0; i < KEYS; i++)
-        if (keys[i].families & (int)f && (!strcmp(key, keys[i].key) || (keys[i].alias && !strcmp(key, keys[i].alias)))) return i;
-    return -1;
-}
-/* Is it the same in the file's words? */
-static int is_kept(const Config *c, const Config *was, int i) {
-    return keys[i].kind == VOCAB ? config_ids(c) == config_ids(was) : value_of(c, i) == value_of(was, i);
-}
-
-int config_to_json_like(const Config *c, const char *dtype, const JsonValue *origin, Text *out) {
-    const Family f = config_family(c);
-    Config was;
-    Error e;
-    const char *separator = "{\n  ";
-    if (!config_from_json(&was, origin, &e) || (Family)was.family != f) return 0;
-    for (const JsonValue *v = json_first(origin); v; v = v->next) {
-        const int row = row_of(v->key, f);
-        const int is_dtype = !strcmp(v->key, "dtype") || !strcmp(v->key, "torch_dtype");
-        if (!strcmp(v->key, "descriptor") || !strcmp(v->key, "quantization_config") || (row >= 0 && keys[row].kind == PADDED)) continue;
-        text_add_string(out, separator);
-        text_add_json(out, v->key, v->key_length);
-        text_add_string(out, ": ");
-        if (is_dtype) text_add(out, "\"%s\"", config_type(dtype));
-        else if (row < 0 || is_kept(c, &was, row)) json_write(out, v, 1);
-        else write_value(c, row, out);
-        separator = ",\n  ";
-    }
-    if (f == FAMILY_SMOE && !json_get(origin, "auto_map")) text_add(out, "%s" AUTO_MAP, separator);
-    for (int i = 0; i < KEYS; i++) {
-        if (!is_written(c, i) || is_kept(c, &was, i) || keys[i].kind == PADDED) continue;
-        if (json_get(origin, keys[i].key) || (keys[i].alias && json_get(origin, keys[i].alias))) continue;
-        text_add(out, "%s\"%s\": ", separator, keys[i].key);
-        write_value(c, i, out);
-    }
-    text_add_string(out, "\n}\n");
-    return 1;
-}
-
-void config_with_type(const JsonValue *config, const char *dtype, Text *out) {
-    const char *separator = "{\n  ";
-    for (const JsonValue *v = json_first(config); v; v = v->next) {
-        text_add_string(out, separator);
-        text_add_json(out, v->key, v->key_length);
-        text_add_string(out, ": ");
-        if (!strcmp(v->key, "dtype") || !strcmp(v->key, "torch_dtype")) text_add(out, "\"%s\"", config_type(dtype));
-        else json_write(out, v, 1);
-        separator = ",\n  ";
-    }
-    text_add_string(out, "\n}\n");
-}
-
-void config_add_ids(Text *config, const JsonValue *origin) {
-    static const char *const names[] = { "bos_token_id", "eos_token_id", "pad_token_id" };
-    config->length -= strlen("\n}\n");
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (json_get(origin, names[i])) {
-            text_add(config, ",\n  \"%s\": ", names[i]);
-            json_write(config, json_get(origin, names[i]), 1);
-        }
-    text_add_string(config, "\n}\n");
-}
-
-int config_same(const Config *a, const Config *b, Error *difference) {
-    int same = 1;
-    size_t n = 0;
-    difference->text[0] = 0;
-    for (int i = 0; i < KEYS; i++) {
-        const double va = value_of(a, i), vb = value_of(b, i);
-        int seen = va == vb;
-        for (int j = 0; j < i && !seen; j++) seen = keys[j].field == keys[i].field;        /* under another name */
-        if (seen) continue;
-        same = 0;
-        if (n < sizeof difference->text)
-            n += (size_t)snprintf(difference->text + n, sizeof difference->text - n, "%s%s %g and %g",
-                                  n ? ", " : "", keys[i].key, va, vb);
-    }
-    const RopeScaling *r = &a->rope, *s = &b->rope;
-    const int rope = r->kind == s->kind && r->exact == s->exact && r->factor == s->factor && r->low == s->low && r->high == s->high
-        && r->original == s->original && r->attention == s->attention && r->scores == s->scores && a->rotated == b->rotated && a->rope_pairs == b->rope_pairs;
-    const int dense = !memcmp(&a->dense, &b->dense, sizeof a->dense);
-    const int windows = a->window == b->window && !memcmp(&a->windowed, &b->windowed, sizeof a->windowed);
-    if (n < sizeof difference->text && (!rope || !dense || !windows))
-        snprintf(difference->text + n, sizeof difference->text - n, "%s%s", n ? ", " : "", !rope ? "rope_parameters" : dense ? "sliding_window" : "layers without experts");
-    return same && rope && dense && windows;
+int family_upcycle(Config *c, const char *fields, Error *e) {
+    if (!config_upcycle(c, fields, e)) return 0;
+    if (c->family != FAMILY_SMOE) c->family = 0;
+    return family_expresses(config_family(c), c)
+        || error_set(e, "-up %s: no family of mixtures has windows (sliding_window) in some of the layers only", fields);
 }

@@ -1,22 +1,21 @@
-/* families.h: a Config as the config.json of a model family, and back. */
+/* families.h: which model families there are, and which of them can express a configuration. */
 #ifndef FAMILIES_H
 #define FAMILIES_H
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/model/config.h"
 
-/* Of any family. Refuses what would change the mathematics: 0, and a message that names the key. */
-int  config_from_json(Config *c, const JsonValue *root, Error *e);
-/* dtype: of the weights beside it, "F32", "BF16" or "F64". in_memory: also what only a run that is resumed needs: the padding. */
-void config_to_json(const Config *c, const char *dtype, int in_memory, Text *out);
-/* The same as `origin`, the config.json that the model came with: its keys in its order, with other values only where c has them.
- * 0 and nothing written: c is not of that family any more. */
-int  config_to_json_like(const Config *c, const char *dtype, const JsonValue *origin, Text *out);
-/* Adds what belongs to the tokenizer, ids of special tokens, to a config.json that config_to_json made: after a change of the family. */
-void config_add_ids(Text *config, const JsonValue *origin);
-const char *config_type(const char *dtype);                 /* "bfloat16", what config.json calls "BF16", and so on */
-/* A config.json with another number type, "F32", "BF16", "F16" or "F64". */
-void config_with_type(const JsonValue *config, const char *dtype, Text *out);
-/* 1, or 0 and the keys that differ with both values. */
-int  config_same(const Config *a, const Config *b, Error *difference);
+/* Model families that other tools know by name. What none of them can express is FAMILY_SMOE, ours alone. */
+typedef enum {
+    FAMILY_JETMOE = 1 << 0, FAMILY_MIXTRAL = 1 << 1, FAMILY_LLAMA = 1 << 2, FAMILY_SMOE = 1 << 3, FAMILY_OLMOE = 1 << 4,
+    FAMILY_QWEN3 = 1 << 5, FAMILY_QWEN3_MOE = 1 << 6, FAMILY_QWEN2_MOE = 1 << 7, FAMILY_GRANITE = 1 << 8,
+    FAMILY_GRANITE_SHARED = 1 << 9, FAMILY_DOTS = 1 << 10, FAMILY_GLM = 1 << 11, FAMILY_ERNIE = 1 << 12, FAMILY_MISTRAL = 1 << 13,
+    FAMILY_GPT_OSS = 1 << 14, FAMILY_DEEPSEEK_V2 = 1 << 15, FAMILY_DEEPSEEK_V3 = 1 << 16, FAMILIES_END = 1 << 17
+} Family;
+
+Family      config_family(const Config *c);
+int         family_expresses(Family f, const Config *c);
+const char *family_name(Family f);                                  /* "jetmoe", ... */
+const char *family_architecture(Family f);                          /* "JetMoeForCausalLM", ... */
+
+/* config_upcycle to a mixture that a family expresses. */
+int family_upcycle(Config *c, const char *fields, Error *e);
 #endif

@@ -1,5 +1,6 @@
 /* pieces.c: see pieces.h. */
 #include "pieces.h"
+#include "families.h"
 #include "llmc/model/rope.h"
 #include "llmc/model/routers.h"
 #include <stdio.h>

@@ -4,7 +4,7 @@
  * thread of its own beside training, if there is a copy to write from. These threads wait for no other rank, and call no device. */
 #define _POSIX_C_SOURCE 200809L
 #include "checkpoint_impl.h"
-#include "families.h"
+#include "config_json.h"
 #include "optimizer_file.h"
 #include "room.h"
 #include "llmc/base/text.h"

@@ -165,9 +165,6 @@ int config_upcycle(Config *c, const char *given, Error *e) {
     c->topk = FIELD('k', 2);
     if (c->experts < 2) return error_set(e, "-up %s: a mixture has at least two experts", given);
     c->scores = TOPK_SOFTMAX;
-    if (c->family != FAMILY_SMOE) c->family = 0;
-    if (!family_expresses(config_family(c), c))
-        return error_set(e, "-up %s: no family of mixtures has windows (sliding_window) in some of the layers only", given);
     return config_check(c, &why) || error_set(e, "-up %s: %.900s", given, why.text);
 }
 #undef FIELD
@@ -298,123 +295,6 @@ void config_pad_vocab(Config *c) {
     const int padded = c->vocab <= 256 ? c->vocab : (c->vocab + 127) / 128 * 128;       /* 128: whole tiles of the head */
     c->padding += padded - c->vocab;
     c->vocab = padded;
-}
-
-/* ---- families ------------------------------------------------------------------------------------------ */
-
-/* What a family must have, and what it may have besides. */
-enum {
-    HAS_MIXED_ATTENTION = 1 << 0, HAS_EXPERTS = 1 << 1, HAS_SHARED = 1 << 2, HAS_GATE = 1 << 3, HAS_DENSE_LAYERS = 1 << 4,
-    HAS_HEAD_NORM = 1 << 5, HAS_WHOLE_NORM = 1 << 6, HAS_QKV_BIAS = 1 << 7, HAS_QKVO_BIAS = 1 << 8, HAS_CHOICE_BIAS = 1 << 9,
-    HAS_SCALES = 1 << 10, HAS_ROUTE_SCALE = 1 << 11, HAS_PARTIAL = 1 << 12, HAS_PAIRS = 1 << 13, HAS_OUTPUT_BIAS = 1 << 14,
-    HAS_OWN = 1 << 15,                  /* what only smoe has */
-    HAS_BLOCK_EPS = 1 << 16,            /* another epsilon at the end */
-    HAS_SCALED_ROPE = 1 << 17,
-    HAS_GROUPS = 1 << 19,
-    HAS_ODD_HEADS = 1 << 18,            /* channels no multiple of heads: Transformers refuses such a llama */
-    HAS_WINDOW = 1 << 20, HAS_SOME_WINDOWS = 1 << 21,       /* in all layers, in some */
-    HAS_SINKS = 1 << 22, HAS_EXPERT_BIAS = 1 << 23, HAS_CLAMPED = 1 << 24,
-    HAS_LATENTS = 1 << 25, HAS_GROUPS_BY_BEST = 1 << 26
-};
-enum { BY_SOFTMAX = 1 << TOPK_SOFTMAX, BY_P = 1 << SOFTMAX_TOPK, BY_P_BIASED = 1 << SOFTMAX_RENORM,
-       BY_SIGMOID = 1 << SIGMOID_TOPK | 1 << SIGMOID_EACH };
-static const struct { Family family; const char *name, *architecture; int must, may, scores; } rows[] = {
-    { FAMILY_JETMOE,    "jetmoe",    "JetMoeForCausalLM",   HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_OUTPUT_BIAS, HAS_BLOCK_EPS, BY_SOFTMAX },
-    { FAMILY_MIXTRAL,   "mixtral",   "MixtralForCausalLM",  HAS_EXPERTS, HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW, BY_SOFTMAX },
-    { FAMILY_LLAMA,     "llama",     "LlamaForCausalLM",    0, HAS_QKVO_BIAS | HAS_SCALED_ROPE, 0 },
-    { FAMILY_MISTRAL,   "mistral",   "MistralForCausalLM",  0, HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW, 0 },
-    { FAMILY_QWEN3,     "qwen3",     "Qwen3ForCausalLM",    HAS_HEAD_NORM,
-      HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW | HAS_SOME_WINDOWS, 0 },
-    { FAMILY_OLMOE,     "olmoe",     "OlmoeForCausalLM",    HAS_EXPERTS | HAS_WHOLE_NORM, HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX | BY_P },
-    { FAMILY_QWEN3_MOE, "qwen3_moe", "Qwen3MoeForCausalLM", HAS_EXPERTS | HAS_HEAD_NORM,
-      HAS_DENSE_LAYERS | HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW, BY_SOFTMAX | BY_P },
-    { FAMILY_QWEN2_MOE, "qwen2_moe", "Qwen2MoeForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_GATE,
-      HAS_DENSE_LAYERS | HAS_QKV_BIAS | HAS_SCALED_ROPE | HAS_WINDOW | HAS_SOME_WINDOWS, BY_SOFTMAX | BY_P },
-    { FAMILY_GRANITE,   "granitemoe", "GraniteMoeForCausalLM", HAS_EXPERTS, HAS_SCALES | HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX },
-    { FAMILY_GRANITE_SHARED, "granitemoeshared", "GraniteMoeSharedForCausalLM", HAS_EXPERTS,
-      HAS_SHARED | HAS_SCALES | HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX },
-    { FAMILY_DOTS,      "dots1",     "Dots1ForCausalLM",    HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_CHOICE_BIAS,
-      HAS_DENSE_LAYERS | HAS_QKVO_BIAS | HAS_ROUTE_SCALE | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_GROUPS
-      | HAS_WINDOW | HAS_SOME_WINDOWS, BY_SIGMOID },
-    { FAMILY_GLM,       "glm4_moe",  "Glm4MoeForCausalLM",  HAS_EXPERTS | HAS_SHARED | HAS_CHOICE_BIAS,
-      HAS_DENSE_LAYERS | HAS_HEAD_NORM | HAS_QKV_BIAS | HAS_ROUTE_SCALE | HAS_PARTIAL | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_GROUPS,
-      BY_SIGMOID },
-    { FAMILY_ERNIE,     "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", HAS_EXPERTS | HAS_CHOICE_BIAS | HAS_PAIRS,
-      HAS_SHARED | HAS_DENSE_LAYERS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_P_BIASED },
-    { FAMILY_GPT_OSS,   "gpt_oss",   "GptOssForCausalLM",   HAS_EXPERTS | HAS_SINKS | HAS_EXPERT_BIAS | HAS_CLAMPED,
-      HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW | HAS_SOME_WINDOWS, BY_SOFTMAX },
-    { FAMILY_DEEPSEEK_V3, "deepseek_v3", "DeepseekV3ForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_CHOICE_BIAS | HAS_LATENTS,
-      HAS_DENSE_LAYERS | HAS_ROUTE_SCALE | HAS_GROUPS | HAS_PAIRS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_SIGMOID },
-    { FAMILY_DEEPSEEK_V2, "deepseek_v2", "DeepseekV2ForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_LATENTS | HAS_PAIRS,
-      HAS_DENSE_LAYERS | HAS_ROUTE_SCALE | HAS_GROUPS_BY_BEST | HAS_SCALED_ROPE, BY_P },
-    { FAMILY_SMOE,      "smoe",      "SmoeForCausalLM",     0,
-      HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_WHOLE_NORM | HAS_CHOICE_BIAS | HAS_ROUTE_SCALE
-      | HAS_OUTPUT_BIAS | HAS_OWN | HAS_BLOCK_EPS | HAS_ODD_HEADS, ~0 },
-};
-enum { ROWS = sizeof rows / sizeof *rows };
-
-static int any_dense(const Config *c) {
-    int any = 0;
-    for (int l = 0; l < MOST_LISTED / 64; l++) any |= c->dense.bits[l] != 0;
-    return any && c->experts > 1;
-}
-static int windows(const Config *c) {                       /* layers that have one */
-    int n = 0;
-    for (int l = 0; l < c->layers; l++) n += config_window(c, l) > 0;
-    return n;
-}
-static int features(const Config *c) {
-    const int heads = c->kv_heads * c->query_heads, mixture = c->experts > 1;
-    const int symmetric = c->experts == c->attention_experts && c->topk == c->attention_topk;
-    int f = 0;
-    if (c->attention_experts > 1)             f |= HAS_MIXED_ATTENTION | (symmetric ? 0 : HAS_OWN);
-    if (mixture)                              f |= HAS_EXPERTS;
-    if (mixture && c->shared_width)           f |= HAS_SHARED;
-    if (c->shared_gate)                       f |= HAS_GATE;
-    if (any_dense(c))                         f |= HAS_DENSE_LAYERS;
-    if (c->qk_norm)                           f |= c->qk_norm == NORM_EACH ? HAS_HEAD_NORM : HAS_WHOLE_NORM;
-    if (c->attention_bias)                    f |= c->attention_bias == 1 ? HAS_QKV_BIAS : HAS_QKVO_BIAS;
-    if (c->choice_bias)                       f |= HAS_CHOICE_BIAS;
-    if (c->embed_scale > 0 || c->residual_scale > 0 || c->attention_scale > 0 || c->logit_divisor > 0) f |= HAS_SCALES;
-    if (c->route_scale > 0)                   f |= HAS_ROUTE_SCALE;
-    if (c->groups > 1)                        f |= c->groups_by_best ? HAS_GROUPS_BY_BEST : HAS_GROUPS;
-    if (windows(c))                           f |= windows(c) == c->layers ? HAS_WINDOW : HAS_SOME_WINDOWS;
-    if (c->kv_rank)                           f |= HAS_LATENTS;
-    else if (c->rotated && c->rotated < c->head_size) f |= HAS_PARTIAL;
-    if (c->rope_pairs)                        f |= HAS_PAIRS;
-    if (c->output_bias)                       f |= HAS_OUTPUT_BIAS;
-    if (c->rope.kind)                         f |= HAS_SCALED_ROPE;
-    if (c->channels % heads)                  f |= HAS_ODD_HEADS;
-    if (c->norm_eps != c->final_eps || (c->attention_experts > 1 && c->norm_eps != 1e-6)) f |= HAS_BLOCK_EPS;
-    if (c->sinks)                             f |= HAS_SINKS;
-    if (c->expert_bias)                       f |= HAS_EXPERT_BIAS;
-    if (c->activation == CLAMPED)             f |= HAS_CLAMPED;
-    if (c->universal || (c->activation != SWIGLU && c->activation != CLAMPED) || c->attention_always || c->value_embeddings || c->logit_cap > 0) f |= HAS_OWN;
-    return f;
-}
-int family_expresses(Family f, const Config *c) {
-    const int has = features(c);
-    for (int i = 0; i < ROWS; i++)
-        if (rows[i].family == f) {
-            if ((rows[i].must & ~has) || (has & ~(rows[i].must | rows[i].may))) return 0;
-            if (f == FAMILY_JETMOE && c->norm_eps != 1e-6) return 0;            /* in no file */
-            if (f == FAMILY_OLMOE && c->head_size * c->kv_heads * c->query_heads != c->channels) return 0;
-            return c->experts == 1 || rows[i].scores >> c->scores & 1;
-        }
-    return 0;
-}
-Family config_family(const Config *c) {
-    if (c->family && family_expresses((Family)c->family, c)) return (Family)c->family;
-    for (int i = 0; i < ROWS; i++) if (family_expresses(rows[i].family, c)) return rows[i].family;
-    return FAMILY_SMOE;
-}
-const char *family_name(Family f) {
-    for (int i = 0; i < ROWS; i++) if (rows[i].family == f) return rows[i].name;
-    return "";
-}
-const char *family_architecture(Family f) {
-    for (int i = 0; i < ROWS; i++) if (rows[i].family == f) return rows[i].architecture;
-    return "";
 }
 
 /* ---- counting ------------------------------------------------------------------------------------------ */

@@ -1,18 +1,10 @@
-/* config.h: what a model is. Made from a descriptor such as m12:e64k8f256 or from a config.json (llmc/files/families.h), and
+/* config.h: what a model is. Made from a descriptor such as m12:e64k8f256 or from a config.json (llmc/files/config_json.h), and
  * never changed after. */
 #ifndef CONFIG_H
 #define CONFIG_H
 #include "llmc/base/base.h"
 #include "llmc/base/text.h"
 #include "kernels/kernels.h"
-
-/* Model families that other tools know by name. What none of them can express is FAMILY_SMOE, ours alone. */
-typedef enum {
-    FAMILY_JETMOE = 1 << 0, FAMILY_MIXTRAL = 1 << 1, FAMILY_LLAMA = 1 << 2, FAMILY_SMOE = 1 << 3, FAMILY_OLMOE = 1 << 4,
-    FAMILY_QWEN3 = 1 << 5, FAMILY_QWEN3_MOE = 1 << 6, FAMILY_QWEN2_MOE = 1 << 7, FAMILY_GRANITE = 1 << 8,
-    FAMILY_GRANITE_SHARED = 1 << 9, FAMILY_DOTS = 1 << 10, FAMILY_GLM = 1 << 11, FAMILY_ERNIE = 1 << 12, FAMILY_MISTRAL = 1 << 13,
-    FAMILY_GPT_OSS = 1 << 14, FAMILY_DEEPSEEK_V2 = 1 << 15, FAMILY_DEEPSEEK_V3 = 1 << 16, FAMILIES_END = 1 << 17
-} Family;
 
 /* An RMSNorm of queries and keys before rotation: of every head, with one weight (D) for each of the
  * two; or of all heads of a token together (OLMoE). */
@@ -66,7 +58,7 @@ typedef struct {
     int choice_bias;                /* 1: routers have a bias for choosing (Router.bias) that is part of the model and of its files */
 
     /* What published families have, likewise. */
-    int family;                     /* enum Family of the file it was read from; 0: the first that can express it */
+    int family;                     /* whose files it was read from (llmc/files/families.h); 0: the first that can express it */
     int padding;                    /* of the V rows of embedding and head, those at the end that no file has */
     int groups, groups_chosen, groups_by_best;      /* of experts, from which a token chooses (Groups); 0: none */
     int dense_width;                /* F of the layers below */
@@ -95,18 +87,14 @@ typedef struct {
  * embedding, w scale of the routed experts' weights. 0 and a message when it cannot be. vocab and context are left 0. */
 int  config_parse(Config *c, const char *descriptor, Error *e);
 void config_explain(Text *out);                             /* descriptors, for people: a table of the fields */
-/* A dense model becomes a mixture of e experts, k a token, as wide as its MLP: "e8k2", also with f, which must be that width. Of a
- * family that expresses it. 0 and a message if it cannot be. */
+/* A dense model becomes a mixture of e experts, k a token, as wide as its MLP: "e8k2", also with f, which must be that width.
+ * 0 and a message if it cannot be. */
 int  config_upcycle(Config *c, const char *fields, Error *e);
 void config_descriptor(const Config *c, char text[128]);    /* the other way; complete, so parsing it gives c again */
 /* 1, or 0 with the rule that is broken. The memory plan of an accepted configuration cannot overflow. */
 int  config_check(const Config *c, Error *e);
 enum { LAYERS_MAX = 10000, SIZE_LIMIT = 1 << 24 };                  /* SIZE_LIMIT: of every size but the layers */
 
-Family      config_family(const Config *c);
-int         family_expresses(Family f, const Config *c);
-const char *family_name(Family f);                                  /* "jetmoe", ... */
-const char *family_architecture(Family f);                          /* "JetMoeForCausalLM", ... */
 const char *scores_name(int s);
 const char *activation_name(int a);
 int         scores_by_name(const char *name);                       /* -1 if unknown */

@@ -2,7 +2,7 @@
 #include "run.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
-#include "llmc/files/families.h"
+#include "llmc/files/config_json.h"
 #include "llmc/files/hf.h"
 #include "llmc/ranks/secret.h"
 #include <stdlib.h>
@@ -217,7 +217,7 @@ static void resume_config(Run *r, int given) {
     asked = *c;
     if (is_folder(r->s.model)) {
         if (same) return;
-        if (!hf_load_config(r->s.model, &asked, &e) || (*r->s.upcycle && asked.experts == 1 && !config_upcycle(&asked, r->s.upcycle, &e)))
+        if (!hf_load_config(r->s.model, &asked, &e) || (*r->s.upcycle && asked.experts == 1 && !family_upcycle(&asked, r->s.upcycle, &e)))
             fail(EXIT_INPUT, "%s", e.text);
     } else if (same) describe_kinds(&r->s, &asked);
     else describe_config(&r->s, &asked);
@@ -239,7 +239,7 @@ static void load_config(Run *r) {
         fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, tokenizer_vocab(r->tokenizer));
     if (!hf_check_weights(r->dev, c, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
     r->dense = *c;
-    if (*s->upcycle && !config_upcycle(c, s->upcycle, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (*s->upcycle && !family_upcycle(c, s->upcycle, &e)) fail(EXIT_USAGE, "%s", e.text);
     if (!r->restored && (!*s->upcycle || data_has_chats(r->data)))
         settings_fine_tune(&r->s, r->dev->is_gpu, c->channels, c->context, data_has_chats(r->data));
     char *theirs = text_format("%s/tokenizer.json", s->model);

@@ -3,6 +3,7 @@
 #include "run.h"
 #include "llmc/base/text.h"
 #include "llmc/files/export.h"
+#include "llmc/files/families.h"
 #include "llmc/model/batch.h"
 #include <math.h>
 #include <stdio.h>

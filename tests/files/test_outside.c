@@ -4,7 +4,7 @@
 #include "tests/test.h"
 #include "llmc/base/text.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/files/families.h"
+#include "llmc/files/config_json.h"
 #include "llmc/run/log.h"
 #include "llmc/run/options.h"
 #include "llmc/run/stream.h"

@@ -4,7 +4,7 @@
 #define _GNU_SOURCE
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/files/checkpoint.h"
-#include "llmc/files/families.h"
+#include "llmc/files/config_json.h"
 #include "llmc/model/plan.h"
 #include "llmc/model/routers.h"
 #include "llmc/run/progress.h"

@@ -12,7 +12,7 @@
 #include "llmc/model/routers.h"
 #include "llmc/model/recompute.h"
 #include "llmc/base/random.h"
-#include "llmc/files/families.h"
+#include "llmc/files/config_json.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  * the loss and all gradients that PyTorch computed (reference.py), are compared with ours; then saved and read again. */
 #include "tests/test.h"
 #include "llmc/files/export.h"
-#include "llmc/files/families.h"
+#include "llmc/files/config_json.h"
 #include "llmc/files/pieces.h"
 #include "llmc/model/batch.h"
 #include "llmc/model/decode.h"
@@ -308,7 +308,7 @@ static void upcycle_on(const char *place, const char *family, const Device *dev,
     for (int i = 0; i < B*T; i++) tokens[i] = i * 7 % 23, targets[i] = (i * 5 + 2) % 23;
     check(hf_load_config(folder, &dense, &e), "%s: %s", what, e.text);
     c = dense;
-    check(config_upcycle(&c, "e3k2", &e) && !strcmp(family_name(config_family(&c)), family), "%s: is a %s, not a %s %s", what, family,
+    check(family_upcycle(&c, "e3k2", &e) && !strcmp(family_name(config_family(&c)), family), "%s: is a %s, not a %s %s", what, family,
           family_name(config_family(&c)), e.text);
     model_plan_training(&was, dev, &dense, B, T, 0, 1, REAL, NULL);
     model_plan_training(&m, dev, &c, B, T, 0, 1, REAL, NULL);
@@ -345,13 +345,13 @@ static void test_upcycling(void) {
     check(hf_load_config("tests/reference/llama", &c, &e) && hf_load_config("tests/reference/mixtral", &full, &e), "configurations: %s", e.text);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         Config copy = c;
-        check(!config_upcycle(&copy, wrong[i][0], &e) && strstr(e.text, wrong[i][1]), "-up %s: %s", wrong[i][0], e.text);
+        check(!family_upcycle(&copy, wrong[i][0], &e) && strstr(e.text, wrong[i][1]), "-up %s: %s", wrong[i][0], e.text);
     }
-    check(!config_upcycle(&full, "e8k2", &e) && strstr(e.text, "has experts already"), "-up of a mixture: %s", e.text);
+    check(!family_upcycle(&full, "e8k2", &e) && strstr(e.text, "has experts already"), "-up of a mixture: %s", e.text);
     check(hf_load_config("tests/reference/families/qwen3", &c, &e), "%s", e.text);
     c.window = 5;
     layers_add(&c.windowed, 1);
-    check(!config_upcycle(&c, "e8k2", &e) && strstr(e.text, "sliding_window"), "-up of a model with a window in one layer: %s", e.text);
+    check(!family_upcycle(&c, "e8k2", &e) && strstr(e.text, "sliding_window"), "-up of a model with a window in one layer: %s", e.text);
 }
 
 /* ---- tensors that are no part of a model ---------------------------------------------------------------------------- */

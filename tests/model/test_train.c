@@ -17,7 +17,7 @@
 #include "llmc/base/json.h"
 #include "llmc/base/omp.h"
 #include "llmc/model/replay.h"
-#include "llmc/files/families.h"
+#include "llmc/files/config_json.h"
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>

@@ -6,6 +6,7 @@
 #include "processes.h"
 #include "tests/model/trainee.h"
 #include "llmc/files/checkpoint.h"
+#include "llmc/files/families.h"
 #include "llmc/files/pieces.h"
 #include "llmc/model/batch.h"
 #include "llmc/model/parallel.h"
