@@ -1,6 +1,6 @@
 /* base.c: see base.h. Files: file.c. */
 #define _POSIX_C_SOURCE 200809L
-#include "text.h"
+#include "base.h"
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>

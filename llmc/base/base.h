@@ -4,19 +4,12 @@
  * the user asked for calls fail(), with a message that says what was found, what was expected and what to do. */
 #ifndef BASE_H
 #define BASE_H
-#include <stddef.h>
-#include <stdint.h>
+#include "print.h"
 
 enum {                                  /* exit codes of both programs */
     EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_INPUT = 3, EXIT_CHECKPOINT = 4, EXIT_DISK = 5, EXIT_CUDA = 6, EXIT_MEMORY = 7,
     EXIT_PEER = 8, EXIT_NUMERICS = 9, EXIT_STOPPED = 75
 };
-#if defined(__GNUC__)
-#define PRINTF(f, a) __attribute__((format(printf, f, a)))
-#else
-#define PRINTF(f, a)
-#endif
-
 typedef struct { char text[1024]; int code; } Error;                 /* code: to exit with, or 0: what the caller finds right */
 int  error_set(Error *e, const char *format, ...) PRINTF(2, 3);      /* always 0, for `return error_set(...)` */
 int  error_exit(Error *e, int code, const char *format, ...) PRINTF(3, 4);

@@ -16,7 +16,7 @@ typedef enum { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL, CHAT_ROLES } C
 typedef struct { ChatRole role; const char *text; size_t bytes; } ChatMessage;
 
 typedef struct ChatTemplate ChatTemplate;
-struct Chat {
+typedef struct Chat {
     const ChatTemplate *form;           /* NULL: none is known, */
     char *why;                          /* and why; free by chat_close */
     int  ours;                          /* 1: chat_jinja wrote the folder's */
@@ -24,7 +24,7 @@ struct Chat {
     char *bos, *eos;                    /* the tokens that a text begins and ends with, of tokenizer_config.json; "" if it has none */
     int  has_bos, has_date;             /* does the folder's template write them? -1: it is not the folder's: as the row does */
     int  today;                         /* 1: dates are today's, as for a chat; 0: as for training */
-};
+} Chat;
 
 #define CHAT_NAMES "chatml, qwen1.5, qwen2, qwen2.5, qwen3, qwen3-instruct, llama3, llama3.1, olmoe, olmo, zephyr, granite, granite3.1, " \
                    "mixtral, mistral, llama2, dots1, glm4.5, ernie4.5, deepseek-v2, moonlight, harmony"

@@ -4,36 +4,8 @@
 #include "chat.h"
 #include "data.h"
 #include "documents.h"
+#include "segment.h"
 #include "tokenizer.h"
-
-/* Samples that share rows of T inputs and targets (packing.c). A sample of n+1 tokens has n inputs. */
-typedef struct { int64_t at; int inputs; } Sample;              /* at: of its first token */
-typedef struct {
-    int      T;
-    Sample  *sample;                    /* those of a row one after another */
-    int64_t *row;                       /* (rows + 1) the first sample of each */
-    int64_t  rows, cut, unanswered;     /* cut: longer than T+1 tokens. unanswered: none of the T targets counts: left out */
-    int      late;                      /* a later target counts */
-} Packing;
-
-/* Tokens of conversations, 32 bits each, have two flags: the first token of a sample, and those that the loss counts. */
-#define TOKEN_FIRST  0x40000000u
-#define TOKEN_COUNTS 0x80000000u
-#define TOKEN_ID     0x3FFFFFFFu
-
-/* A sequence of tokens that no window leaves: a file, or its training or held-out part. Tokens of files stay on disk and are
- * read with pread (a mapped file that shrinks would kill the process). Text is tokenized once and stays in memory. */
-typedef struct {
-    char *path;
-    int   fd;                           /* -1: not kept open */
-    int   width;                        /* bytes of a token */
-    void *memory;                       /* the tokens; NULL: they are in the file, from byte `start` on */
-    int64_t  start, tokens, bytes;      /* bytes: of text */
-    uint32_t max;                       /* the largest id and its first position */
-    int64_t  max_at;
-    int   is_chats;                     /* tokens have flags, and windows are rows of */
-    Packing packing;
-} Segment;
 
 typedef struct {
     const char *name;
@@ -62,24 +34,10 @@ struct Data {
     Chat  chat;                         /* how conversations are written */
 };
 
-/* Reads bytes of the segment's file, or says what is wrong with it. */
-int data_read_at(const Segment *segment, void *to, size_t bytes, int64_t at, Error *e);
-/* Finds the largest id, which must be an int. */
-int data_scan(Segment *segment, Error *e);
-
 Segment *data_add_segment(Data *d, Split split, const char *path, int width);
 void data_add_tokens(Data *d, Split split, const char *path, int fd, int width, int64_t start, int64_t tokens);
 
 int data_too_small(const char *path, int64_t count, Error *e);          /* 0 and a message: no tenth to hold out */
-
-/* data.c: `count` tokens as they are stored, flags included */
-int  data_read_raw(const Segment *p, int64_t first, int64_t count, uint32_t *out, Error *e);
-
-/* packing.c: finds the rows of T for a segment of conversations. 0 and a message: there are none. */
-int  packing_make(Segment *p, int T, Error *e);
-void packing_free(Packing *p);
-/* Fills one row; the rest of it has input 0, target -1 and position 0, ... */
-int  packing_row(const Segment *p, int64_t row, int T, int *inputs, int *targets, int *positions, Error *e);
 
 /* data_text.c: makes segments of the texts. request: NULL, or what data_open_text was asked for. */
 int data_encode_texts(Data *d, const DataRequest *request, Tokenizer **tokenizer, Error *e);

@@ -13,10 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum {
-    KEEP_OPEN = 256,                    /* descriptors held; files beyond these are opened for each read */
-    PRINTED = 1 << 16                   /* bytes at each end of a file that the fingerprint covers */
-};
+enum { PRINTED = 1 << 16 };             /* bytes at each end of a file that the fingerprint covers */
 
 static const Format formats[] = {
     { "text",                    0,        0,    0, 1 },
@@ -28,22 +25,6 @@ enum { TEXT, NANOGPT, SHARD, FORMATS = sizeof formats / sizeof *formats };
 
 /* ---- opening ------------------------------------------------------------------------------------------- */
 
-Segment *data_add_segment(Data *d, Split split, const char *path, int width) {
-    int n = d->segments[split]++;
-    d->segment[split] = mem_grow(d->segment[split], (size_t)(n + 1) * sizeof(Segment));
-    Segment *p = &d->segment[split][n];
-    *p = (Segment){ .path = text_format("%s", path), .fd = -1, .width = width };
-    return p;
-}
-
-void data_add_tokens(Data *d, Split split, const char *path, int fd, int width, int64_t start, int64_t tokens) {
-    Segment *p = data_add_segment(d, split, path, width);
-    p->start = start;
-    p->tokens = tokens;
-    if (d->descriptors < KEEP_OPEN) p->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    d->descriptors += p->fd >= 0;
-}
-
 /* The next text, to be read into it. */
 static Source *add_source(Data *d, int use) {
     const size_t n = (size_t)d->texts.count++;
@@ -52,11 +33,6 @@ static Source *add_source(Data *d, int use) {
     d->texts.at[n] = (Source){ 0 };
     d->texts.use[n] = use;
     return &d->texts.at[n];
-}
-
-int data_too_small(const char *path, int64_t count, Error *e) {
-    return error_set(e, "%s: found %lld token%s, expected at least 2 to hold out a tenth for validation; give "
-                     "more data, or validation data of its own (-j)", path, (long long)count, count == 1 ? "" : "s");
 }
 
 /* Where the training part of `count` tokens ends; 0 on error. */

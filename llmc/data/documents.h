@@ -2,10 +2,9 @@
  * JSONL file. They stay in memory until they are encoded. */
 #ifndef DOCUMENTS_H
 #define DOCUMENTS_H
-#include "llmc/base/base.h"
+#include "jobs.h"
 
 typedef struct Chat Chat;               /* chat.h */
-typedef struct { const char *at; size_t bytes; int is_chat; } Document;     /* is_chat: the JSON of a conversation */
 typedef struct { char *path; size_t from, to; } TextFile;       /* its bytes in the text of its Source */
 
 typedef struct {
@@ -34,14 +33,4 @@ int  source_parse(Source *s, const Chat *chat, Error *e);
  * several documents, or the last one of fewer than ten. 0 if there is nothing to split. Free both. */
 typedef struct { Document *at; size_t count; } Documents;
 int  source_hold_out(const Source *s, Documents *train, Documents *held_out);
-
-/* About a megabyte of work for a thread: `count` documents, from byte `from` of the first to byte `to` of the last. */
-typedef struct { const Document *first; size_t count, from, to, bytes; } Job;
-
-/* divisible: a document may be cut between a letter or digit of ASCII and a space or new line, where the patterns of GPT-2
- * and its successors always end a word (pretokenizer_ends_before_space). Returns the number of jobs; free(*jobs). */
-size_t documents_jobs(const Document *documents, size_t count, int divisible, Job **jobs);
-
-/* The piece of the job's document i. last: it ends with the document. */
-Document job_piece(const Job *job, size_t i, int *last);
 #endif

@@ -4,7 +4,7 @@
  * Samples are put where they leave the least room, the longest first (best-fit decreasing, at most 11/9 of the fewest rows:
  * Johnson 1973). The rows are the same in every epoch, which changes only their order: that of a sample alone is not known, but
  * a row is a function of the data and T, and a run resumes by counting. */
-#include "data_impl.h"
+#include "segment.h"
 #include <stdlib.h>
 #include <string.h>
 

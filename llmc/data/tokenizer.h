@@ -10,7 +10,7 @@
  * same ids for a text with and without one leading space, and gives back the one without. No beginning-of-text token is added: see tokenizer_bos. */
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
-#include "documents.h"
+#include "jobs.h"
 #include "meter.h"
 #include "llmc/base/base.h"
 #include "llmc/base/text.h"

@@ -1,4 +1,4 @@
-/* group_impl.h: shared by group.c, rendezvous.c, introductions.c and watch.c, and included by nothing else. */
+/* group_impl.h: shared by group.c, connect.c, rendezvous.c and watch.c, and included by nothing else. */
 #ifndef GROUP_IMPL_H
 #define GROUP_IMPL_H
 #include <pthread.h>
@@ -11,7 +11,7 @@
 enum { ATTEMPT = 2,                         /* seconds for one attempt to connect */
        PATIENCE = 10,                       /* seconds that a process waits for the proof of process 0 before it connects again */
        COMMS = 3,                           /* of a rank: with all, within its node, with other nodes */
-       LINGER = 1 };                        /* seconds to deliver the last message of a process that ends or refuses */
+       PIECE = 1 << 20 };                   /* bytes of a reduction in flight between processes at a time */
 
 typedef struct {                            /* a rank of this process */
     Group  group;                           /* first: a Group * is a Rank * */
@@ -51,10 +51,14 @@ struct ProcessGroup {
     pid_t  pid;
 };
 
+/* ---- group.c ---------------------------------------------------------------------------------------------- */
+
+void group_begin(ProcessGroup *g);          /* numbers the ranks, once all processes are known */
+void group_end(ProcessGroup *g);            /* waits for the other processes */
+
 /* ---- rendezvous.c ---------------------------------------------------------------------------------------- */
 
 int rendezvous(ProcessGroup *g, const GroupOptions *o, double seconds, Error *e);   /* fills at, link and the hub's introductions */
-int message_send(int fd, MessageKind kind, const void *data, size_t bytes, double deadline);     /* 0: not all of it */
 
 /* ---- watch.c --------------------------------------------------------------------------------------------- */
 

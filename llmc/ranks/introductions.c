@@ -1,7 +1,6 @@
 /* introductions.c: see introductions.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "introductions.h"
-#include "group_impl.h"
 #include "net.h"
 #include "secret.h"
 #include <errno.h>

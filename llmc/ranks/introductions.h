@@ -6,6 +6,7 @@
 #include <poll.h>
 #include "messages.h"
 
+enum { LINGER = 1 };                        /* seconds to deliver the last message of a process that ends or refuses */
 enum { INTRODUCTION_SECONDS = 2, MOST_INTRODUCTIONS = 128, INTRODUCTION_FDS = 8 + MOST_INTRODUCTIONS };
 
 typedef struct Introductions Introductions;

@@ -217,3 +217,15 @@ void net_linger(const int *fd, int count, double seconds) {
     while (left) close(open[--left].fd);
     free(open);
 }
+
+int message_send(int fd, MessageKind kind, const void *data, size_t bytes, double deadline) {
+    const MessageHead head = { (uint32_t)kind, (uint32_t)bytes };
+    char *all = mem_alloc(sizeof head + bytes);
+    memcpy(all, &head, sizeof head);
+    if (bytes) memcpy(all + sizeof head, data, bytes);
+    const int ok = net_send(fd, all, sizeof head + bytes, deadline);
+    const int why = errno;
+    free(all);
+    errno = why;
+    return ok;
+}

@@ -2,7 +2,7 @@
  * every piece, so that one byte now and then does not prolong it. */
 #ifndef NET_H
 #define NET_H
-#include "llmc/base/base.h"
+#include "messages.h"
 
 enum { NET_LISTENERS = 8, NET_FOREVER = 0 };                /* NET_FOREVER: no deadline */
 
@@ -23,4 +23,5 @@ int  net_port(int listener);                                /* the port on which
 /* Ends connections whose last message should still be delivered: sends no more, and reads until the other sides have closed, all of
  * them at once and for at most `seconds`. Closing while unread data is pending would destroy the message. -1 in fd: none. */
 void net_linger(const int *fd, int count, double seconds);
+int message_send(int fd, MessageKind kind, const void *data, size_t bytes, double deadline);     /* 0: not all of it */
 #endif

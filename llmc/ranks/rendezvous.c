@@ -15,18 +15,6 @@
 #include <time.h>
 #include <unistd.h>
 
-int message_send(int fd, MessageKind kind, const void *data, size_t bytes, double deadline) {
-    const MessageHead head = { (uint32_t)kind, (uint32_t)bytes };
-    char *all = mem_alloc(sizeof head + bytes);
-    memcpy(all, &head, sizeof head);
-    if (bytes) memcpy(all + sizeof head, data, bytes);
-    const int ok = net_send(fd, all, sizeof head + bytes, deadline);
-    const int why = errno;
-    free(all);
-    errno = why;
-    return ok;
-}
-
 static Hello introduction(const ProcessGroup *g, const GroupOptions *o) {
     Hello h = { .processes = g->processes, .ranks = g->ranks, .pid = (int32_t)g->pid, .settings = (uint32_t)strlen(o->settings) };
     snprintf(h.version, sizeof h.version, "%s", o->version);
