@@ -344,12 +344,9 @@ struct Device {
                             const int *expert, const int *first, const floatX *logits, const int *load, float balance,
                             float zloss, int tokens, Scores scores, int N, int E, int K);
 
-    /* ---- route_extend: experts that every token has, before those that it chose, and a scale of the weights ------------
-     * expert, weight (N, always + K): experts 0..always-1 with weight 1, then always + chosen with scale * chosen_weight (N,K).
-     * backward: dchosen (N,K) = scale * the last K columns of dweight (N, always + K).   error: exact; one rounding */
-    void (*route_extend)(OUT int *expert, OUT real *weight, const int *chosen, const real *chosen_weight, float scale, int N,
-                         int always, int K);
-    void (*route_extend_backward)(OUT real *dchosen, const real *dweight, float scale, int N, int always, int K);
+    /* ---- scale_weights: out = scale * weight (n): weights of slots, or their gradients; in place too ----------------
+     * error: one rounding */
+    void (*scale_weights)(OUT real *out, const real *weight, float scale, size_t n);
 
     /* ---- route_plan: stable counting sort of the S slots by expert ------------------------------------------------
      * Fills plan and load (E), slots per expert. The caller owns plan's arrays and has set N, E, K, S.   error: exact */

@@ -886,6 +886,7 @@ expect 0 'tile waste [1-9].* 0.0 % as rounded' $train $data $model -b 16 -t 32 -
 cp -r rounded rounded2 && rm -rf rounded2/state/step-00000008
 resume 0 'step    8/8' rounded2
 same_run rounded rounded2 "rounded routing, resumed"
+expect 2 'field b: attention experts that every token has were removed' $train $data -e m2:c32h3e4a4x2b1 -o new
 for rule in stochastic up down; do expect 2 "rt $rule was removed: -rt nearest" $train $data $model -rt $rule -o new; done
 expect 0 'step    8/8' $train $data -e m1:c128h4e4k2f128 -b 4 -t 32 -x 8 -v 4 -m 1 -s 0 -n 4 -nk 3 -pe fp8-all -o eight
 for copy in eight2 eight3; do cp -r eight $copy && rm -rf $copy/state/step-00000008; done

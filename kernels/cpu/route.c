@@ -209,26 +209,13 @@ static void combine_forward(floatX *out, const floatX *inp, const real *weight, 
         }
 }
 
-/* ---- experts that every token has ----------------------------------------------------------------------- */
-
-static void route_extend(int *expert, real *weight, const int *chosen, const real *chosen_weight, float scale, int N,
-                         int always, int K) {
-    for (int n = 0; n < N; n++)
-        for (int k = 0; k < always + K; k++) {
-            const size_t to = (size_t)n * (size_t)(always + K) + (size_t)k, from = (size_t)n * (size_t)K + (size_t)(k - always);
-            expert[to] = k < always ? k : always + chosen[from];
-            weight[to] = k < always ? 1 : (real)scale * chosen_weight[from];
-        }
-}
-static void route_extend_backward(real *dchosen, const real *dweight, float scale, int N, int always, int K) {
-    for (int n = 0; n < N; n++)
-        for (int k = 0; k < K; k++)
-            dchosen[(size_t)n * (size_t)K + (size_t)k] = (real)scale * dweight[(size_t)n * (size_t)(always + K) + (size_t)(always + k)];
+static void scale_weights(real *out, const real *weight, float scale, size_t n) {
+    for (size_t i = 0; i < n; i++) out[i] = (real)scale * weight[i];
 }
 
 PART(route) {
     d->router_forward = router_forward;  d->router_backward = router_backward;
     d->route_plan = route_plan;          d->router_losses = router_losses;
     d->router_bias = router_bias;        d->combine_forward = combine_forward;
-    d->route_extend = route_extend;      d->route_extend_backward = route_extend_backward;
+    d->scale_weights = scale_weights;
 }

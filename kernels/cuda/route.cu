@@ -419,35 +419,17 @@ static void combine_forward(floatX *out, const floatX *inp, const real *weight, 
     LAUNCH(kernel, divide_up(plan->N, block.y), block, 0, out, inp, weight, bias, t, plan->N, C);
 }
 
-// ---- experts that every token has -------------------------------------------------------------------------
-
-static __global__ void route_extend_kernel(int *expert, real *weight, const int *chosen, const real *chosen_weight, real scale,
-        size_t count, int always, int K) {
+static __global__ void scale_weights_kernel(real *out, const real *weight, real scale, size_t n) {
     const size_t i = global_index();
-    if (i >= count) return;
-    const size_t n = i / (always + K), from = n * K + i % (always + K) - always;
-    const int k = (int)(i % (always + K));
-    expert[i] = k < always ? k : always + chosen[from];
-    weight[i] = k < always ? 1 : scale * chosen_weight[from];
+    if (i < n) out[i] = scale * weight[i];
 }
-static void route_extend(int *expert, real *weight, const int *chosen, const real *chosen_weight, float scale, int N,
-        int always, int K) {
-    const size_t count = (size_t)N * (always + K);
-    LAUNCH(route_extend_kernel, (unsigned)divide_up(count, 256), 256, 0, expert, weight, chosen, chosen_weight, scale, count,
-           always, K);
-}
-static __global__ void route_extend_backward_kernel(real *dchosen, const real *dweight, real scale, size_t count, int always, int K) {
-    const size_t i = global_index();
-    if (i < count) dchosen[i] = scale * dweight[i / K * (always + K) + always + i % K];
-}
-static void route_extend_backward(real *dchosen, const real *dweight, float scale, int N, int always, int K) {
-    const size_t count = (size_t)N * K;
-    LAUNCH(route_extend_backward_kernel, (unsigned)divide_up(count, 256), 256, 0, dchosen, dweight, scale, count, always, K);
+static void scale_weights(real *out, const real *weight, float scale, size_t n) {
+    LAUNCH(scale_weights_kernel, (unsigned)divide_up(n, 256), 256, 0, out, weight, scale, n);
 }
 
 PART(route) {
     d->router_forward = router_forward;  d->router_backward = router_backward;
     d->route_plan = route_plan;          d->router_losses = router_losses;
     d->router_bias = router_bias;        d->combine_forward = combine_forward;
-    d->route_extend = route_extend;      d->route_extend_backward = route_extend_backward;
+    d->scale_weights = scale_weights;
 }

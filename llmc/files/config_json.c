@@ -89,7 +89,6 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { DEEPS,              "n_group",                         NULL,              NUMBER,     AT(groups),              DEPENDS },
     { DEEPS,              "topk_group",                      NULL,              NUMBER,     AT(groups_chosen),       DEPENDS },
     /* these are written only where they are not 0 */
-    { OWN,                "num_always_on_attention_experts", NULL,              OPTION,     AT(attention_always),    0 },
     { OWN,                "qk_norm",                         NULL,              OPTION,     AT(qk_norm),             0 },
     { OWN,                "value_embedding_interval",        NULL,              OPTION,     AT(value_embeddings),    0 },
     { OWN,                "final_logit_softcapping",         NULL,              OPTIONAL_DOUBLE, AT(logit_cap),      0 },
@@ -519,6 +518,9 @@ int config_from_json(Config *c, const JsonValue *root, Error *e) {
     if (!r.family) return known_names(e, type);
     *c = (Config){ .layers = 1, .attention_experts = 1, .attention_topk = 1, .experts = 1, .topk = 1, .tile = ROW_TILE,
                    .scores = TOPK_SOFTMAX, .family = r.family };
+    const JsonValue *always = member(root, "num_always_on_attention_experts");
+    if (r.family == FAMILY_SMOE && json_int(always, always != NULL))
+        return error_set(e, "config.json: num_always_on_attention_experts: " WITHOUT_ALWAYS);
     for (int i = 0; i < KEYS; i++)
         if (keys[i].families & r.family && !read_key(c, i, find_key(root, i), &r)) return 0;
     if (!complete(c, root, &r) || !config_check(c, e) || !read_layers(c, root, &r) || !read_rope(c, root, &r) || !read_windows(c, root, &r)

@@ -89,7 +89,7 @@ static int features(const Config *c) {
     if (c->sinks)                             f |= HAS_SINKS;
     if (c->expert_bias)                       f |= HAS_EXPERT_BIAS;
     if (c->activation == CLAMPED)             f |= HAS_CLAMPED;
-    if (c->universal || (c->activation != SWIGLU && c->activation != CLAMPED) || c->attention_always || c->value_embeddings || c->logit_cap > 0) f |= HAS_OWN;
+    if (c->universal || (c->activation != SWIGLU && c->activation != CLAMPED) || c->value_embeddings || c->logit_cap > 0) f |= HAS_OWN;
     return f;
 }
 int family_expresses(Family f, const Config *c) {

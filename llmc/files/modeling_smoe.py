@@ -23,7 +23,7 @@ class SmoeConfig(PretrainedConfig):
     def __init__(self, vocab_size=256, hidden_size=128, num_hidden_layers=4, max_position_embeddings=2048, intermediate_size=128,
                  rms_norm_eps=1e-6, block_norm_eps=1e-6, tie_word_embeddings=True, num_attention_heads=4, num_key_value_heads=None,
                  head_dim=None, num_local_experts=8, num_experts_per_tok=2, num_attention_experts=1, num_attention_experts_per_tok=1,
-                 num_always_on_attention_experts=0, shared_intermediate_size=0, router_scores="topk-softmax", router_choice_bias=0,
+                 shared_intermediate_size=0, router_scores="topk-softmax", router_choice_bias=0,
                  routed_scaling_factor=0.0, hidden_act="silu", universal=False, output_bias=False, qk_norm=0,
                  value_embedding_interval=0, final_logit_softcapping=0.0, rope_theta=10000.0, rope_parameters=None, **others):
         self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
@@ -33,7 +33,6 @@ class SmoeConfig(PretrainedConfig):
         self.head_dim = head_dim or hidden_size // num_attention_heads
         self.num_local_experts, self.num_experts_per_tok = num_local_experts, num_experts_per_tok       # 1, 1: one MLP, no router
         self.num_attention_experts, self.num_attention_experts_per_tok = num_attention_experts, num_attention_experts_per_tok
-        self.num_always_on_attention_experts = num_always_on_attention_experts      # those that every token has besides
         self.shared_intermediate_size = shared_intermediate_size                    # of an MLP that every token has besides; 0: none
         self.router_scores, self.router_choice_bias = router_scores, router_choice_bias
         self.routed_scaling_factor = routed_scaling_factor                          # of MLP experts' weights; 0: none
@@ -44,6 +43,8 @@ class SmoeConfig(PretrainedConfig):
         self.final_logit_softcapping = final_logit_softcapping
         self.rope_theta = (rope_parameters or {}).get("rope_theta", rope_theta)
         self.rope_parameters = {"rope_type": "default", "rope_theta": self.rope_theta}
+        if others.get("num_always_on_attention_experts"):
+            raise ValueError("attention experts that every token has: the modeling_smoe.py that was saved with the model has them")
         super().__init__(tie_word_embeddings=tie_word_embeddings, **others)
 
 
@@ -137,19 +138,12 @@ class SmoeMLP(nn.Module):
 
 
 class AttentionExperts(nn.Module):
-    """The experts that all tokens have come first, and have the weight 1."""
-
     def __init__(self, config, heads):
         super().__init__()
-        C, E, always = config.hidden_size, config.num_attention_experts, config.num_always_on_attention_experts
-        self.router, self.always = Router(config, E, config.num_attention_experts_per_tok), always
-        self.input_linear, self.output_linear = Experts(always + E, C, heads), Experts(always + E, heads, C)
+        C, E = config.hidden_size, config.num_attention_experts
+        self.router = Router(config, E, config.num_attention_experts_per_tok)
+        self.input_linear, self.output_linear = Experts(E, C, heads), Experts(E, heads, C)
         self.bias = nn.Parameter(torch.zeros(C)) if config.output_bias and config.num_local_experts > 1 else None
-
-    def choose(self, x):
-        expert, weight = self.router(x)
-        first = torch.arange(self.always, device=x.device).expand(len(x), -1)
-        return torch.cat([first, expert + self.always], 1), torch.cat([weight.new_ones(first.shape), weight], 1)
 
     def answer(self, heads, expert, weight):
         y = (self.output_linear(heads, expert) * weight[..., None]).sum(1)
@@ -191,7 +185,7 @@ class SmoeAttention(nn.Module):
         mixture = c.num_attention_experts > 1
         if mixture:
             rows = x.reshape(B * T, C)
-            expert, weight = self.experts.choose(rows)
+            expert, weight = self.experts.router(rows)
             q = self.experts.input_linear(rows[:, None].expand(-1, Q, -1), expert).reshape(B, T, Q * G * D)
         else:
             q = self.q_proj(x)

@@ -28,20 +28,19 @@ int activation_by_name(const char *name) {
 /* ---- descriptor ---------------------------------------------------------------------------------------- */
 
 /* In the order in which config_descriptor prints them. Those from s on may be 0, which is printed where it is not the default. */
-static const char letters[] = "chdqaxekfsbnzuvliyw";
+static const char letters[] = "chdqaxekfsnzuvliyw";
 static int may_be_zero(char letter) { return strchr(letters, letter) >= strchr(letters, 's'); }
 static const struct { const char *what, *otherwise; } fields[] = {      /* in the order of the letters */
     { "channels, the width of the residual stream",                  "128 with 4 layers, else 64 per layer" },
     { "query heads of a token, in all",                              "4 below 128 channels or with 4 layers, else one per 64 channels" },
     { "size of a head",                                              "channels / heads" },
-    { "kv heads (= heads of an attention expert)",                   "as many as heads; with attention experts heads / (x + b)" },
+    { "kv heads (= heads of an attention expert)",                   "as many as heads; with attention experts heads / x" },
     { "attention experts; 1: plain attention",                       "1" },
     { "attention experts per token",                                 "2" },
     { "experts of the MLP; 1: a dense MLP",                          "m, u: 8; d: 1" },
     { "experts per token",                                           "2" },
     { "width of an expert, or of the dense MLP",                     "128 channels: 128 (d: 256), else channels * 4/3 (d: 8/3)" },
     { "shared experts, which every token has",                       "0" },
-    { "attention experts that every token has",                      "0" },
     { "norm of queries and keys: 1 of each head, 2 of all together", "1; 0: none" },
     { "matrices that start at zero: 1 outputs of layers, 2 head, too", "0: none" },
     { "1: a head of its own",                                        "0: the head is the embedding" },
@@ -74,6 +73,7 @@ static int parse_fields(const char *text, const char *at, int value[26], Error *
     for (int i = 0; i < 26; i++) value[i] = NOT_GIVEN;
     while (*at) {
         const char letter = *at++, *digits = at;
+        if (letter == 'b') return error_set(e, "model %s: field b: " WITHOUT_ALWAYS, text);
         if (!strchr(letters, letter))
             return error_set(e, "model %s: no field %c; there are %s. ./train_moe --help model explains them", text, letter, letters);
         char *end;
@@ -89,7 +89,7 @@ static int parse_fields(const char *text, const char *at, int value[26], Error *
 }
 
 static int choose_heads(Config *c, const char *text, const int value[26], int small, Error *e) {
-    const int active = c->attention_always + c->attention_topk;             /* attention experts of a token */
+    const int active = c->attention_topk;
     const int heads = FIELD('h', GIVEN('q') && c->attention_experts > 1 ? value['q' - 'a'] * active
                                : small || c->channels < 128 ? 4 : c->channels / 64);
     if (!GIVEN('d') && !divides(heads, c->channels))
@@ -100,8 +100,7 @@ static int choose_heads(Config *c, const char *text, const int value[26], int sm
         c->query_heads = active;
         c->kv_heads = FIELD('q', heads / active);
         if (c->kv_heads * active != heads)
-            return error_set(e, "model %s: h = %s * q query heads are needed, but %d is not %d * %d", text,
-                             c->attention_always ? "(b + x)" : "x", heads, active, c->kv_heads);
+            return error_set(e, "model %s: h = x * q query heads are needed, but %d is not %d * %d", text, heads, active, c->kv_heads);
         return 1;
     }
     c->kv_heads = FIELD('q', heads);
@@ -136,7 +135,6 @@ int config_parse(Config *c, const char *text, Error *e) {
     c->width = FIELD('f', c->channels == 128 ? (mixture ? 128 : 256)
                         : nearest64(c->channels * (mixture ? 4 : 8) / 3.0));
     c->shared_width = FIELD('s', 0) * c->width;
-    c->attention_always = FIELD('b', 0);
     c->qk_norm = FIELD('n', 1);
     c->zero_output = FIELD('z', 0);
     c->tied = !FIELD('u', 0);
@@ -180,7 +178,7 @@ void config_descriptor(const Config *c, char text[128]) {
               : *l == 'a' ? c->attention_experts : *l == 'x' ? c->attention_topk
               : *l == 'e' ? c->experts : *l == 'k' ? c->topk
               : *l == 'f' ? c->width : *l == 's' ? (c->shared_width + c->width - 1) / c->width
-              : *l == 'b' ? c->attention_always : *l == 'n' ? c->qk_norm : *l == 'z' ? c->zero_output
+              : *l == 'n' ? c->qk_norm : *l == 'z' ? c->zero_output
               : *l == 'u' ? !c->tied : *l == 'v' ? c->value_embeddings : *l == 'l' ? (int)c->logit_cap
               : *l == 'i' ? hundredths(c->init_fan) : *l == 'y' ? hundredths(c->init_embed) : hundredths(c->route_scale);
         if (!v && may_be_zero(*l) && *l != 'n') continue;
@@ -192,7 +190,7 @@ static int within_limits(const Config *c, Error *e) {
     const int sizes[] = { c->channels, c->vocab, c->context, c->attention_experts, c->kv_heads, c->query_heads, c->head_size, c->experts,
                           c->width, c->shared_width, c->dense_width, c->value_embeddings, c->kv_rank, c->query_rank, c->value_size };
     const double most = 2147483647, C = c->channels, row = 2.0 * c->width * c->experts + 2.0 * c->shared_width + 2.0 * c->dense_width;
-    const double experts = c->attention_experts + c->attention_always, vocab = c->vocab ? c->vocab : 1;
+    const double experts = c->attention_experts, vocab = c->vocab ? c->vocab : 1;
     const double one = (double)c->kv_heads * c->head_size, heads = one * (experts > 1 && experts > c->query_heads ? experts : c->query_heads);
     if (c->layers > LAYERS_MAX) return error_set(e, "%d layers; at most %d", c->layers, LAYERS_MAX);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
@@ -229,11 +227,9 @@ int config_check(const Config *c, Error *e) {
     if (c->attention_experts < 1 || c->attention_topk < 1 || c->attention_topk > c->attention_experts)
         return error_set(e, "%d of %d attention experts per token (x of a) is impossible", c->attention_topk,
                          c->attention_experts);
-    if (c->attention_experts > 1 && c->query_heads != c->attention_always + c->attention_topk)
+    if (c->attention_experts > 1 && c->query_heads != c->attention_topk)
         return error_set(e, "a mixture of attention heads has as many query heads per kv head (%d) as "
-                            "experts per token (%d)", c->query_heads, c->attention_always + c->attention_topk);
-    if (c->attention_always < 0 || (c->attention_always && c->attention_experts == 1))
-        return error_set(e, "always-on attention experts (b) need routed ones beside them (a > 1)");
+                            "experts per token (%d)", c->query_heads, c->attention_topk);
     if (c->route_scale > 0 && c->experts == 1)
         return error_set(e, "a scale of the routed experts' weights (w) needs routed experts (e > 1)");
     if (c->qk_norm < 0 || c->qk_norm > 2) return error_set(e, "the norm of queries and keys (n) is 0, 1 or 2");
@@ -250,7 +246,7 @@ int config_check(const Config *c, Error *e) {
     if ((c->kv_rank ? c->rotated : c->head_size) % 2)
         return error_set(e, "the head size %d must be even: positions rotate pairs", c->kv_rank ? c->rotated : c->head_size);
     if (!latents_fit(c, e)) return 0;
-    if (c->experts > 4096 || c->attention_experts + c->attention_always > 4096) return error_set(e, "at most 4096 experts");
+    if (c->experts > 4096 || c->attention_experts > 4096) return error_set(e, "at most 4096 experts");
     if (c->shared_width && c->experts == 1)
         return error_set(e, "a shared expert (s) needs routed ones beside it (e > 1)");
     return within_limits(c, e);

@@ -22,6 +22,8 @@ typedef struct {
     double scores;                  /* DeepSeek's mscale_all_dim: scores are multiplied by rope_mscale(factor, scores)^2 */
 } RopeScaling;
 
+#define WITHOUT_ALWAYS "attention experts that every token has were removed from this program; the last version with them is c776785"
+
 enum { MOST_LISTED = 256 };         /* layers that may differ from others */
 typedef struct { uint64_t bits[MOST_LISTED / 64]; } Layers;      /* some of the layers: bit l % 64 of bits[l / 64] is layer l */
 
@@ -32,12 +34,11 @@ typedef struct {
     int vocab;                      /* V: rows of the embedding */
     int context;                    /* longest sequence it is meant for */
     int attention_experts, attention_topk;   /* 1, 1: plain attention */
-    int attention_always;           /* attention experts that every token has, beside those it chooses */
     int kv_heads, head_size;        /* G, D */
-    int query_heads;                /* Q: query heads per kv head; in a mixture of attention heads that is the experts of a
-                                     * token, attention_always + attention_topk */
+    int query_heads;                /* Q: query heads per kv head; in a mixture of attention heads that is
+                                     * attention_topk */
     int experts, topk, width;       /* E, K, F; 1, 1: a dense MLP */
-    int shared_width;               /* width of the always-on expert beside the routed ones; 0: none */
+    int shared_width;               /* width of the shared expert beside the routed ones; 0: none */
     int scores, activation;         /* enums Scores and Activation */
     int output_bias;                /* 1: a bias (C) on the output of every mixture, as JetMoE has */
     int tied;                       /* 1: the head is the embedding */
@@ -82,7 +83,7 @@ typedef struct {
 
 /* "m4", "d12", "u6:c256h4", "m12:e64k8f256". Letters after the colon: c channels, h query heads in all, d head size,
  * q kv heads (= heads per attention expert), a attention experts, x of them per token, e experts, k per token, f expert
- * width, s shared experts; b always-on attention experts, n query and key norm (1; n0: none), z1 zero output matrices (z2: and head), u1
+ * width, s shared experts; n query and key norm (1; n0: none), z1 zero output matrices (z2: and head), u1
  * untied head, v value embeddings every v layers, l cap of logits; in hundredths: i initial scale by fan-in, y of the
  * embedding, w scale of the routed experts' weights. 0 and a message when it cannot be. vocab and context are left 0. */
 int  config_parse(Config *c, const char *descriptor, Error *e);

@@ -16,8 +16,8 @@
     T *att_norm;        /* (C) */                                                                             \
     T *att_router;      /* (A,C)         NULL when attention is plain */                                      \
     T *kv;              /* (2,G,D, C)    keys, then values, shared by all attention experts */                \
-    T *query;           /* (A, G*D, C)   or (Q*G*D, C) when plain. Before the A routed experts are those that */ \
-    T *output;          /* (A, C, G*D)   or (C, Q*G*D)             every token has, attention_always of them */ \
+    T *query;           /* (A, G*D, C)   or (Q*G*D, C) when plain */                               \
+    T *output;          /* (A, C, G*D)   or (C, Q*G*D) */                                           \
     T *kv_down, *query_down;    /* (kv_rank + rotated, C) (query_rank, C) to the latents of latent attention, whose kv is */ \
                         /* (G*(own + value), kv_rank) and whose query is (G*D, query_rank) or (G*D, C) */     \
     T *query_norm, *key_norm;   /* (D)   of every head, before rotation; or (Q*G*D) (G*D) of all heads; or of latents */ \
@@ -31,7 +31,7 @@
     T *down;            /* (E, C, F) */                                                                       \
     T *router_bias, *up_bias, *down_bias;   /* (E) (E, 2F) (E, C) */                                          \
     T *mlp_bias;        /* (C) */                                                                             \
-    T *shared_up;       /* (2Fs, C)      the always-on expert */                                              \
+    T *shared_up;       /* (2Fs, C)      the shared expert */                                                 \
     T *shared_down;     /* (C, Fs) */                                                                         \
     T *shared_gate;     /* (1, C) */
 #define MODEL_TENSORS(T) \
@@ -45,17 +45,15 @@ typedef struct { MODEL_TENSORS(void) }   ModelGrads;
 
 /* ---- activations and scratch ------------------------------------------------------------------------------ */
 
-/* One router's work on one batch: it chooses K of its E experts for every token. In the plan a token has `always` slots more, the first
- * ones, for experts that every token has. The weights of the chosen experts may be scaled. */
+/* One router's work on one batch: it chooses K of its E experts for every token. The weights of the chosen experts may be scaled. */
 typedef struct {
-    int     E, K, always;
+    int     E, K;
     float   scale;
     Groups  groups;                     /* of experts */
     floatX *logits;                     /* (N,E) */
-    real   *lse, *chosen_weight;        /* (N) (N*K) */
-    int    *chosen;                     /* (N*K) */
-    real   *weight;                     /* (S)  of the plan. Where nothing is added or scaled, weight and chosen_weight are */
-    int    *expert;                     /* (S)  one buffer, and so are expert and chosen */
+    real   *lse;                        /* (N) */
+    real   *weight, *chosen_weight;     /* (S)  of the plan; before they are scaled: the same buffer where they are not */
+    int    *expert;                     /* (S) */
     Plan    plan;
     int    *first;                      /* (N+1) plan.first where routing is rounded; NULL: it never is */
     int    *own_load, *load;            /* (E)  into DataParallel.own_load, ResultBuffers.load */
@@ -102,8 +100,6 @@ typedef struct {                        /* used by one layer at a time */
     floatX *dpre;                       /* (S,2F) */
     floatX *dq, *dmixed, *dkv;          /* (N, Q*G*D) (N, Q*G*D) (N, 2,G,D) */
     floatX *dlogits;  real *dweight;    /* (N,E) (S) */
-    real   *dchosen;                    /* (N*K) gradient of Route.chosen_weight where that is not the plan's weight */
-    int    *all_load;                   /* (A + always) slots of an extended plan's experts */
     floatX *values;                     /* (N, G*D) value embeddings or normalized keys, or their gradients */
     floatX *down;                       /* (N, kv_rank + rotated) latents of keys and values, and the part of keys that all heads share */
     floatX *parts;                      /* (N,G, own + value) of keys and values, as shared_keys_forward has them; or their gradients */

@@ -85,7 +85,7 @@ static int decodes(const Model *m) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = c->channels, mixtures = config_mixtures(c);
     return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced
-        && !c->attention_always && !c->kv_rank && !c->sinks && !c->expert_bias && c->activation != CLAMPED
+        && !c->kv_rank && !c->sinks && !c->expert_bias && c->activation != CLAMPED
         && (!mixtures || dev->decode_fits(N, C, c->width, c->experts, c->topk))
         && (mixtures == c->layers || dev->decode_fits(N, C, config_dense_width(c), 1, 1))
         && (!c->shared_width || dev->decode_fits(N, C, c->shared_width, 1, 1))

@@ -42,7 +42,7 @@ static void describe_latents(Manifest *m, const Config *c, int l) {
     TENSOR(output,     "self_attn.o_proj.weight", initial_output(c, G*V), TENSOR_ATTENTION, C, G*V);
 }
 static void describe_attention(Manifest *m, const Config *c, int l) {
-    const int C = c->channels, A = c->attention_experts, experts = c->attention_always + A;
+    const int C = c->channels, A = c->attention_experts;
     const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD;
     const int all = c->qk_norm == NORM_ALL, norm = all ? c->query_heads * c->kv_heads : 1, key_norm = all ? c->kv_heads : 1;
     const float std = initial(c, C), out = initial_output(c, QGD);
@@ -52,8 +52,8 @@ static void describe_attention(Manifest *m, const Config *c, int l) {
     TENSOR(kv,         "self_attention.kv_proj.weight", std, TENSOR_KEYS_VALUES, 2*GD, C);
     if (A > 1) {
         TENSOR(att_router, "self_attention.experts.router.layer.weight",  std, TENSOR_ROUTER,    A, C);
-        TENSOR(query,      "self_attention.experts.input_linear.weight",  std, TENSOR_ATTENTION, experts, GD, C);
-        TENSOR(output,     "self_attention.experts.output_linear.weight", out, TENSOR_ATTENTION, experts, C, GD);
+        TENSOR(query,      "self_attention.experts.input_linear.weight",  std, TENSOR_ATTENTION, A, GD, C);
+        TENSOR(output,     "self_attention.experts.output_linear.weight", out, TENSOR_ATTENTION, A, C, GD);
         TENSOR_IF(c->output_bias, att_bias, "self_attention.experts.bias", ZEROS, TENSOR_BIAS, C);
     } else {
         TENSOR(query,      "self_attention.q_proj.weight", std, TENSOR_ATTENTION, QGD, C);
@@ -180,14 +180,14 @@ static void describe_acts(Model *m, int l, ActsPass pass, size_t *measured) {
     if (routed && c->shared_width)
     ACT(PART_UP,        shared_pre, N*gate*(size_t)c->shared_width*X);
     ACT(KEEP,           out,        N*C*X);
-#define ROUTE(r, experts, always, slots, extends) do { const size_t E = (size_t)(experts), S_ = (size_t)(slots); \
+#define ROUTE(r, experts, slots, scales) do { const size_t E = (size_t)(experts), S_ = (size_t)(slots); \
     ACT(KEEP, r.logits, N*E*X);           ACT(KEEP, r.lse, N*Re);            ACT(KEEP, r.weight, S_*Re); \
-    ACT(KEEP, r.expert, S_*I);            ACT(KEEP, r.plan.start, (E+(always)+1)*I);  ACT(KEEP, r.plan.slot_of_row, S_*I); \
+    ACT(KEEP, r.expert, S_*I);            ACT(KEEP, r.plan.start, (E+1)*I);  ACT(KEEP, r.plan.slot_of_row, S_*I); \
     ACT(KEEP, r.plan.token_of_row, S_*I); ACT(KEEP, r.plan.row_of_slot, S_*I); \
-    if (extends) { ACT(KEEP, r.chosen, S_*I); ACT(KEEP, r.chosen_weight, S_*Re); } } while (0)
-    if (c->attention_experts > 1) ROUTE(att, c->attention_experts, (size_t)c->attention_always, N*Q, c->attention_always > 0);
-    if (routed)                   ROUTE(mlp, c->experts, 0, S, c->route_scale > 0);
-    if (routed && c->shared_gate) ROUTE(gate, 1, 0, N, 0);
+    if (scales) ACT(KEEP, r.chosen_weight, S_*Re); } while (0)
+    if (c->attention_experts > 1) ROUTE(att, c->attention_experts, N*Q, 0);
+    if (routed)                   ROUTE(mlp, c->experts, S, c->route_scale > 0);
+    if (routed && c->shared_gate) ROUTE(gate, 1, N, 0);
     if (routed && can_round(m))   ACT(KEEP, mlp.first, (N+1)*I);
 #undef ROUTE
 #undef ACT
@@ -248,7 +248,6 @@ static void describe_scratch(Model *m) {
     SHARED(rows, most*C*X);
     SHARED(act, max(N*QGD, max(S*F, N*Fs)) * X);
     SHARED(logits, (size_t)m->head_rows*V*X);
-    if (c->attention_always) SHARED(all_load, (size_t)(c->attention_always + c->attention_experts) * sizeof(int));
     if (c->value_embeddings || c->qk_norm == NORM_ALL) SHARED(values, N*GD*X);
     if (c->kv_rank) {
         const size_t R = (size_t)c->rotated, kv_rank = (size_t)c->kv_rank, query_rank = (size_t)c->query_rank;
@@ -267,7 +266,6 @@ static void describe_scratch(Model *m) {
         SHARED(dkv, N*2*GD*X);
         SHARED(dlogits, N*(size_t)(c->experts > c->attention_experts ? c->experts : c->attention_experts)*X);
         SHARED(dweight, most*Re);
-        if (c->attention_always || c->route_scale > 0) SHARED(dchosen, most*Re);
         if (c->shared_gate) SHARED(dgate, N*X);
         if (can_round(m)) SHARED(choice, N*(size_t)c->topk * sizeof(int));
         SHARED(dnormed[0], N*C*X);
@@ -419,15 +417,14 @@ void model_plan_layers(Model *m, const Device *dev, const Config *c, int B, int 
     plan_inference(m, dev, c, B, T, capacity, NULL, from, to);
 }
 
-static void bind_route(Model *m, Route *r, int router, int E, int K, int always, double scale) {
+static void bind_route(Model *m, Route *r, int router, int E, int K, double scale) {
     const size_t at = router_offset(m, router);
     r->E = E;
     r->K = K;
-    r->always = always;
     r->scale = scale > 0 ? (float)scale : 1;
-    r->plan.E = always + E;
-    r->plan.K = always + K;
-    if (!r->chosen) r->chosen = r->expert, r->chosen_weight = r->weight;
+    r->plan.E = E;
+    r->plan.K = K;
+    if (!r->chosen_weight) r->chosen_weight = r->weight;
     r->own_load = m->dp.own_load + at;
     r->load = m->dp.ordered ? r->own_load : m->results.load + at;
     r->losses = real_at(m, m->results.losses, (size_t)router * 2);
@@ -475,9 +472,9 @@ int model_allocate(Model *m) {
         const int block = c->universal ? 0 : l;
         bind_tensors(m, block, &m->lp[l], &m->lg[l]);
         describe_acts(m, l, BIND_SHARED, NULL);
-        if (c->attention_experts > 1) bind_route(m, &m->acts[l].att, router++, c->attention_experts, c->attention_topk, c->attention_always, 0);
+        if (c->attention_experts > 1) bind_route(m, &m->acts[l].att, router++, c->attention_experts, c->attention_topk, 0);
         if (config_has_experts(c, l)) m->acts[l].mlp.groups = (Groups){ c->groups, c->groups_chosen, c->groups_by_best };
-        if (config_has_experts(c, l)) bind_route(m, &m->acts[l].mlp, router++, c->experts, c->topk, 0, c->route_scale);
+        if (config_has_experts(c, l)) bind_route(m, &m->acts[l].mlp, router++, c->experts, c->topk, c->route_scale);
         if (config_has_experts(c, l) && c->shared_gate) m->acts[l].gate.plan.E = m->acts[l].gate.plan.K = 1;
     }
     rope_table(dev, m->rope, c, positions(m));

@@ -7,8 +7,8 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *bias,
     const int N = m->batch.N, C = m->config.channels, E = r->E, K = r->K;
     const Scores scores = (Scores)m->config.scores;
 
-    const int rounds = m->rounds && r->first, extends = r->chosen != r->expert;
-    int *choice = rounds ? m->s.choice : r->chosen, *load = r->always ? m->s.all_load : r->own_load;
+    const int rounds = m->rounds && r->first;
+    int *choice = rounds ? m->s.choice : r->expert;
 
     /* 1. Every token scores every expert and keeps the best K. */
     dev->matmul_forward(r->logits, x, router, N, C, E);
@@ -17,17 +17,11 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *bias,
 
     /* 2. The slots are sorted by expert, so that each expert has consecutive rows; rounded: whole tiles of them. */
     r->plan.N = N;
-    r->plan.S = rounds ? (int)mlp_slots(&m->config, N, 1) : N * r->plan.K;
+    r->plan.S = rounds ? (int)mlp_slots(&m->config, N, 1) : N * K;
     r->plan.first = rounds ? r->first : NULL;
-    if (rounds) {
-        dev->route_round(&r->plan, r->own_load, r->chosen, r->chosen_weight, choice, r->logits, r->lse, scores,
-                         m->config.tile);
-        if (extends) dev->route_extend(r->expert, r->weight, r->chosen, r->chosen_weight, r->scale, r->plan.S, 0, 1);
-        return;
-    }
-    if (extends) dev->route_extend(r->expert, r->weight, r->chosen, r->chosen_weight, r->scale, N, r->always, K);
-    dev->route_plan(&r->plan, load, r->expert);
-    if (r->always) dev->copy(r->own_load, load + r->always, (size_t)E * sizeof *load);
+    if (rounds) dev->route_round(&r->plan, r->own_load, r->expert, r->chosen_weight, choice, r->logits, r->lse, scores, m->config.tile);
+    else dev->route_plan(&r->plan, r->own_load, r->expert);
+    if (r->weight != r->chosen_weight) dev->scale_weights(r->weight, r->chosen_weight, r->scale, (size_t)r->plan.S);
 }
 
 /* Tokens whose slots are counted in a router's load. */
@@ -44,14 +38,8 @@ void route_backward(Model *m, Route *r, const floatX *router, void *drouter, rea
                     Write how) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, E = r->E, K = r->K;
-    const int extends = r->chosen != r->expert;
-
-    /* 2 */
-    if (extends && r->plan.first) dev->route_extend_backward(m->s.dchosen, m->s.dweight, r->scale, r->plan.S, 0, 1);
-    else if (extends) dev->route_extend_backward(m->s.dchosen, m->s.dweight, r->scale, N, r->always, K);
-
-    /* 1 */
-    dev->router_backward(m->s.dlogits, extends ? m->s.dchosen : m->s.dweight, r->chosen_weight, r->lse, r->chosen, r->plan.first,
+    if (r->weight != r->chosen_weight) dev->scale_weights(m->s.dweight, m->s.dweight, r->scale, (size_t)r->plan.S);
+    dev->router_backward(m->s.dlogits, m->s.dweight, r->chosen_weight, r->lse, r->expert, r->plan.first,
                          r->logits, r->load, m->balance_coef * scale, m->z_coef * scale, counted(m), (Scores)m->config.scores, N, E, K);
     if (dbias) dev->bias_backward(dbias, m->s.dlogits, N, E);
     sum_add(dx, m->s.dlogits, router, E);

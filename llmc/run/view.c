@@ -39,15 +39,11 @@ void view_close(View *v) {
     free(v->record.at);
 }
 
-/* Of the plan's choices those that the router made; experts are counted from its first one. */
 static void record(View *v, int N, int *number) {
     for (int n = 0; n < N; n++) {
         if (number) number[n] = (int)(v->record.length / ((size_t)v->width * sizeof(int)));
         for (const Lens *o = v->lens; o < v->lens + v->lenses; o++)
-            for (int k = o->route->always; k < o->route->plan.K; k++) {
-                const int e = o->host[n * o->route->plan.K + k] - o->route->always;
-                text_add_bytes(&v->record, &e, sizeof e);
-            }
+            text_add_bytes(&v->record, &o->host[n * o->route->K], (size_t)o->route->K * sizeof(int));
     }
 }
 void view_read(View *v, const int *tokens, int N, int *expert) {

@@ -13,7 +13,7 @@
  * keys, values by token, a window, one block for all layers, rounded routing, 8 bits; and, after these, the published families'. */
 static const struct { const char *descriptor; int rounding, fp8; } kinds[] = {
     { "m4:c16h4d4e4k2f12a4x2n0", 0, 0 },     { "m3:c16h4d4q2e6k2f8a1s1n1", 0, 0 },  { "d3:c16h4d4f20n0", 0, 0 },
-    { "u3:c16h6d4q2e4k2f12a4x2b1n0", 0, 0 },   { "m3:c16h6d4q2e4k2f12a4x2b1n1z2i100v1l5w150y100", 0, 0 },
+    { "u3:c16h6d4q2e4k2f12a4x3n0", 0, 0 },   { "m3:c16h6d4q2e4k2f12a4x3n1z2i100v1l5w150y100", 0, 0 },
     { "m3:c16h4d4e5k2f12a1n2", 1, 0 }, { "m3:c128h4e4k2f128a4x2n0", 0, FP8_ALL },
     { "m2:c128h4e4k2f128n0", 0, FP8_FORWARD }, { "m1:c16h4e4k2f12n0", 0, 0 },
 };

@@ -117,7 +117,7 @@ static void impossible(void) {
 }
 
 void test_relay(void) {
-    static const char *const models[] = { "m4:c16h4d4e4k2f12a4x2n0", "d3:c16h4d4f20n0", "m3:c16h6d4q2e4k2f12a4x2b1n1z2i100v1l5w150y100" };
+    static const char *const models[] = { "m4:c16h4d4e4k2f12a4x2n0", "d3:c16h4d4f20n0", "m3:c16h6d4q2e4k2f12a4x3n1z2i100v1l5w150y100" };
     for (int i = 0; i < 3; i++) {
         const Config c = trainee_config(models[i], V, T);
         for (int devices = 2; devices <= c.layers; devices++) PART(dealt_out(i % 2 ? "cpu-bf16" : "cpu-f32", &c, models[i], devices));

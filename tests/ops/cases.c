@@ -516,23 +516,12 @@ static Case *router_backward(const Shape *s, Scores scores, float balance, float
     c->forward[1] = router_losses(s, scores);
     return c;
 }
-CALL(route_extend, b[0], b[1], b[2], b[3], c->scale, c->N, c->count, c->s.K)
-static Case *route_extend(const Shape *s, int always) {
-    Case *c = BEGIN(route_extend, s, 0, "N=%d always=%d K=%d", s->B * s->T, always, s->K);
-    c->count = always, c->scale = 1.7f;
-    out(c, INTEGER, "expert", times(c->N, always + s->K), 0, 0);
-    out(c, REAL, "weight", times(c->N, always + s->K), 0, 1);
-    integers(c, "chosen", times(c->N, s->K), s->E);
-    in(c, REAL, "chosen_weight", times(c->N, s->K), 0, 1);
-    return c;
-}
-CALL(route_extend_backward, b[0], b[1], c->scale, c->N, c->count, c->s.K)
-static Case *route_extend_backward(const Shape *s, int always) {
-    Case *c = BEGIN(route_extend_backward, s, 0, "N=%d always=%d K=%d", s->B * s->T, always, s->K);
-    c->count = always, c->scale = 1.7f;
-    out(c, REAL, "dchosen_weight", times(c->N, s->K), 0, 1);
-    in(c, REAL, "dweight", times(c->N, always + s->K), 0, 1);
-    c->forward[0] = route_extend(s, always);
+CALL(scale_weights, b[0], b[1], c->scale, (size_t)c->S)
+static Case *scale_weights(const Shape *s) {
+    Case *c = BEGIN(scale_weights, s, 0, "n=%d", s->B * s->T * s->K);
+    c->scale = 1.7f;
+    out(c, REAL, "out", (size_t)c->S, 0, 1);
+    in(c, REAL, "weight", (size_t)c->S, 0, 1);
     return c;
 }
 CALL(route_plan, &plan, b[4], b[5])
@@ -1347,10 +1336,7 @@ static void each_of_routing(const Visit *v) {
         V(v, router_backward(s, scores, 2, 0));
         V(v, router_backward(s, scores, 0, 1));
     }
-    for (int always = 0; always < 3; always++) {
-        V(v, route_extend(s, always));
-        V(v, route_extend_backward(s, always));
-    }
+    V(v, scale_weights(s));
     V(v, route_plan(s));
     for (Scores scores = TOPK_SOFTMAX; scores <= last; scores++) V(v, route_round(s, scores));
     for (int relative = 0; relative < 2; relative++) V(v, router_bias(s, relative));

@@ -118,12 +118,8 @@ OPERATION(router_backward,
      const floatX *logits, const int *load, float balance, float zloss, int tokens, Scores scores, int N, int E, int K),
     (dlogits, dweight, weight, lse, expert, first, logits, load, balance, zloss, tokens, scores, N, E, K), 0,
     N * (2 * E * unit.fx + K * (4 + 2 * unit.re) + unit.re), "N=%d E=%d K=%d", N, E, K)
-OPERATION(route_extend,
-    (int *expert, real *weight, const int *chosen, const real *chosen_weight, float scale, int N, int always, int K),
-    (expert, weight, chosen, chosen_weight, scale, N, always, K), 0, times(N, always + 2.0 * K) * (4 + unit.re),
-    "N=%d always=%d K=%d", N, always, K)
-OPERATION(route_extend_backward, (real *dchosen, const real *dweight, float scale, int N, int always, int K),
-    (dchosen, dweight, scale, N, always, K), 0, 2 * times(N, K) * unit.re, "N=%d always=%d K=%d", N, always, K)
+OPERATION(scale_weights, (real *out, const real *weight, float scale, size_t n), (out, weight, scale, n), 0, 2.0 * (double)n * unit.re,
+    "n=%zu", n)
 OPERATION(route_plan, (Plan *plan, int *load, const int *expert), (plan, load, expert), 0, 4 * 4 * slots(plan),
     "S=%d E=%d", plan->N * plan->K, plan->E)
 OPERATION(route_round,

@@ -103,12 +103,8 @@ static void naive_expert_bias_forward(const Case *c, double **v) {
 static void naive_columns_take(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[1][n*c->stride + c->count + i];
 }
-static void naive_route_extend(const Case *c, double **v) {
-    double *expert = v[0], *weight = v[1], *chosen = v[2], *given = v[3];
-    for (int n = 0; n < c->N; n++) {
-        for (int e = 0; e < c->count; e++) *expert++ = e, *weight++ = 1;
-        for (int k = 0; k < c->s.K; k++) *expert++ = c->count + *chosen++, *weight++ = (double)c->scale * *given++;
-    }
+static void naive_scale_weights(const Case *c, double **v) {
+    for (int i = 0; i < c->S; i++) v[0][i] = (double)c->scale * v[1][i];
 }
 uint64_t splitmix64(uint64_t state) {
     state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9u;
@@ -623,7 +619,7 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope), NAIVE(residual), NAIVE(dropout),
     NAIVE(matmul_forward), NAIVE(parallel_linear_forward), NAIVE(router_forward), NAIVE(router_losses), NAIVE(route_plan),
     NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward), NAIVE(norm_rope_forward), NAIVE(norm_rope_backward),
-    NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take), NAIVE(shared_keys_forward), NAIVE(route_extend), NAIVE(soft_cap),
+    NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take), NAIVE(shared_keys_forward), NAIVE(scale_weights), NAIVE(soft_cap),
     NAIVE(activation_forward), NAIVE(activation_backward),
     NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(sink_forward), NAIVE(expert_bias_forward), NAIVE(cache_store), NAIVE(sample), NAIVE(advance),
     NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master),

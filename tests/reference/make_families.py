@@ -119,12 +119,6 @@ MODELS = {
         use_sliding_window=True, sliding_window=7, layer_types=["full_attention", "sliding_attention", "sliding_attention"],
         rope_parameters=THETA), torch.bfloat16, None),
     # what no published family has, by llmc/files/modeling_smoe.py
-    "smoe_heads": (SmoeConfig(
-        **COMMON, hidden_size=20, num_hidden_layers=3, intermediate_size=7, num_attention_heads=6, num_key_value_heads=2, head_dim=6,
-        num_attention_experts=4, num_attention_experts_per_tok=2, num_always_on_attention_experts=1, num_local_experts=5,
-        num_experts_per_tok=2, shared_intermediate_size=9, router_scores="sigmoid", router_choice_bias=1, routed_scaling_factor=1.5,
-        qk_norm=1, value_embedding_interval=2, final_logit_softcapping=4.0, block_norm_eps=1e-4, rope_theta=300.0,
-        tie_word_embeddings=True), torch.bfloat16, None),
     "smoe_universal": (SmoeConfig(
         **COMMON, hidden_size=20, num_hidden_layers=3, intermediate_size=7, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
         num_attention_experts=5, num_attention_experts_per_tok=2, num_local_experts=4, num_experts_per_tok=2, hidden_act="relu2",
