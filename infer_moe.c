@@ -34,7 +34,9 @@
 /* ---- options: one table (llmc/run/options.h) --------------------------------------------------------------- */
 
 typedef struct {
-    const char *prompt, *mode, *chat, *stop, *tokenizer, *file, *questions, *details, *device, *color, *address;
+    const char *prompt, *chat, *stop, *tokenizer, *file, *questions, *details, *device, *address;
+    enum { GENERATE, CHAT, WEB } mode;
+    enum { COLOR_AUTO, COLOR_ALWAYS, COLOR_NEVER } color;
     int     tokens, sequences, context, echo, verbose, layer, top_k, port, gpus;
     float   temperature, top_p, min_p;
     int64_t seed;
@@ -45,7 +47,7 @@ static const Option table[] = {
     { "text",     "i",  "prompt",      OPTION_TEXT,  FIELD(prompt),      "",         0, 0, NULL, "prompt; -: read stdin; @name: read a file. In a chat: the system message" },
     { "text",     "n",  "tokens",      OPTION_INT,   FIELD(tokens),      "256",     -1, INT_MAX, NULL, "tokens to generate; 0: until the context is full; -1: no limit" },
     { "text",     "r",  "sequences",   OPTION_INT,   FIELD(sequences),   "1",        1, 4096, NULL, "texts generated in parallel" },
-    { "text",     "m",  "mode",        OPTION_TEXT,  FIELD(mode),        "generate", 0, 0, "generate|chat|web", "chat answers every line of stdin; /reset, /quit. web serves a page to talk to the model" },
+    { "text",     "m",  "mode",        OPTION_CHOICE, FIELD(mode),        "generate", 0, 0, "generate|chat|web", "chat answers every line of stdin; /reset, /quit. web serves a page to talk to the model" },
     { "text",     "ct", "chat-template", OPTION_TEXT, FIELD(chat),       "",         0, 0, NULL, "how a chat is written; not given: by the template in the folder; without one each line is continued. One of " CHAT_NAMES },
     { "text",     "st", "stop",        OPTION_TEXT,  FIELD(stop),        "",         0, 0, NULL, "a text ends before this string (\\n: newline); default where a chat continues lines: an empty line" },
     { "text",     "e",  "echo",        OPTION_INT,   FIELD(echo),        "1",        0, 1, NULL, "1: print the prompt, too" },
@@ -65,7 +67,7 @@ static const Option table[] = {
     { "views",    "eo", "details",     OPTION_TEXT,  FIELD(details),     "",         0, 0, NULL, "a file to write: for each question of -ev a line of JSON with the log-likelihood of every choice" },
     { "views",    "v",  "verbose",     OPTION_INT,   FIELD(verbose),     "1",        0, 3, NULL, "0 quiet, 1 speed, 2 text colored by MLP expert, 3 each expert's favourite tokens" },
     { "views",    "vl", "layer",       OPTION_INT,   FIELD(layer),       "-1",      -1, 10000, NULL, "the layer that -v 2 and -v 3 show, from 0; -1: the last" },
-    { "views",    "co", "color",       OPTION_TEXT,  FIELD(color),       "auto",     0, 0, "auto|always|never", "auto: on a terminal, unless NO_COLOR is set; without color [3] marks expert 3" },
+    { "views",    "co", "color",       OPTION_CHOICE, FIELD(color),       "auto",     0, 0, "auto|always|never", "auto: on a terminal, unless NO_COLOR is set; without color [3] marks expert 3" },
 #undef FIELD
 };
 enum { OPTIONS = sizeof table / sizeof *table };
@@ -78,7 +80,7 @@ static const char usage[] =
 static void check_options(Options o) {
     static const char *const generating[] = { "i", "n", "r", "m", "ct", "st", "e", "t", "p", "mp", "k", "s" };
     const Settings *s = o.settings;
-    const int chat = !strcmp(s->mode, "chat"), web = !strcmp(s->mode, "web");
+    const int chat = s->mode == CHAT, web = s->mode == WEB;
     const char *measures = *s->file ? "x" : *s->questions ? "ev" : NULL;
     for (size_t i = 0; measures && i < sizeof generating / sizeof *generating; i++)
         if (option_given(o, generating[i]))
@@ -519,11 +521,11 @@ static void ask(Session *q) {
 /* What follows from the options and the terminal: the escapes of the stop string, a seed from the clock, colors. */
 static void prepare(Session *q, Options o) {
     Settings *s = &q->s;
-    if (!strcmp(s->mode, "chat")) find_talk(q);
-    const char *stop = !strcmp(s->mode, "chat") && !q->talk.chat.form && !option_given(o, "st") ? "\\n\\n" : s->stop;
+    if (s->mode == CHAT) find_talk(q);
+    const char *stop = s->mode == CHAT && !q->talk.chat.form && !option_given(o, "st") ? "\\n\\n" : s->stop;
     const char *none = getenv("NO_COLOR");
     q->stop = stop_string(stop);
-    const int web = !strcmp(s->mode, "web"), from_clock = s->seed < 0 && !web;     /* the page: a new one for each text */
+    const int web = s->mode == WEB, from_clock = s->seed < 0 && !web;     /* the page: a new one for each text */
     if (from_clock) {
         struct timespec t;
         clock_gettime(CLOCK_REALTIME, &t);
@@ -532,7 +534,7 @@ static void prepare(Session *q, Options o) {
     if (!*s->file && !*s->questions && !web && (from_clock || s->verbose)) fprintf(stderr, "seed %lld\n", (long long)s->seed);
     const int terminal = isatty(1), colors = terminal && !(none && *none);
     q->style = (TextStyle){ .tokenizer = q->tokenizer, .stop = q->stop, .marked = s->verbose == 2, .terminal = terminal,
-                            .colored = !strcmp(s->color, "always") || (!strcmp(s->color, "auto") && colors) };
+                            .colored = s->color == COLOR_ALWAYS || (s->color == COLOR_AUTO && colors) };
 }
 
 int main(int argc, char **argv) {
@@ -550,8 +552,8 @@ int main(int argc, char **argv) {
 
     if (*q->s.file) measure(q);
     else if (*q->s.questions) ask(q);
-    else if (!strcmp(q->s.mode, "chat")) chat(q);
-    else if (!strcmp(q->s.mode, "web")) serve(q, options);
+    else if (q->s.mode == CHAT) chat(q);
+    else if (q->s.mode == WEB) serve(q, options);
     else generate(q);
 
     relay_close(q->g.relay);

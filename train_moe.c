@@ -56,7 +56,7 @@ static void update(void *run) {
     Run *r = run;
     optimizer_update(&r->optimizer, &r->model);
     if (r->records) parallel_gather_weights(&r->model, 0);
-    if (r->s.bias_rate > 0) routers_update_bias(&r->model, r->s.bias_rate, !strcmp(r->s.bias_law, "relative"));
+    if (r->s.bias_rate > 0) routers_update_bias(&r->model, r->s.bias_rate, r->s.bias_law == BIAS_RELATIVE);
 }
 static void train_step(Run *r) {
     Model *m = &r->model;
@@ -80,12 +80,12 @@ static void train_step(Run *r) {
 static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     Model *m = &r->model;
     StepStats t = { .step = r->progress.step + 1, .steps = r->s.steps };
-    StepResults f = model_results(m);
-    for (int i = 0; i < m->batch.all_micro_batches; i++) t.loss += f.step_losses[i] / (double)r->counted;
-    t.norm = optimizer_norm(&r->optimizer, f.grad_sq_norms, bad_tensor);
-    for (int i = 0; i < 2 * m->routers && !m->dp.ordered; i++) f.losses[i] /= r->parallel.ranks;
-    t.routers = router_stats(m, f.load, f.losses);
-    results_free(&f);
+    StepResults results = model_results(m);
+    for (int i = 0; i < m->batch.all_micro_batches; i++) t.loss += results.step_losses[i] / (double)r->counted;
+    t.norm = optimizer_norm(&r->optimizer, results.grad_sq_norms, bad_tensor);
+    for (int i = 0; i < 2 * m->routers && !m->dp.ordered; i++) results.losses[i] /= r->parallel.ranks;
+    t.routers = router_stats(m, results.load, results.losses);
+    results_free(&results);
     const double seconds = now() - start;               /* a GPU's step has ended when its results are here */
     r->session += seconds;
     t.lr = (double)adamw(&r->s, r->progress.step).lr;

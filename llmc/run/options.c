@@ -6,12 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The number of a word among the choices; -1: it is none of them. */
 static int chosen(const char *choices, const char *text) {
     const size_t n = strcspn(text, "|");
-    for (const char *c = text[n] ? NULL : choices; c; c = strchr(c, '|') ? strchr(c, '|') + 1 : NULL)
-        if (n && !strncmp(c, text, n) && (c[n] == '|' || !c[n])) return 1;
-    return 0;
+    int number = 0;
+    for (const char *c = text[n] ? NULL : choices; c; c = strchr(c, '|') ? strchr(c, '|') + 1 : NULL, number++)
+        if (n && !strncmp(c, text, n) && (c[n] == '|' || !c[n])) return number;
+    return -1;
 }
+static int is_text(const Option *o) { return o->kind == OPTION_TEXT || o->kind == OPTION_CHOICE; }
 
 /* What earlier versions had: old command lines, files of settings and checkpoints still name it. values NULL: a whole option. */
 static const struct { const char *letter, *name, *values, *instead; } removed[] = {
@@ -33,7 +36,7 @@ int option_removed(const char *option, int in_use) {
 }
 const char *option_value_removed(const Option *o, const char *value) {
     for (int i = 0; i < REMOVED; i++)
-        if (!strcmp(o->name, removed[i].name) && chosen(removed[i].values, value)) return removed[i].instead;
+        if (!strcmp(o->name, removed[i].name) && chosen(removed[i].values, value) >= 0) return removed[i].instead;
     return NULL;
 }
 
@@ -41,12 +44,14 @@ const char *option_value_removed(const Option *o, const char *value) {
 static int accept(const Option *o, void *settings, const char *text, int is_number, int is_whole, double v, Error *e) {
     void *field = (char *)settings + o->field;
     const int whole = o->kind != OPTION_FLOAT;
-    if (o->kind == OPTION_TEXT) {
+    if (is_text(o)) {
+        const int choice = chosen(o->choices, text);
         const char *instead = option_value_removed(o, text);
         if (instead) return error_set(e, "-%s %s was removed: %s", o->letter, text, instead);
-        if (o->choices && !chosen(o->choices, text))
+        if (o->choices && choice < 0)
             return error_set(e, "-%s %.200s: expected one of %s (--%s: %s)", o->letter, text, o->choices, o->name, o->help);
-        *(const char **)field = text;
+        if (o->kind == OPTION_CHOICE) *(int *)field = choice;
+        else *(const char **)field = text;
         return 1;
     }
     if (!is_number || (whole && !is_whole) || !(v >= o->low && v <= o->high))
@@ -76,8 +81,8 @@ static void must_set(const Option *o, void *settings, const char *text) {
 int option_read(const Option *o, void *settings, const JsonValue *value, Error *e) {
     const char *text = NULL;
     double v = 0;
-    if (o->kind == OPTION_TEXT ? !json_read_string(value, o->name, &text, e)
-                               : !json_read_double(value, o->name, o->low, o->high, &v, e)) return 0;
+    if (is_text(o) ? !json_read_string(value, o->name, &text, e)
+                   : !json_read_double(value, o->name, o->low, o->high, &v, e)) return 0;
     char digits[32];
     if (!text) { snprintf(digits, sizeof digits, "%.17g", v); }
     return accept(o, settings, text ? text : digits, 1, json_is(value, JSON_INT), v, e);
@@ -94,6 +99,9 @@ void option_value(const Option *o, const void *settings, char *text, size_t capa
         if ((float)strtod(text, NULL) == *(const float *)field) break;
     }
     if (o->kind == OPTION_TEXT)  snprintf(text, capacity, "%s", *(const char *const *)field);
+    const char *word = o->choices;
+    for (int i = o->kind == OPTION_CHOICE ? *(const int *)field : 0; i > 0; i--) word = strchr(word, '|') + 1;
+    if (o->kind == OPTION_CHOICE) snprintf(text, capacity, "%.*s", (int)strcspn(word, "|"), word);
 }
 
 /* Lines are broken at blanks, and continue under the first word. */
@@ -118,7 +126,7 @@ void options_help(Options o, const char *usage, int as_set) {
         if (strcmp(group, row->group)) printf("\n%s\n", group = row->group);
         option_value(row, o.settings, value, sizeof value);
         if (!as_set) snprintf(value, sizeof value, "%s", row->init);
-        const int choices = row->choices && row->kind == OPTION_TEXT;
+        const int choices = row->choices && is_text(row);
         char *help = text_format(*value ? "%s%s%s [%s]%s" : "%s%s%s%s%s", row->help, choices ? ": " : "", choices ? row->choices : "",
                                  value, as_set && o.given[i] ? " (given)" : "");
         print_help(row->letter, row->name, help);
@@ -339,7 +347,7 @@ void options_json(Options o, Text *out) {
         option_value(row, o.settings, value, sizeof value);
         text_add(out, "%s\"%s\": ", i ? ", " : "", row->name);
         if (row->kind == OPTION_INT) text_add(out, "%d", *(const int *)(const void *)((const char *)o.settings + row->field));
-        else if (row->kind == OPTION_TEXT) text_add_json(out, value, strlen(value));
+        else if (is_text(row)) text_add_json(out, value, strlen(value));
         else text_add_string(out, value);
     }
     text_add(out, "}");

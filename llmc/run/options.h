@@ -6,14 +6,15 @@
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 
-typedef enum { OPTION_INT, OPTION_LONG, OPTION_FLOAT, OPTION_TEXT } OptionKind;
+/* CHOICE: one of the words of `choices`, kept as its number: an enum with its values in the same order. */
+typedef enum { OPTION_INT, OPTION_LONG, OPTION_FLOAT, OPTION_TEXT, OPTION_CHOICE } OptionKind;
 typedef struct {
     const char *group, *letter, *name;  /* -letter, --name */
     OptionKind kind;
-    size_t field;                       /* offset of an int, int64_t, float or const char * in the program's struct */
+    size_t field;                       /* offset of an int, int64_t, float, const char * or enum in the program's struct */
     const char *init;                   /* the default, as the user would write it */
     double low, high;                   /* range of a number, both ends included */
-    const char *choices;                /* of texts: "cosine|linear"; NULL: any text. Of an OPTION_INT: a word for `low`, or NULL */
+    const char *choices;                /* of texts and choices: "cosine|linear"; NULL: any text. Of an OPTION_INT: a word for `low`, or NULL */
     const char *help;
 } Option;
 

@@ -195,7 +195,7 @@ void run_open_data(Run *r) {
 /* What -rs and -fa set, and the configuration that -e describes, with them. */
 static void describe_kinds(const Settings *s, Config *c) {
     if (c->experts > 1 || c->attention_experts > 1) c->scores = scores_by_name(s->scores);
-    c->activation = activation_by_name(s->activation);
+    c->activation = (int)s->activation;
 }
 static void describe_config(const Settings *s, Config *c) {
     Error e;
@@ -295,10 +295,10 @@ void run_choose_model(Run *r) {
         if (is_model || r->from) warn("sequences of %d tokens, but the model was trained for %d", s->seq, c->context);
         c->context = s->seq;
     }
-    c->rounding = !strcmp(s->rounding, "nearest");
-    c->fp8 = !strcmp(s->precision, "fp8") ? FP8_WHERE_FASTER : !strcmp(s->precision, "fp8-all") ? FP8_ALL : 0;
+    c->rounding = s->rounding;
+    c->fp8 = s->precision == FP8_IF_FASTER ? FP8_WHERE_FASTER : s->precision == FP8_ALWAYS ? FP8_ALL : 0;
     check_precision(r);
-    if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt %s: the MLP of this model has no experts", s->rounding);
+    if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt nearest: the MLP of this model has no experts");
     if (!data_check(r->data, s->seq, config_ids(c), &e)) fail(EXIT_INPUT, "%s", e.text);
     if (is_model && !r->restored && data_has_chats(r->data)) settings_fit_rows(&r->s, data_epoch_samples(r->data, s->seq));
 }

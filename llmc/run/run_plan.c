@@ -32,7 +32,7 @@ static void bound_validation(Run *r) {
 /* The choices of a plan that cost or save memory. */
 typedef struct { int batch, automatic, master, level, shards; Recompute recompute; Dtype moments; } Economy;   /* automatic: -r auto */
 static Economy as_set(const Run *r) {
-    return (Economy){ r->s.batch, 0, r->s.master, r->parallel.level, r->parallel.shards, r->recompute, dtype_by_name(r->s.moments) };
+    return (Economy){ r->s.batch, 0, r->s.master, r->parallel.level, r->parallel.shards, r->recompute, r->s.moments };
 }
 static void set_sharding(const Run *r, Parallel *p, int level, int shards) {
     p->level = level;
@@ -47,7 +47,7 @@ static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *c
     set_sharding(r, &p, e.level, e.shards);
     if (e.automatic) e.recompute = recompute_numbered(0);
     model_plan_training(&m, r->dev, &r->config, e.batch, r->s.seq, &e.recompute, r->micro_batches * r->s.batch / e.batch,
-                        dtype_by_name(r->s.gradients), p.ranks > 1 || p.ordered ? &p : NULL);
+                        r->s.gradients, p.ranks > 1 || p.ordered ? &p : NULL);
     optimizer_plan(&o, &m, e.master, e.moments, settings_muon(&r->s));
     const int length = r->s.seq > 2 ? r->s.seq : 2;
     const size_t kept = m.arena.total, samples = r->s.sample_every > 0 ? decoder_bytes(r->dev, &r->config, 1, length, &m) : 0;
@@ -172,13 +172,13 @@ void run_plan(Run *r) {
     if (ranks > 1) choose_level(r);
     choose_recompute(r);
     model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, &r->recompute, r->micro_batches,
-                        dtype_by_name(s->gradients), ranks > 1 || s->ordered ? &r->parallel : NULL);
-    if (s->ordered && r->dev->floatX_size == 2 && (!s->master || dtype_by_name(s->moments) == FLOATX))
+                        s->gradients, ranks > 1 || s->ordered ? &r->parallel : NULL);
+    if (s->ordered && r->dev->floatX_size == 2 && (!s->master || s->moments == FLOATX))
         fail(EXIT_USAGE, "-rp 1: not with -mw 0 or -mo bf16. Their stochastic rounding depends on positions in memory, "
              "which depend on the number of ranks");
-    if (dtype_by_name(s->moments) == FLOATX && r->dev->floatX_size != 2)
+    if (s->moments == FLOATX && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
-    optimizer_plan(&r->optimizer, &r->model, s->master, dtype_by_name(s->moments), settings_muon(s));
+    optimizer_plan(&r->optimizer, &r->model, s->master, s->moments, settings_muon(s));
     const int ids = config_ids(&r->config), named = r->tokenizer ? tokenizer_vocab(r->tokenizer) : ids;
     r->model.used_vocab = named < ids && data_max_id(r->data) < named ? named : ids;
 }

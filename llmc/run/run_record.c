@@ -184,11 +184,10 @@ static void log_summary(Run *r, uint64_t weights) {
 
 /* Gives the model in OUT and OUT/best its final form (-sw, -ss). Checkpoints keep the exact weights. */
 static void export_model(Run *r) {
-    static const char *const types[][2] = { { "f32", "F32" }, { "bf16", "BF16" }, { "f16", "F16" }, { "f64", "F64" } };
-    ExportForm form = { .shard = (uint64_t)((double)r->s.shard * 1e9) };
+    static const char *const types[] = { [SAVE_AUTO] = NULL, [SAVE_F32] = "F32", [SAVE_BF16] = "BF16", [SAVE_F16] = "F16", [SAVE_F64] = "F64" };
+    const ExportForm form = { .type = types[r->s.saved_type], .shard = (uint64_t)((double)r->s.shard * 1e9) };
     Error e;
     int files, of_best;
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) if (!strcmp(r->s.saved_type, types[i][0])) form.type = types[i][1];
     char *best = text_format("%s/best", r->s.out);
     if (!export_weights(r->s.out, form, r->origin, &files, &e) || !export_weights(best, form, r->origin, &of_best, &e))
         fail(EXIT_DISK, "the model is saved in %s, but not as -sw and -ss ask: %s", r->s.out, e.text);

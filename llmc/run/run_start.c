@@ -57,8 +57,8 @@ void run_allocate(Run *r) {
     parallel_register_memory(&r->model);
     const double rows = (double)s->batch * s->seq * r->config.topk / r->config.experts;
     if (r->config.rounding && rows < 2 * ROW_TILE && r->leads)
-        warn("-rt %s: an expert has %.0f rows on average, less than two tiles of %d: rounding reroutes a large part "
-             "of them. Larger micro-batches (-b, -t) or fewer experts avoid this", s->rounding, rows, ROW_TILE);
+        warn("-rt nearest: an expert has %.0f rows on average, less than two tiles of %d: rounding reroutes a large part "
+             "of them. Larger micro-batches (-b, -t) or fewer experts avoid this", rows, ROW_TILE);
     if (s->forced && r->leads)
         warn("-rf 1: routing is round robin, for benchmarks; the routers learn nothing");
 }

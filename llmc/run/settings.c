@@ -36,7 +36,7 @@ static const Option options[] = {
       "make the dense model of -e FOLDER a mixture; e8k2: 8 experts, 2 a token, each a copy of its MLP" },
     { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,     "topk-softmax|softmax-topk|sigmoid|sigmoid-each",
       "how a router turns logits into weights" },
-    { "model",     "fa", "activation",       OPTION_TEXT,  AT(activation),    "swiglu",              0,    0,     "swiglu|gelu|relu2",
+    { "model",     "fa", "activation",       OPTION_CHOICE, AT(activation),    "swiglu",              0,    0,     "swiglu|gelu|relu2",
       "nonlinearity of the experts" },
     { "output",    "o",  "out",              OPTION_TEXT,  AT(out),           "out",                 0,    0,     NULL,
       "folder for checkpoints and logs" },
@@ -49,13 +49,13 @@ static const Option options[] = {
       "tokens per step, a multiple of B*T (more than B*T: gradients accumulate); 0: B*T" },
     { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "400",                 -1000, 1e12, NULL,
       "optimizer steps; -1: one epoch, -2: two; 0: print the plan and exit" },
-    { "schedule",  "k",  "schedule",         OPTION_TEXT,  AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "learning-rate schedule" },
+    { "schedule",  "k",  "schedule",         OPTION_CHOICE, AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "learning-rate schedule" },
     { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "6e-3",                0,    10,    NULL,
       "peak learning rate; with -wo adamw 1e-3 is the default, with -up 3e-4, for a folder's model 2e-5 * 2048 / channels" },
     { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "50",                 0,    1e12,  NULL,        "steps to reach the peak" },
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
       "final learning rate, as a fraction of the peak" },
-    { "optimizer", "wo", "optimizer",        OPTION_TEXT,  AT(optimizer),     "muon",                0,    0,     "adamw|muon",
+    { "optimizer", "wo", "optimizer",        OPTION_CHOICE, AT(optimizer),     "muon",                0,    0,     "adamw|muon",
       "what updates the layers' matrices; embedding, head, norms, biases and routers are always updated by adamw" },
     { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.8",                 0.01, 0.99999, NULL,
       "Muon: decay rate of the momentum" },
@@ -70,9 +70,9 @@ static const Option options[] = {
       "AdamW: decay rate of the second moment" },
     { "optimizer", "mw", "master-weights",   OPTION_INT,   AT(master),        "1",                   0,    1,     NULL,
       "bf16 devices: 1: f32 master copy of the weights; 0: stochastic rounding, 4 bytes per parameter less" },
-    { "optimizer", "mo", "moments",          OPTION_TEXT,  AT(moments),       "f32",                 0,    0,     "f32|bf16",
+    { "optimizer", "mo", "moments",          OPTION_CHOICE, AT(moments),       "f32",                 0,    0,     "f32|bf16",
       "bf16 devices: type of AdamW's two moments and Muon's one; bf16 takes 2 bytes less for each" },
-    { "optimizer", "mg", "gradients",        OPTION_TEXT,  AT(gradients),     "bf16",                0,    0,     "f32|bf16",
+    { "optimizer", "mg", "gradients",        OPTION_CHOICE, AT(gradients),     "bf16",                0,    0,     "f32|bf16",
       "bf16 devices: type of the layers' weight gradients; bf16 (2 bytes per parameter less) takes effect if a step is one micro-batch on one rank" },
     { "optimizer", "dr", "dropout",          OPTION_FLOAT, AT(dropout),       "0",                   0,    0.99,  NULL,
       "dropout of the embedding and of each sub-layer's output" },
@@ -83,9 +83,9 @@ static const Option options[] = {
     { "routing",   "rz", "zloss",            OPTION_FLOAT, AT(z),             "0.001",               0,    100,   NULL,        "weight of the router z-loss" },
     { "routing",   "rb", "bias-rate",        OPTION_FLOAT, AT(bias_rate),     "0",                   0,    1,     NULL,
       "balance by a selection bias that moves by this much per step (try 0.03 with -rl relative and -ra 0)" },
-    { "routing",   "rl", "bias-law",         OPTION_TEXT,  AT(bias_law),      "sign",                0,    0,     "sign|relative",
+    { "routing",   "rl", "bias-law",         OPTION_CHOICE, AT(bias_law),      "sign",                0,    0,     "sign|relative",
       "-rb moves the bias by its rate whatever the load, or in proportion to the load's distance from the mean" },
-    { "routing",   "rt", "rounding",         OPTION_TEXT,  AT(rounding),      "off",                 0,    0,     "off|nearest",
+    { "routing",   "rt", "rounding",         OPTION_CHOICE, AT(rounding),      "off",                 0,    0,     "off|nearest",
       "in training, round every MLP expert's rows to the nearest multiple of 128" },
     { "routing",   "rf", "force-balance",    OPTION_INT,   AT(forced),        "0",                   0,    1,     NULL,
       "benchmark only: 1 forces round-robin routing" },
@@ -106,7 +106,7 @@ static const Option options[] = {
       "also keep every N-th step's checkpoint permanently; 0: none" },
     { "saving",    "nb", "best",             OPTION_INT,   AT(keep_best),     "1",                   0,    1,     NULL,
       "1: keep the weights with the best validation loss in OUT/best" },
-    { "saving",    "sw", "save-type",    OPTION_TEXT,  AT(saved_type),    "auto",                0,    0,     "auto|f32|bf16|f16|f64",
+    { "saving",    "sw", "save-type",    OPTION_CHOICE, AT(saved_type),    "auto",                0,    0,     "auto|f32|bf16|f16|f64",
       "number type of the model in OUT and OUT/best at the end; auto: as in the folder of -e, else the device's" },
     { "saving",    "ss", "shard-size",   OPTION_FLOAT, AT(shard),         "50",                  0,    1e6,   NULL,
       "gigabytes of the largest file of weights at the end; a larger model has several and an index; 0: always one file" },
@@ -114,7 +114,7 @@ static const Option options[] = {
       "auto, cpu, cuda, or a device by name, such as cpu-bf16" },
     { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "auto",                -1,   2,     "auto",
       "recompute in backward, to save memory: 0 nothing, 1 norms, 2 whole layers; auto: nothing if that fits, else the parts that cost least" },
-    { "machine",   "pe", "expert-precision", OPTION_TEXT,  AT(precision),     "bf16",                0,    0,     "bf16|fp8|fp8-all",
+    { "machine",   "pe", "expert-precision", OPTION_CHOICE, AT(precision),     "bf16",                0,    0,     "bf16|fp8|fp8-all",
       "products of the MLP's experts while training; fp8: in 8 bits (docs/numerics.md) for sizes where that was measured to be "
       "faster; fp8-all: for all sizes. Hopper and, slowly, CPUs" },
     { "machine",   "gr", "graph",            OPTION_INT,   AT(record),        "1",                   0,    2,     NULL,
@@ -250,7 +250,7 @@ void settings_suit(Settings *s, int gpu, int64_t tokens) {
                         !large ? defaults[i].small_gpu : gpu ? defaults[i].large_gpu : defaults[i].large_cpu);
     if (is_folder(s->model)) options_default(table(s), "wo", "adamw");
     if (is_folder(s->model) && *s->upcycle) options_default(table(s), "l", "3e-4");
-    else if (strcmp(s->optimizer, "muon")) options_default(table(s), "l", !gpu ? "1e-3" : large ? "6e-4" : "2e-3");
+    else if (s->optimizer != MUON) options_default(table(s), "l", !gpu ? "1e-3" : large ? "6e-4" : "2e-3");
 }
 
 /* --help -i DATA: the values that a run would have. */
@@ -322,6 +322,5 @@ void settings_fit_rows(Settings *s, int64_t rows) {
 }
 
 MuonOptions settings_muon(const Settings *s) {
-    return strcmp(s->optimizer, "muon") ? (MuonOptions){ 0 } : (MuonOptions){ s->momentum, s->period };
+    return s->optimizer == MUON ? (MuonOptions){ s->momentum, s->period } : (MuonOptions){ 0 };
 }
-Dtype dtype_by_name(const char *type) { return strcmp(type, "bf16") ? REAL : FLOATX; }

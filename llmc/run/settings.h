@@ -6,17 +6,50 @@
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include "llmc/model/optim.h"
+#include "llmc/model/schedule.h"
 #include "options.h"
 
 enum { SETTINGS = 70 };
+/* Values of choices, in the order of their words in the table. */
+typedef enum { ADAMW, MUON } Updates;
+typedef enum { BIAS_BY_SIGN, BIAS_RELATIVE } BiasLaw;
+typedef enum { PRECISE, FP8_IF_FASTER, FP8_ALWAYS } Precision;
+typedef enum { SAVE_AUTO, SAVE_F32, SAVE_BF16, SAVE_F16, SAVE_F64 } SavedType;
+
+/* In the order of the table's groups. */
 typedef struct {
-    const char *train, *val, *tokenizer, *pattern, *chat, *model, *upcycle, *scores, *activation, *out, *schedule, *device, *moments,
-               *gradients, *optimizer, *precision, *rounding, *bias_law, *saved_type, *address, *gpu_memory;
-    int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
-    int   batch, seq, sample_length, keep, keep_best, resume, allow_data, any_bytes, recompute, record, forced, overfit, check, period,
-          max_bad, show_loads, master, level, node, ordered, copies, ranks, process, processes, port, join_seconds, silence_seconds;
-    float save_seconds, lr, final_lr, decay, clip, momentum, beta1, beta2, dropout, balance, z, bias_rate, shard;
-    char given[SETTINGS];               /* 1: given by the user */
+    const char *train, *val, *tokenizer, *pattern, *chat;
+    int         allow_data, any_bytes;
+    const char *model, *upcycle, *scores;
+    Activation  activation;
+    const char *out;
+    int         resume, batch, seq;
+    int64_t     total, steps;
+    Schedule    schedule;
+    float       lr, final_lr;
+    int64_t     warmup;
+    Updates     optimizer;
+    float       momentum, decay, clip, beta1, beta2, dropout;
+    int         period, master, max_bad;
+    Dtype       moments, gradients;         /* f32: REAL; bf16: FLOATX */
+    float       balance, z, bias_rate;
+    BiasLaw     bias_law;
+    int         rounding, forced;           /* rounding 1: nearest */
+    int64_t     val_every, val_batches, sample_every;
+    int         sample_length, show_loads;
+    int64_t     save_every, major;
+    float       save_seconds, shard;
+    int         keep, keep_best;
+    SavedType   saved_type;
+    const char *device;
+    int         recompute;
+    Precision   precision;
+    int         record, level, node, copies, ordered;
+    int64_t     seed;
+    int         overfit, check;
+    const char *address, *gpu_memory;
+    int         ranks, processes, process, port, join_seconds, silence_seconds;
+    char        given[SETTINGS];            /* 1: given by the user */
 } Settings;
 
 /* Errors end the program with EXIT_USAGE and a message. */
@@ -37,5 +70,4 @@ void settings_write(const Settings *s, Text *out);
 void settings_given_json(const Settings *s, Text *out);         /* the names of those that the user gave */
 int  settings_restore(Settings *s, const JsonValue *saved, Error *e);     /* 0: one is unknown or invalid; s is unchanged */
 MuonOptions settings_muon(const Settings *s);                   /* of -wo, -wm and -wp */
-Dtype dtype_by_name(const char *type);                         /* of -mo and -mg: bf16 is FLOATX, f32 is REAL */
 #endif

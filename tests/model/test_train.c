@@ -32,37 +32,36 @@
 /* ---- the learning rate --------------------------------------------------------------------------------- */
 
 static void schedules(void) {
+    static const char *const names[] = { "cosine", "linear", "constant", "wsd" };
     /* 100 steps, 20 of warm-up, down to 0.1 */
-    static const struct { const char *name; long step; double rate; } points[] = {
-        { "cosine", 0, 1/21. }, { "cosine", 19, 20/21. }, { "cosine", 20, 1 }, { "cosine", 60, 0.55 },
-        { "cosine", 100, 0.1 }, { "cosine", 1000, 0.1 },
-        { "cosine", 40, 0.1 + 0.9 * (0.5 + 0.35355339059327379) },          /* a quarter: cos(pi/4) = sqrt(1/2) */
-        { "linear", 10, 11/21. }, { "linear", 20, 1 }, { "linear", 60, 0.55 }, { "linear", 80, 0.325 },
-        { "linear", 100, 0.1 },
-        { "constant", 0, 1/21. }, { "constant", 20, 1 }, { "constant", 99, 1 }, { "constant", 1000, 1 },
-        { "wsd", 5, 6/21. }, { "wsd", 20, 1 }, { "wsd", 83, 1 }, { "wsd", 84, 1 }, { "wsd", 92, 0.55 },
-        { "wsd", 100, 0.1 },
+    static const struct { Schedule kind; long step; double rate; } points[] = {
+        { COSINE, 0, 1/21. }, { COSINE, 19, 20/21. }, { COSINE, 20, 1 }, { COSINE, 60, 0.55 },
+        { COSINE, 100, 0.1 }, { COSINE, 1000, 0.1 },
+        { COSINE, 40, 0.1 + 0.9 * (0.5 + 0.35355339059327379) },          /* a quarter: cos(pi/4) = sqrt(1/2) */
+        { LINEAR, 10, 11/21. }, { LINEAR, 20, 1 }, { LINEAR, 60, 0.55 }, { LINEAR, 80, 0.325 },
+        { LINEAR, 100, 0.1 },
+        { CONSTANT, 0, 1/21. }, { CONSTANT, 20, 1 }, { CONSTANT, 99, 1 }, { CONSTANT, 1000, 1 },
+        { WSD, 5, 6/21. }, { WSD, 20, 1 }, { WSD, 83, 1 }, { WSD, 84, 1 }, { WSD, 92, 0.55 },
+        { WSD, 100, 0.1 },
     };
     for (size_t i = 0; i < sizeof points / sizeof *points; i++)
-        check_error(fabs(schedule_rate(points[i].name, points[i].step, 100, 20, 0.1) - points[i].rate), 1e-12,
-                    "%s at step %ld is %g", points[i].name, points[i].step, points[i].rate);
-
-    static const char *const names[] = { "cosine", "linear", "constant", "wsd" };
+        check_error(fabs(schedule_rate(points[i].kind, points[i].step, 100, 20, 0.1) - points[i].rate), 1e-12,
+                    "%s at step %ld is %g", names[points[i].kind], points[i].step, points[i].rate);
     for (int k = 0; k < 4; k++) {
         int rises = 1, falls = 1, inside = 1;
         for (long s = 0; s < 1000; s++) {
-            const double a = schedule_rate(names[k], s, 1000, 100, 0.2);
-            const double b = schedule_rate(names[k], s + 1, 1000, 100, 0.2);
+            const double a = schedule_rate((Schedule)k, s, 1000, 100, 0.2);
+            const double b = schedule_rate((Schedule)k, s + 1, 1000, 100, 0.2);
             rises &= s >= 100 || b > a;
             falls &= s < 100 || b <= a;
             inside &= a > 0 && a <= 1 && (s < 100 || a >= 0.2);
         }
         check(rises && falls && inside, "%s rises only during warm-up and stays above its final rate", names[k]);
-        check_error(fabs(schedule_rate(names[k], 0, 10, 0, 0.5) - 1), 0,
+        check_error(fabs(schedule_rate((Schedule)k, 0, 10, 0, 0.5) - 1), 0,
                     "%s without warm-up starts at the peak", names[k]);
-        check_error(fabs(schedule_rate(names[k], 9, 10, 50, 0.5) - 10/51.), 1e-12,
+        check_error(fabs(schedule_rate((Schedule)k, 9, 10, 50, 0.5) - 10/51.), 1e-12,
                     "%s with a warm-up longer than the run is warm-up to the end", names[k]);
-        check_error(fabs(schedule_rate(names[k], 10, 10, 10, 0.5) - (k == 2 ? 1 : 0.5)), 1e-12,
+        check_error(fabs(schedule_rate((Schedule)k, 10, 10, 10, 0.5) - (k == 2 ? 1 : 0.5)), 1e-12,
                     "%s with a warm-up as long as the run does not divide by zero", names[k]);
     }
 }
@@ -344,17 +343,17 @@ static void options(void) {
 
 /* What is given stays; the rest suits the machine and the text. */
 static void defaults(void) {
-    static const struct { const char *arguments; int gpu; int64_t tokens; const char *model, *optimizer; float lr; int batch; } cases[] = {
-        { "",                   0, 1000000,   "m4:z1", "muon", 6e-3f, 24 },
-        { "",                   0, 100000000, "m4:z1", "muon", 4e-3f, 32 },
-        { "",                   1, 1000000,   "m6:z1", "muon", 4e-3f, 64 },
-        { "",                   1, 100000000, "m6:c512e128k6f256", "muon", 4e-3f, 64 },
-        { "-wo adamw -e d12",   1, 100000000, "d12", "adamw", 6e-4f, 64 },
-        { "-wo adamw -b 3",     0, 1000000,   "m4:z1", "adamw", 1e-3f, 3 },
-        { "-wo adamw",          1, 1000000,   "m6:z1", "adamw", 2e-3f, 64 },
-        { "-l 1e-4 -wo muon",   1, 100000000, "m6:c512e128k6f256", "muon", 1e-4f, 64 },
-        { "-e tests",           0, 1000000,   "tests", "adamw", 1e-3f, 24 },
-        { "-e tests",           1, 100000000, "tests", "adamw", 6e-4f, 64 },
+    static const struct { const char *arguments; int gpu; int64_t tokens; const char *model; Updates optimizer; float lr; int batch; } cases[] = {
+        { "",                   0, 1000000,   "m4:z1", MUON, 6e-3f, 24 },
+        { "",                   0, 100000000, "m4:z1", MUON, 4e-3f, 32 },
+        { "",                   1, 1000000,   "m6:z1", MUON, 4e-3f, 64 },
+        { "",                   1, 100000000, "m6:c512e128k6f256", MUON, 4e-3f, 64 },
+        { "-wo adamw -e d12",   1, 100000000, "d12", ADAMW, 6e-4f, 64 },
+        { "-wo adamw -b 3",     0, 1000000,   "m4:z1", ADAMW, 1e-3f, 3 },
+        { "-wo adamw",          1, 1000000,   "m6:z1", ADAMW, 2e-3f, 64 },
+        { "-l 1e-4 -wo muon",   1, 100000000, "m6:c512e128k6f256", MUON, 1e-4f, 64 },
+        { "-e tests",           0, 1000000,   "tests", ADAMW, 1e-3f, 24 },
+        { "-e tests",           1, 100000000, "tests", ADAMW, 6e-4f, 64 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char text[64], *argv[8] = { text };
@@ -364,9 +363,9 @@ static void defaults(void) {
         for (char *at = text; (at = strchr(at, ' ')); *at++ = 0) if (at[1]) argv[argc++] = at + 1;
         settings_parse(&s, argc, argv);
         settings_suit(&s, cases[i].gpu, cases[i].tokens);
-        check(!strcmp(s.model, cases[i].model) && !strcmp(s.optimizer, cases[i].optimizer) && s.lr == cases[i].lr
+        check(!strcmp(s.model, cases[i].model) && s.optimizer == cases[i].optimizer && s.lr == cases[i].lr
               && s.batch == cases[i].batch && s.period == (cases[i].gpu && cases[i].tokens == 100000000 ? 2 : 1),
-              "defaults of \"%s\" for %s and %lld tokens: -e %s -wo %s -wp %d -l %g -b %d", cases[i].arguments,
+              "defaults of \"%s\" for %s and %lld tokens: -e %s -wo %d -wp %d -l %g -b %d", cases[i].arguments,
               cases[i].gpu ? "a GPU" : "a CPU", (long long)cases[i].tokens, s.model, s.optimizer, s.period, (double)s.lr, s.batch);
     }
 }
