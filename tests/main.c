@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -115,6 +116,27 @@ char *scratch_folder(const char *name) {
     char *path = scratch_path(name);
     if (!folder_make(path, &e)) fail(EXIT_DISK, "%s", e.text);
     return path;
+}
+
+int in_child(void (*child)(void *), void *argument, char *said, size_t capacity) {
+    char *path = scratch_path("said");
+    size_t n = 0;
+    int status = 0;
+    fflush(stdout);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        if (!freopen(path, "w", stderr) || !freopen("/dev/null", "w", stdout)) _exit(99);
+        child(argument);
+        fflush(stderr);
+        _exit(0);
+    }
+    if (pid < 0 || waitpid(pid, &status, 0) != pid) status = 99 << 8;
+    FILE *f = fopen(path, "r");
+    if (f) { n = fread(said, 1, capacity - 1, f); fclose(f); }
+    said[n] = 0;
+    unlink(path);
+    free(path);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 static const struct { const char *name; void (*run)(void); } groups[] = {

@@ -35,6 +35,9 @@ char *scratch_path(const char *name);                       /* free() it */
 char *scratch_put(const char *name, const void *data, size_t bytes);        /* makes a file; free() its path */
 char *scratch_folder(const char *name);                     /* the same for a folder */
 
+/* Runs `child` in its own process; returns the exit code, and in `said` its stderr. */
+int in_child(void (*child)(void *), void *argument, char *said, size_t capacity);
+
 /* The groups. Those without a comment are in test_NAME.c. */
 void test_house(void);                                      /* the rules of the source tree */
 void test_files(void);                                      /* json, safetensors, tokenizer */
@@ -50,6 +53,9 @@ void test_relay(void);                                      /* layers on several
 void test_reference(void);
 void test_evaluate(void);                                   /* questions, part of the group reference */
 void test_train(void);
+void test_settings(void);                                   /* files/, part of the group train */
+void test_configs(void);                                    /* likewise */
+void test_checkpoints(void);                                /* likewise */
 void test_state(void);                                      /* files/test_state.c: damaged and half-saved checkpoints */
 void test_parallel(void);
 void test_report(void);

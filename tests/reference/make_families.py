@@ -139,7 +139,7 @@ MODELS = {
 TOKENS = 64
 
 
-# What a config.json of each family means where it says nothing: the defaults of its class, for tests/model/test_train.c.
+# What a config.json of each family means where it says nothing: the defaults of its class, for tests/files/test_configs.c.
 CLASSES = ["GptOss", "JetMoe", "Mixtral", "Llama", "Mistral", "Olmoe", "Qwen3", "Qwen3Moe", "Qwen2Moe", "GraniteMoe", "GraniteMoeShared", "Dots1",
            "Glm4Moe", "Ernie4_5_Moe", "DeepseekV3", "DeepseekV2"]
 

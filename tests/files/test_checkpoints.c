@@ -1,0 +1,366 @@
+/* test_checkpoints.c: checkpoints, which must restore every bit, survive damage and exclude a second trainer; and files, which are
+ * replaced as a whole. Part of the group train. Damage in single values: test_state.c. */
+#define _DEFAULT_SOURCE
+#include "tests/model/trainee.h"
+#include "tests/test.h"
+#include "llmc/base/json.h"
+#include "llmc/base/text.h"
+#include "llmc/files/checkpoint.h"
+#include "llmc/files/config_json.h"
+#include "llmc/model/ranges.h"
+#include "llmc/run/progress.h"
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static Config config_of(const char *descriptor) { return trainee_config(descriptor, 40, 32); }
+/* lean: no master weights, moments in floatX. */
+static void open_trainee(Trainee *t, const char *device, const Config *c, TraineeOptions o, int lean) {
+    o.gradients = FLOATX;
+    o.no_master = lean;
+    o.moments = lean ? FLOATX : REAL;
+    check(trainee_open(t, device_find(device), c, o), "%s has memory", device);
+    t->m.z_coef = 0.001f;
+}
+static void step(Trainee *t, int number) {
+    trainee_send(t, number);
+    trainee_step(t);
+}
+
+static Progress progress_at(int64_t step) {
+    Progress p = { .step = step, .samples = step * 12345678901, .tokens = step * 98765432109,
+                   .updates = (int)step - 2, .bad_steps = 1, .seconds = uniform() * 1e5,
+                   .best = { 1 + uniform(), step - 3, 1000 + step, 77 }, .seed = 0xfedcba9876543210u,
+                   .data = 0x8000000000000001u };
+    for (int i = 0; i < 200; i++) { window_score(&p.loss, normal()); if (i < 77) window_score(&p.norm, exp(normal())); }
+    return p;
+}
+static int same_progress(const Progress *a, const Progress *b) {
+    return a->step == b->step && a->samples == b->samples && a->tokens == b->tokens
+        && a->updates == b->updates && a->bad_steps == b->bad_steps
+        && a->seconds == b->seconds && a->best.loss == b->best.loss && a->best.step == b->best.step && a->best.tokens == b->best.tokens && a->best.length == b->best.length
+        && a->seed == b->seed && a->data == b->data
+        && !memcmp(&a->loss, &b->loss, sizeof a->loss) && !memcmp(&a->norm, &b->norm, sizeof a->norm);
+}
+static int progress_usable(const JsonValue *run, Error *e) {
+    Progress p;
+    return progress_from_json(run, &p, e);
+}
+static int save_kept(const char *folder, const Trainee *t, const Progress *p, const char *options, Keep keep, Error *e) {
+    Text json = { 0 };
+    progress_to_json(p, t->m.dev->name, &json);
+    const Snapshot s = { .model = &t->m, .optimizer = &t->o, .step = p->step, .progress = json.at, .options = options };
+    const Saved saved = checkpoint_save(folder, &s, keep, e);
+    free(json.at);
+    return saved == SAVED_ALL;
+}
+static int save_with(const char *folder, const Trainee *t, const Progress *p, const char *options, int keep, int64_t major, Error *e) {
+    return save_kept(folder, t, p, options, (Keep){ keep, 0, major }, e);
+}
+static int save(const char *folder, const Trainee *t, int64_t step, int keep, int64_t major) {
+    Error e = { 0 };
+    const Progress p = progress_at(step);
+    const int ok = save_with(folder, t, &p, "{\"lr\": 0.001}", keep, major, &e);
+    check(ok, "step %lld is saved: %s", (long long)step, e.text);
+    return ok;
+}
+static char *step_file(const char *folder, int64_t step, const char *name) {
+    return text_format("%s/state/step-%08lld/%s", folder, (long long)step, name);
+}
+
+/* A checkpoint whose optimizer state has other types than the reader's: converted, with a warning. */
+static int conversions;
+static void count_conversion(const char *text) {
+    conversions += strstr(text, "in BF16 and was converted") != NULL || strstr(text, "in F32 and was converted") != NULL
+                || strstr(text, "no master copy") != NULL || strstr(text, "which is dropped") != NULL;
+}
+static void conversion(void) {
+    const Config c = config_of("m2:c16h4d4e4k2f12a4x2n0");
+    const Device *dev = device_find("cpu-bf16");
+    for (int lean = 0; lean < 2; lean++) {
+        char *folder = text_format("%s/convert-%d", scratch(), lean);
+        const Progress p = progress_at(7);
+        Trainee a, b;
+        Error e = { 0 };
+        open_trainee(&a, "cpu-bf16", &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 1 }, lean);
+        open_trainee(&b, "cpu-bf16", &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 2 }, !lean);
+        const size_t n = a.m.manifest.total;
+        double *v[2] = { mem_alloc(n * sizeof **v), mem_alloc(n * sizeof **v) };
+        for (int s = 0; s < 5; s++) step(&a, s);
+        check(save_with(folder, &a, &p, "{}", 2, 0, &e), "saved %s", e.text);
+        Checkpoint *from = checkpoint_open(folder, progress_usable, &e);
+        conversions = 0;
+        warn_hook(count_conversion);
+        check(from && checkpoint_load(from, &b.m, &b.o, &e), "loaded with other types: %s", e.text);
+        warn_hook(NULL);
+        check(conversions == 2, "moments are converted and a master copy is made or dropped; %d warnings (above)", conversions);
+        for (int i = 0; i < 2; i++) {
+            const Trainee *t = i ? &b : &a;
+            if (t->o.moments == REAL) dev->reals_to_double(v[i], t->o.v, n);
+            else dev->to_double(v[i], t->o.v, n);
+        }
+        check_error(relative_error(v[1], v[0], n), lean ? 0 : 0x1p-8, "v is restored, %s", lean ? "exactly" : "rounded");
+        checkpoint_close(from);
+        trainee_close(&a), trainee_close(&b), free(v[0]), free(v[1]), free(folder);
+    }
+}
+
+static void round_trip(const char *device, int lean, float momentum) {
+    const Config c = config_of("m2:c16h4d4e4k2f12a4x2n0");
+    char *folder = text_format("%s/run-%s-%d%s", scratch(), device, lean, momentum > 0 ? "-muon" : "");
+    const Device *dev = device_find(device);
+    Trainee a, b;
+    Error e = { 0 };
+    Config read;
+    Progress p = progress_at(42), q;
+    double bias[16], back[16];
+    open_trainee(&a, device, &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 1, .momentum = momentum }, lean);
+    for (int s = 0; s < 5; s++) step(&a, s);
+    for (int i = 0; i < 16; i++) bias[i] = (float)normal();
+    dev->reals_from_double(a.m.bias, bias, 16);
+    check(save_with(folder, &a, &p, "{\"lr\": 0.001, \"train\": \"a \\\"b\\\"\"}", 2, 0, &e), "%s: saved %s", device, e.text);
+
+    Checkpoint *from = checkpoint_open(folder, progress_usable, &e);
+    check(from != NULL, "%s: opened %s", device, e.text);
+    if (from) {
+        open_trainee(&b, device, &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 99, .momentum = momentum }, lean);     /* other weights, to be overwritten */
+        check(trainee_hash(&a) != trainee_hash(&b), "%s: before loading they differ", device);
+        read = checkpoint_config(from);
+        check(config_same(&read, &c, &e), "%s: the configuration is restored", device);
+        check(checkpoint_load(from, &b.m, &b.o, &e), "%s: loaded %s", device, e.text);
+        check(progress_from_json(checkpoint_run(from), &q, &e), "%s: %s", device, e.text);
+        dev->reals_to_double(back, b.m.bias, 16);
+        check(trainee_hash(&a) == trainee_hash(&b), "%s: weights, moments and master copy are restored bit for bit", device);
+        check(!memcmp(bias, back, sizeof bias), "%s: the routers' biases are restored bit for bit", device);
+        check(same_progress(&p, &q), "%s: and the progress with its windows", device);
+        check(b.o.updates == p.updates, "%s: Adam's clock goes on", device);
+        check(!strcmp(json_string(json_get(checkpoint_options(from), "train"), ""), "a \"b\""),
+              "%s: the options are restored", device);
+        b.o.updates = a.o.updates;
+        step(&a, 5);
+        step(&b, 5);
+        check(trainee_hash(&a) == trainee_hash(&b), "%s: the next step is the same", device);
+        trainee_close(&b);
+    }
+    checkpoint_close(from);
+    trainee_close(&a), free(folder);
+}
+
+/* Overwrites, cuts or removes a file of a step folder; or its run.json. */
+static void damage(const char *folder, int64_t step_number, int kind) {
+    static const char *const file[] = { "model.safetensors", "optimizer.safetensors", "run.json",
+                                        "optimizer.safetensors" };
+    char *path = step_file(folder, step_number, file[kind]), byte;
+    const int fd = open(path, O_RDWR);
+    struct stat s;
+    int ok = fd >= 0 && !fstat(fd, &s);
+    if (ok && kind == 0)
+        ok = pread(fd, &byte, 1, s.st_size - 5) == 1
+            && (byte ^= 16, pwrite(fd, &byte, 1, s.st_size - 5) == 1);
+    if (ok && kind == 1) ok = !ftruncate(fd, s.st_size - 1);
+    if (ok && kind == 2) ok = !ftruncate(fd, s.st_size / 2);
+    if (ok && kind == 3) ok = !unlink(path);
+    if (fd >= 0) close(fd);
+    check(ok, "%s could be damaged", path);
+    free(path);
+}
+
+static void fallback(void) {
+    static const char *const what[] = { "a flipped bit in the weights",
+                                        "a lost byte of the optimizer's state", "half a run.json",
+                                        "a missing file" };
+    const Config c = config_of("m1:c16h4d4e4k2f12a4x2n0");
+    Trainee t;
+    Error e;
+    open_trainee(&t, "cpu-f32", &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 }, 0);
+    for (int kind = 0; kind < 4; kind++) {
+        char *folder = text_format("%s/damaged-%d", scratch(), kind);
+        for (int i = 1; i <= 3; i++) save(folder, &t, 10 * i, 3, 0);
+        damage(folder, 30, kind);
+        damage(folder, 20, (kind + 1) % 4);
+        const int stderr_copy = dup(STDERR_FILENO), null = open("/dev/null", O_WRONLY);   /* without its warnings */
+        fflush(stderr);
+        dup2(null, STDERR_FILENO);
+        Checkpoint *from = checkpoint_open(folder, progress_usable, &e);
+        check(from && checkpoint_load(from, &t.m, &t.o, &e) && json_int(json_get(checkpoint_run(from), "step"), 0) == 10,
+              "%s: the newest intact checkpoint is used", what[kind]);
+        checkpoint_close(from);
+        damage(folder, 10, kind);
+        from = checkpoint_open(folder, progress_usable, &e);
+        check(!from && strstr(e.text, "step-00000010"), "%s in all checkpoints: refused, naming the file: %s",
+              what[kind], from ? "" : e.text);
+        checkpoint_close(from);
+        fflush(stderr);
+        dup2(stderr_copy, STDERR_FILENO);
+        close(stderr_copy);
+        close(null);
+        save(folder, &t, 30, 3, 0);                       /* the same step again replaces the damaged one */
+        check((from = checkpoint_open(folder, progress_usable, &e)) != NULL, "%s: saving again replaces the damaged checkpoint", what[kind]);
+        checkpoint_close(from);
+        free(folder);
+    }
+    trainee_close(&t);
+}
+
+static int has_step(const char *folder, int64_t number) {
+    char *path = step_file(folder, number, "run.json");
+    const int there = is_file(path);
+    free(path);
+    return there;
+}
+
+static void pruning(void) {
+    const Config c = config_of("m1:c16h4d4e4k2f12a4x2n0");
+    char *folder = scratch_path("pruned"), *top = text_format("%s/model.safetensors", folder);
+    char *stale = text_format("%s/state/.tmp-step-3", folder);
+    Error e;
+    struct stat s;
+    Trainee t;
+    open_trainee(&t, "cpu-f32", &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 }, 0);
+    check(checkpoint_exists(folder, &e) == HOLDS_NOTHING, "a missing folder holds nothing");
+    check(folder_make(stale, &e) && checkpoint_exists(folder, &e) == HOLDS_NOTHING, "a folder with a partial save holds nothing");
+    check(checkpoint_lock(folder, &e) && !is_folder(stale), "the temporary folder of a killed save is deleted by the next trainer");
+    for (int i = 1; i <= 9; i++) save(folder, &t, i, 2, 4);
+    int right = 1;
+    for (int i = 1; i <= 9; i++) right &= has_step(folder, i) == (i >= 8 || i == 4);
+    check(right, "of nine checkpoints the two newest and every fourth are kept");
+    check(!stat(top, &s) && s.st_nlink == 2, "the newest weights have a second link at the top of the folder");
+    check(checkpoint_exists(folder, &e) == HOLDS_STATE, "the folder holds a run");
+    save(folder, &t, 10, 1, 0);
+    check(has_step(folder, 10) && !has_step(folder, 9) && !has_step(folder, 8) && !has_step(folder, 4),
+          "a single checkpoint can be kept");
+    check(checkpoint_save_best(folder, &t.m, 10, NULL, NULL, &e), "the best weights are saved");
+    check(checkpoint_clear(folder, &e) && checkpoint_exists(folder, &e) == HOLDS_NOTHING && !is_file(top),
+          "a run can be deleted, and another starts there even if it is killed before its first save");
+
+    for (int i = 1; i <= 9; i++) {                                   /* saved by time between steps that are multiples of 3 */
+        const Progress p = progress_at(i == 9 ? 10 : i);
+        check(save_kept(folder, &t, &p, "{}", (Keep){ 2, 3, 0 }, &e), "saved: %s", e.text);
+    }
+    right = 1;
+    for (int i = 1; i <= 10; i++) right &= has_step(folder, i) == (i == 3 || i == 6 || i == 10);
+    check(right, "the two newest multiples of -n stay, and of the others the newest alone");
+    checkpoint_clear(folder, &e);
+
+    double bad = NAN;                                                /* weights that are not finite must replace nothing */
+    save(folder, &t, 11, 2, 0);
+    t.m.dev->from_double(t.m.p.final_norm, &bad, 1);
+    const Progress p = progress_at(12);
+    check(!save_with(folder, &t, &p, "{}", 2, 0, &e)
+          && strstr(e.text, "model.norm.weight"), "weights that are not finite are not saved: %s", e.text);
+    check(has_step(folder, 11) && !has_step(folder, 12) && is_file(top), "the previous checkpoint is kept");
+    trainee_close(&t), free(folder), free(top), free(stale);
+}
+
+static void try_lock(void *folder) {
+    Error e;
+    if (checkpoint_lock(folder, &e)) return;
+    fail_with(&e, EXIT_DISK);
+}
+static void lock(void) {
+    char *folder = scratch_path("locked"), *own = text_format("process %ld", (long)getpid()), said[512];
+    Error e;
+    check(in_child(try_lock, folder, said, sizeof said) == 0, "a free folder can be locked");
+    check(checkpoint_lock(folder, &e), "the lock of a process that has ended is free");
+    check(in_child(try_lock, folder, said, sizeof said) == EXIT_USAGE && strstr(said, "in use") && strstr(said, own),
+          "a second trainer is refused, naming the first: %s", said);
+    char *file = scratch_path("not-a-folder");
+    check(file_write(file, "x", 1, &e) && !checkpoint_lock(file, &e) && !e.code && strstr(e.text, "not a folder"),
+          "a file cannot be locked like a folder");
+    free(folder), free(own), free(file);
+}
+
+/* ---- files --------------------------------------------------------------------------------------------- */
+
+static void sums(void) {
+    char text[100];
+    uint32_t parts = 0;
+    for (int i = 0; i < 100; i++) text[i] = (char)(7 * i + 3);
+    check(crc32c(0, "123456789", 9) == 0xe3069283u, "CRC-32C of 123456789 is e3069283");
+    check(crc32c(0, "", 0) == 0, "CRC-32C of nothing is 0");
+    for (int i = 0; i < 100; i += 9) parts = crc32c(parts, text + i, (size_t)(100 - i < 9 ? 100 - i : 9));
+    check(parts == crc32c(0, text, 100), "CRC-32C can be computed piece by piece");
+    check(hash_bytes(0, "", 0) == 0xcbf29ce44fd0bfc1u
+          && hash_bytes(0, "mixture of experts", 18) == 0x17defe3bbc473e16u
+          && hash_bytes(5, text, 100) == 0x3ae5de80744d1fc9u,
+          "fingerprints are the same in all versions: %016llx %016llx %016llx",
+          (unsigned long long)hash_bytes(0, "", 0),
+          (unsigned long long)hash_bytes(0, "mixture of experts", 18),
+          (unsigned long long)hash_bytes(5, text, 100));
+    int distinct = 1;
+    const uint64_t whole = hash_bytes(0, text, 100);
+    for (int bit = 0; bit < 800; bit++) {
+        text[bit / 8] = (char)(text[bit / 8] ^ 1 << bit % 8);
+        distinct &= hash_bytes(0, text, 100) != whole;
+        text[bit / 8] = (char)(text[bit / 8] ^ 1 << bit % 8);
+    }
+    check(distinct, "every flipped bit changes the fingerprint");
+}
+
+static void write_too_much(void *path) {
+    const struct rlimit most = { 1000, 1000 };
+    Error e;
+    char *data = mem_alloc(5000);
+    signal(SIGXFSZ, SIG_IGN);
+    if (setrlimit(RLIMIT_FSIZE, &most)) _exit(1);
+    const int written = file_write(path, data, 5000, &e);
+    fprintf(stderr, "%s", e.text);
+    fflush(stderr);
+    _exit(written ? 2 : 3);
+}
+static int holds(const char *path, const char *text) {
+    Error e;
+    size_t n;
+    char *data = file_read(path, &n, &e);
+    const int same = data && n == strlen(text) && !memcmp(data, text, n);
+    free(data);
+    return same;
+}
+static int files_in(const char *folder) {                    /* counted by ls, hidden files included */
+    char *command = text_format("ls -A '%s' | wc -l", folder);
+    FILE *f = popen(command, "r");
+    int n = -1;
+    if (f && fscanf(f, "%d", &n) != 1) n = -1;
+    if (f) pclose(f);
+    free(command);
+    return n;
+}
+static void atomic_files(void) {
+    char *folder = scratch_path("files"), *path = text_format("%s/target", folder);
+    char *below = text_format("%s/target/below", folder), said[512];
+    Error e;
+    check(folder_make(folder, &e) && file_write(path, "old", 3, &e) && holds(path, "old"), "a file is written");
+    check(in_child(write_too_much, path, said, sizeof said) == 3 && strstr(said, "target"),
+          "a full disk is an error that names the file: %s", said);
+    check(holds(path, "old") && files_in(folder) == 1, "the file is unchanged, and no temporary file remains");
+    check(file_write(path, "new and longer", 14, &e) && holds(path, "new and longer")
+          && files_in(folder) == 1, "it is replaced as a whole");
+    check(!file_write(below, "x", 1, &e) && strstr(e.text, "below"), "a path through a file is an error: %s", e.text);
+    check(!folder_make(below, &e) && strstr(e.text, "target"), "a folder below a file is an error: %s", e.text);
+    if (geteuid() != 0) {
+        check(!chmod(folder, 0500) && !file_write(path, "x", 1, &e) && holds(path, "new and longer"),
+              "a read-only folder keeps its file: %s", e.text);
+        chmod(folder, 0700);
+    } else skip("root may write anywhere: read-only folders");
+    free(folder), free(path), free(below);
+}
+void test_checkpoints(void) {
+    PART(round_trip("cpu-f32", 0, 0));
+    PART(round_trip("cpu-bf16", 0, 0));
+    PART(round_trip("cpu-bf16", 1, 0));
+    PART(round_trip("cpu-f64", 0, 0));
+    PART(round_trip("cpu-f32", 0, 0.95f));
+    PART(round_trip("cpu-bf16", 1, 0.95f));
+    PART(conversion());
+    PART(fallback());
+    PART(pruning());
+    PART(lock());
+    PART(sums());
+    PART(atomic_files());
+}

@@ -1,0 +1,364 @@
+/* test_settings.c: what surrounds the model in a run: the learning rate, what is sampled, scores of losses, options and
+ * defaults, against their definitions. Part of the group train. */
+#include "tests/test.h"
+#include "kernels/kernels.h"
+#include "llmc/base/json.h"
+#include "llmc/base/text.h"
+#include "llmc/model/schedule.h"
+#include "llmc/run/options.h"
+#include "llmc/run/progress.h"
+#include "llmc/run/settings.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the learning rate --------------------------------------------------------------------------------- */
+
+static void schedules(void) {
+    static const char *const names[] = { "cosine", "linear", "constant", "wsd" };
+    /* 100 steps, 20 of warm-up, down to 0.1 */
+    static const struct { Schedule kind; long step; double rate; } points[] = {
+        { COSINE, 0, 1/21. }, { COSINE, 19, 20/21. }, { COSINE, 20, 1 }, { COSINE, 60, 0.55 },
+        { COSINE, 100, 0.1 }, { COSINE, 1000, 0.1 },
+        { COSINE, 40, 0.1 + 0.9 * (0.5 + 0.35355339059327379) },          /* a quarter: cos(pi/4) = sqrt(1/2) */
+        { LINEAR, 10, 11/21. }, { LINEAR, 20, 1 }, { LINEAR, 60, 0.55 }, { LINEAR, 80, 0.325 },
+        { LINEAR, 100, 0.1 },
+        { CONSTANT, 0, 1/21. }, { CONSTANT, 20, 1 }, { CONSTANT, 99, 1 }, { CONSTANT, 1000, 1 },
+        { WSD, 5, 6/21. }, { WSD, 20, 1 }, { WSD, 83, 1 }, { WSD, 84, 1 }, { WSD, 92, 0.55 },
+        { WSD, 100, 0.1 },
+    };
+    for (size_t i = 0; i < sizeof points / sizeof *points; i++)
+        check_error(fabs(schedule_rate(points[i].kind, points[i].step, 100, 20, 0.1) - points[i].rate), 1e-12,
+                    "%s at step %ld is %g", names[points[i].kind], points[i].step, points[i].rate);
+    for (int k = 0; k < 4; k++) {
+        int rises = 1, falls = 1, inside = 1;
+        for (long s = 0; s < 1000; s++) {
+            const double a = schedule_rate((Schedule)k, s, 1000, 100, 0.2);
+            const double b = schedule_rate((Schedule)k, s + 1, 1000, 100, 0.2);
+            rises &= s >= 100 || b > a;
+            falls &= s < 100 || b <= a;
+            inside &= a > 0 && a <= 1 && (s < 100 || a >= 0.2);
+        }
+        check(rises && falls && inside, "%s rises only during warm-up and stays above its final rate", names[k]);
+        check_error(fabs(schedule_rate((Schedule)k, 0, 10, 0, 0.5) - 1), 0,
+                    "%s without warm-up starts at the peak", names[k]);
+        check_error(fabs(schedule_rate((Schedule)k, 9, 10, 50, 0.5) - 10/51.), 1e-12,
+                    "%s with a warm-up longer than the run is warm-up to the end", names[k]);
+        check_error(fabs(schedule_rate((Schedule)k, 10, 10, 10, 0.5) - (k == 2 ? 1 : 0.5)), 1e-12,
+                    "%s with a warm-up as long as the run does not divide by zero", names[k]);
+    }
+}
+
+/* ---- sampling ------------------------------------------------------------------------------------------ */
+
+typedef struct { float temperature, top_p, min_p; int top_k; uint64_t key; } Draw;
+static int draw(Draw s, const double *logits, int count, uint64_t position) {
+    const Device *dev = device_find("cpu-f64");
+    const Sampler sampler = { .temperature = s.temperature, .top_p = s.top_p, .min_p = s.min_p, .top_k = s.top_k };
+    const int before = (int)position - 1;
+    int token;
+    dev->sample(&token, (const floatX *)logits, &s.key, &before, sampler, 1, count, count);
+    return token;
+}
+
+/* The tokens order[0..n-1] must be drawn in proportion to p, and no others: counts of 20000 draws, and their largest distance from
+ * the expectation in standard deviations (plus one draw, for tokens that are hardly ever drawn). */
+static void proportions(const char *what, Draw s, const double *logits, const double *p, const int *order,
+                        int count, int n) {
+    enum { DRAWS = 20000 };
+    int seen[64] = { 0 };
+    double kept = 0, worst = 0;
+    for (int i = 0; i < DRAWS; i++) seen[draw(s, logits, count, (uint64_t)i)]++;
+    for (int r = 0; r < n; r++) kept += p[order[r]];
+    for (int r = 0; r < count; r++) {
+        const double share = r < n ? p[order[r]] / kept : 0, deviation = sqrt(DRAWS * share * (1 - share)) + (r < n);
+        const double off = fabs(seen[order[r]] - DRAWS * share) / fmax(deviation, 1e-9);
+        if (!(off <= worst)) worst = off;
+    }
+    check_error(worst, 5, "%s, %d of %d, in standard deviations", what, n, count);
+}
+
+static void sampling(void) {
+    enum { V = 12 };
+    double logits[V], p[V], sum = 0, most = 0;
+    int order[V], n;
+    for (int i = 0; i < V; i++) { logits[i] = 2 * normal(); order[i] = i; }
+    for (int i = 0; i < V; i++)
+        for (int j = i; j > 0 && logits[order[j]] > logits[order[j-1]]; j--) {
+            const int t = order[j];
+            order[j] = order[j-1];
+            order[j-1] = t;
+        }
+    for (int i = 0; i < V; i++) sum += p[i] = exp(logits[i]);
+    for (int i = 0; i < V; i++) p[i] /= sum;
+
+    const Draw plain = { .temperature = 1, .top_p = 1, .key = (uint64_t)(uniform() * 1e15) };
+    Draw s = plain;
+    proportions("draws follow the softmax", s, logits, p, order, V, V);
+    s.top_k = 3;
+    proportions("top-k draws from the k most likely", s, logits, p, order, V, 3);
+    s = plain;
+    s.top_p = 0.6f;
+    for (n = 0; n < V && most < (double)s.top_p; n++) most += p[order[n]];
+    proportions("top-p draws from the smallest set with that probability", s, logits, p, order, V, n);
+    s = plain;
+    s.min_p = 0.2f;
+    for (n = 0; n < V && p[order[n]] >= (double)s.min_p * p[order[0]]; n++);
+    proportions("min-p draws from tokens with that fraction of the largest probability", s, logits, p, order, V, n);
+    s.top_k = n > 2 ? 2 : 1;
+    proportions("the narrower of two limits applies", s, logits, p, order, V, s.top_k);
+    s = plain;
+    s.top_k = V + 5;
+    proportions("a limit above the vocabulary changes nothing", s, logits, p, order, V, V);
+    s = plain;
+    s.temperature = 0.5f;
+    for (int i = 0; i < V; i++) p[i] *= p[i];
+    proportions("temperature 0.5 squares the odds", s, logits, p, order, V, V);
+
+    const double even[V] = { 0 }, ties[5] = { 1, 3, 3, 0, 3 };
+    const double nothing[4] = { -INFINITY, -INFINITY, -INFINITY, -INFINITY };
+    const double nans[4] = { NAN, NAN, NAN, NAN };
+    const double holes[5] = { NAN, -INFINITY, 0.5, NAN, 0.4 }, boundless[4] = { 0, 1, INFINITY, 2 };
+    int greedy = 1, none = 1, one = 1, cold = 1, strict = 1, same = 1, differs = 0, moves = 0;
+    for (uint64_t i = 0; i < 200; i++) {
+        greedy &= draw((Draw){ .temperature = 0, .top_p = 1, .key = i }, logits, V, i) == order[0];
+        none   &= draw((Draw){ .temperature = 1, .top_p = 0, .key = i }, logits, V, i) == order[0];
+        one    &= draw((Draw){ .temperature = 9, .top_p = 1, .top_k = 1, .key = i }, logits, V, i) == order[0];
+        strict &= draw((Draw){ .temperature = 1, .top_p = 1, .min_p = 1, .key = i }, logits, V, i) == order[0];
+        cold   &= draw((Draw){ .temperature = 1e-30f, .top_p = 1, .key = i }, logits, V, i) == order[0];
+        s = plain;
+        s.key++;
+        same    &= draw(plain, even, V, i) == draw(plain, even, V, i);
+        moves   += draw(plain, even, V, i) != draw(plain, even, V, i + 1);
+        differs += draw(plain, even, V, i) != draw(s, even, V, i);
+    }
+    check(greedy, "temperature 0 gives the most likely token");
+    check(none, "top-p 0 gives the most likely token");
+    check(one, "top-k 1 gives the most likely token");
+    check(strict, "min-p 1 gives the most likely token");
+    check(cold, "a temperature near 0 gives the most likely token, without overflow");
+    check(same && moves > 100 && differs > 100, "a draw depends on key and position and on nothing else");
+
+    check(draw((Draw){ .temperature = 0, .top_p = 1 }, ties, 5, 0) == 1
+          && draw((Draw){ .temperature = 1, .top_p = 0 }, ties, 5, 0) == 1, "ties go to the lower id");
+    check(draw(plain, nothing, 4, 0) == 0 && draw((Draw){ .temperature = 1, .top_p = 0.9f, .top_k = 2 },
+                                                  nothing, 4, 0) == 0,
+                                                  "if everything is masked, token 0");
+    check(draw(plain, nans, 4, 0) == 0 && draw((Draw){ .temperature = 1, .top_p = 0.5f }, nans, 4, 0) == 0,
+          "if everything is NaN, token 0");
+    check(draw(plain, boundless, 4, 0) == 2, "an infinite logit wins");
+    int right = 1, seen[2] = { 0 };
+    for (uint64_t i = 0; i < 500; i++) {
+        const int a = draw(plain, holes, 5, i);
+        const int b = draw((Draw){ .temperature = 2, .top_p = 0.9f, .min_p = 0.01f, .key = i },
+                           holes, 5, i);
+        right &= (a == 2 || a == 4) && (b == 2 || b == 4);
+        seen[0] += a == 4;
+        seen[1] += b == 4;
+    }
+    check(right && seen[0] > 100 && seen[1] > 100, "NaN and masked tokens are never drawn, all others are");
+}
+
+/* ---- z-scores ------------------------------------------------------------------------------------------ */
+
+static void windows(void) {
+    Window w = { 0 };
+    double x[WINDOW], mean = 0, variance = 0;
+    int early = 1;
+    for (int i = 0; i < WINDOW; i++) { x[i] = normal(); early &= isnan(window_score(&w, x[i])); }
+    check(early && w.count == WINDOW, "no score before there are %d values", WINDOW);
+    for (int i = 0; i < WINDOW; i++) mean += x[i] / WINDOW;
+    for (int i = 0; i < WINDOW; i++) variance += (x[i] - mean) * (x[i] - mean) / WINDOW;
+    const Window before = w;
+    check(isnan(window_score(&w, NAN)) && isinf(window_score(&w, INFINITY)) && !memcmp(&before, &w, sizeof w),
+          "a value that is not finite has no score and is not kept");
+    check_error(fabs(window_score(&w, mean + 3 * sqrt(variance)) - 3), 1e-9, "three deviations above the mean");
+    check(w.count == WINDOW && w.x[0] > mean, "the window drops its oldest value");
+    Window flat = { 0 };
+    for (int i = 0; i < WINDOW; i++) window_score(&flat, 4);
+    check(window_score(&flat, 5) == 0, "a window without spread has score 0");
+}
+
+/* ---- options ------------------------------------------------------------------------------------------- */
+
+typedef struct { int count; int64_t large; float rate; const char *kind; } Small;
+static const Option table[] = {
+    { "a", "c",  "count",  OPTION_INT,   offsetof(Small, count), "3",      1,    100,  NULL,          "how many" },
+    { "a", "l",  "large",  OPTION_LONG,  offsetof(Small, large), "-1",     -1,   9e15, NULL,          "how large" },
+    { "b", "ra", "rate",   OPTION_FLOAT, offsetof(Small, rate),  "0.1",    0,    10,   NULL,          "how fast" },
+    { "b", "k",  "kind",   OPTION_TEXT,  offsetof(Small, kind),  "cosine", 0,    0,    "cosine|wsd",  "which" },
+};
+enum { ROWS = sizeof table / sizeof *table };
+
+static int split(const char *line, char *argv[16]) {
+    static char words[256];
+    int n = 0;
+    snprintf(words, sizeof words, "program %s", line);
+    for (char *word = strtok(words, " "); word && n < 15; word = strtok(NULL, " ")) argv[n++] = word;
+    argv[n] = NULL;
+    return n;
+}
+static void parse_line(void *line) {
+    Small s;
+    char given[ROWS], *argv[16];
+    const char *word;
+    const Options o = { table, ROWS, &s, given, NULL };
+    options_parse(o, split(line, argv), argv, "usage", &word, 1);
+}
+
+/* What -cf reads, after a command line that gave -c and -ra. */
+static void settings_files(Options o, Small *s) {
+    static const struct { const char *text, *says; } files[] = {
+        { "# a comment\n\n  kind = wsd  \r\n c=9\n--rate 3\n", "" },  { "k wsd", "" },  { "k = \"wsd\"", "" },  { "", "" },  { "\xef\xbb\xbfk wsd", "" },
+        { "kind = wsd\n\nk wsd\n", "line 3: kind (-k) is given twice" },  { "colour = red", "line 1: colour: no such option" },
+        { "kind = step", "line 1: -k step: expected one of" },              { "kind\n", "line 1: -k : expected one of" },
+    };
+    Error e = { 0 };
+    const Small before = *s;
+    char given[ROWS];
+    memcpy(given, o.given, sizeof given);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char text[128];
+        const size_t n = (size_t)snprintf(text, sizeof text, "%s", files[i].text);
+        const int ok = options_read(o, text, n, &e);
+        check(ok == !*files[i].says && (ok || strstr(e.text, files[i].says)), "settings file \"%s\": %s", files[i].text, e.text);
+        check(s->count == before.count && s->rate == before.rate, "the command line counts more than the file");
+        if (i == 0) check(!strcmp(s->kind, "wsd"), "the file is read, to the end of the value: \"%s\"", s->kind);
+        *s = before;
+        memcpy(o.given, given, sizeof given);
+    }
+    Text written = { 0 };
+    options_write(o, &written);
+    check(strstr(written.at, "\ncount             = 7\n") != NULL, "settings are written as name = value: %s", written.at);
+    s->kind = " \"a ";
+    written.length = 0;
+    options_write(o, &written);
+    s->kind = before.kind;
+    check(strstr(written.at, "\nkind              = \" \"a \"\n") != NULL, "blanks at the ends are in quotes: %s", written.at);
+    char nul[] = "c 8\0x";
+    check(!options_read(o, nul, sizeof nul - 1, &e) && strstr(e.text, "binary"), "a binary file is refused: %s", e.text);
+    free(written.at);
+}
+
+static void options(void) {
+    static const struct { const char *line, *says; } wrong[] = {
+        { "-x 3", "no such option" },           { "--conut 3", "nearest is -c (--count)" }, { "--rte=1", "nearest is -ra (--rate)" },
+        { "-", "" },
+        { "-c 3 -c 3", "given twice" },         { "-c 3 --count=4", "given twice" },
+        { "-c", "needs a value" },              { "-k wsd --rate", "needs a value" },       { "-c=3", "after a space: -c 3" },
+        { "-c3", "after a space: -c 3" },       { "-ra=", "after a space: -ra" },
+        { "-c 3x", "a whole number" },          { "-c 3.5", "a whole number" },             { "--count=", "a whole number" },
+        { "-c 0", "from 1 to 100" },            { "-c 101", "from 1 to 100" },              { "-c 4294967298", "from 1 to 100" },
+        { "-l 9223372036854775808", "whole" },  { "-l -9223372036854775809", "whole" },     { "-l 9000000000000001", "from -1" },
+        { "-ra nan", "a number from 0 to 10" }, { "-ra inf", "a number from 0 to 10" },     { "-ra -0.1", "a number from 0 to 10" },
+        { "-ra 1e400", "a number from 0 to" },  { "-ra 0,1", "a number from 0 to 10" },     { "-ra ten", "a number from 0 to 10" },
+        { "-k step", "one of cosine|wsd" },     { "-k cos", "one of cosine|wsd" },          { "-k cosine|wsd", "one of cosine|wsd" },
+        { "one two", "two: not an option" },
+    };
+    char said[2048];
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char line[64];
+        snprintf(line, sizeof line, "%s", wrong[i].line);
+        /* "-" is a word: standard input */
+        const int dash = !strcmp(line, "-"), code = in_child(parse_line, line, said, sizeof said);
+        check(code == (dash ? 0 : EXIT_USAGE) && strstr(said, wrong[i].says),
+              "options \"%s\": exit code %d, \"%s\" in \"%.200s\"", wrong[i].line, code, wrong[i].says, said);
+    }
+
+    Small s, again;
+    char given[ROWS], value[64], *argv[16];
+    const char *word = NULL;
+    const int n = split("-c 7 out --rate=0.00123456789 -l 9000000000000000", argv);
+    const Options o = { table, ROWS, &s, given, NULL }, other = { table, ROWS, &again, given, NULL };
+    options_parse(o, n, argv, "usage", &word, 1);
+    check(s.count == 7 && s.large == 9000000000000000 && s.rate == 0.00123456789f && !strcmp(s.kind, "cosine")
+          && word && !strcmp(word, "out"), "good options are read");
+    check(option_given(o, "c") && !option_given(o, "k"),
+          "given options are marked as given");
+    options_default(o, "c", "9");
+    options_default(o, "k", "wsd");
+    check(s.count == 7 && !strcmp(s.kind, "wsd"), "a later default only fills what was not given");
+
+    settings_files(o, &s);
+    Text json = { 0 };
+    Error e;
+    options_json(o, &json);
+    Json *j = json_parse(json.at, json.length, &e);
+    check(j && json_int(json_get(json_root(j), "large"), 0) == s.large
+          && !strcmp(json_string(json_get(json_root(j), "kind"), ""), "wsd"), "settings as JSON: %s",
+          json.at);
+    json_free(j), free(json.at);
+    int exact = 1;
+    for (int i = 0; i < 2000; i++) {                                    /* a resumed run must have exactly the same rate */
+        s.rate = (float)(10 * pow(uniform(), 8));
+        option_value(&table[2], &s, value, sizeof value);
+        again = s;
+        memset(given, 0, sizeof given);
+        options_default(other, "ra", value);
+        exact &= again.rate == s.rate;
+    }
+    check(exact, "a number that is written reads back exactly");
+    s.rate = 0.1f;
+    option_value(&table[2], &s, value, sizeof value);
+    check(!strcmp(value, "0.1"), "a number is written with as few digits as possible: %s", value);
+}
+
+/* What is given stays; the rest suits the machine and the text. */
+static void defaults(void) {
+    static const struct { const char *arguments; int gpu; int64_t tokens; const char *model; Updates optimizer; float lr; int batch; } cases[] = {
+        { "",                   0, 1000000,   "m4:z1", MUON, 6e-3f, 24 },
+        { "",                   0, 100000000, "m4:z1", MUON, 4e-3f, 32 },
+        { "",                   1, 1000000,   "m6:z1", MUON, 4e-3f, 64 },
+        { "",                   1, 100000000, "m6:c512e128k6f256", MUON, 4e-3f, 64 },
+        { "-wo adamw -e d12",   1, 100000000, "d12", ADAMW, 6e-4f, 64 },
+        { "-wo adamw -b 3",     0, 1000000,   "m4:z1", ADAMW, 1e-3f, 3 },
+        { "-wo adamw",          1, 1000000,   "m6:z1", ADAMW, 2e-3f, 64 },
+        { "-l 1e-4 -wo muon",   1, 100000000, "m6:c512e128k6f256", MUON, 1e-4f, 64 },
+        { "-e tests",           0, 1000000,   "tests", ADAMW, 1e-3f, 24 },
+        { "-e tests",           1, 100000000, "tests", ADAMW, 6e-4f, 64 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[64], *argv[8] = { text };
+        int argc = 1;
+        Settings s;
+        snprintf(text, sizeof text, "train_moe %s", cases[i].arguments);
+        for (char *at = text; (at = strchr(at, ' ')); *at++ = 0) if (at[1]) argv[argc++] = at + 1;
+        settings_parse(&s, argc, argv);
+        settings_suit(&s, cases[i].gpu, cases[i].tokens);
+        check(!strcmp(s.model, cases[i].model) && s.optimizer == cases[i].optimizer && s.lr == cases[i].lr
+              && s.batch == cases[i].batch && s.period == (cases[i].gpu && cases[i].tokens == 100000000 ? 2 : 1),
+              "defaults of \"%s\" for %s and %lld tokens: -e %s -wo %d -wp %d -l %g -b %d", cases[i].arguments,
+              cases[i].gpu ? "a GPU" : "a CPU", (long long)cases[i].tokens, s.model, s.optimizer, s.period, (double)s.lr, s.batch);
+    }
+}
+
+/* Of a model of a folder: rate and rows follow the model, batch and warm-up the conversations. What is given stays. */
+static void fine_tuning_defaults(void) {
+    static const struct { const char *argument; int gpu, channels, context, chats; int64_t rows; float lr; int batch, seq; int64_t steps, warmup; } cases[] = {
+        { "-v=9",   1, 2048, 4096,  1, 10000, 2e-5f, 8, 2048, -2, 10 },  { "-v=9",   1, 1024, 1000, 1, 100, 4e-5f, 5, 1000, -2, 4 },
+        { "-v=9",   0, 64,   128,   1, 3,     6.4e-4f, 1, 128, -2, 0 },  { "-b=3",   0, 8,    4096, 1, 600, 1e-3f, 3, 512, -2, 10 },
+        { "-l=0.5", 1, 2048, 4096,  0, 0,     0.5f, 64, 256, 800, 10 },  { "-x=50",  1, 4096, 4096, 1, 1000, 1e-5f, 8, 2048, 50, 5 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[16], *argv[] = { "train_moe", text, NULL };
+        Settings s;
+        strcpy(text, cases[i].argument);
+        argv[2] = strchr(text, '=') + 1;
+        argv[2][-1] = 0;
+        settings_parse(&s, 3, argv);
+        settings_suit(&s, cases[i].gpu, 1000);
+        settings_fine_tune(&s, cases[i].gpu, cases[i].channels, cases[i].context, cases[i].chats);
+        if (cases[i].chats) settings_fit_rows(&s, cases[i].rows);
+        check(s.lr == cases[i].lr && s.batch == cases[i].batch && s.seq == cases[i].seq && s.steps == cases[i].steps
+              && s.warmup == cases[i].warmup && !(s.decay > 0) && !(s.dropout > 0),
+              "fine-tuning case %zu: -l %g -b %d -t %d -x %lld -u %lld", i, (double)s.lr, s.batch, s.seq, (long long)s.steps, (long long)s.warmup);
+    }
+}
+void test_settings(void) {
+    PART(schedules());
+    PART(sampling());
+    PART(windows());
+    PART(options());
+    PART(defaults());
+    PART(fine_tuning_defaults());
+}
