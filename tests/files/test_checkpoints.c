@@ -52,7 +52,7 @@ static int progress_usable(const JsonValue *run, Error *e) {
     Progress p;
     return progress_from_json(run, &p, e);
 }
-static int save_kept(const char *folder, const Trainee *t, const Progress *p, const char *options, Keep keep, Error *e) {
+static int save_with(const char *folder, const Trainee *t, const Progress *p, const char *options, Keep keep, Error *e) {
     Text json = { 0 };
     progress_to_json(p, t->m.dev->name, &json);
     const Snapshot s = { .model = &t->m, .optimizer = &t->o, .step = p->step, .progress = json.at, .options = options };
@@ -60,13 +60,10 @@ static int save_kept(const char *folder, const Trainee *t, const Progress *p, co
     free(json.at);
     return saved == SAVED_ALL;
 }
-static int save_with(const char *folder, const Trainee *t, const Progress *p, const char *options, int keep, int64_t major, Error *e) {
-    return save_kept(folder, t, p, options, (Keep){ keep, 0, major }, e);
-}
 static int save(const char *folder, const Trainee *t, int64_t step, int keep, int64_t major) {
     Error e = { 0 };
     const Progress p = progress_at(step);
-    const int ok = save_with(folder, t, &p, "{\"lr\": 0.001}", keep, major, &e);
+    const int ok = save_with(folder, t, &p, "{\"lr\": 0.001}", (Keep){ keep, 0, major }, &e);
     check(ok, "step %lld is saved: %s", (long long)step, e.text);
     return ok;
 }
@@ -93,7 +90,7 @@ static void conversion(void) {
         const size_t n = a.m.manifest.total;
         double *v[2] = { mem_alloc(n * sizeof **v), mem_alloc(n * sizeof **v) };
         for (int s = 0; s < 5; s++) step(&a, s);
-        check(save_with(folder, &a, &p, "{}", 2, 0, &e), "saved %s", e.text);
+        check(save_with(folder, &a, &p, "{}", (Keep){ 2, 0, 0 }, &e), "saved %s", e.text);
         Checkpoint *from = checkpoint_open(folder, progress_usable, &e);
         conversions = 0;
         warn_hook(count_conversion);
@@ -124,7 +121,7 @@ static void round_trip(const char *device, int lean, float momentum) {
     for (int s = 0; s < 5; s++) step(&a, s);
     for (int i = 0; i < 16; i++) bias[i] = (float)normal();
     dev->reals_from_double(a.m.bias, bias, 16);
-    check(save_with(folder, &a, &p, "{\"lr\": 0.001, \"train\": \"a \\\"b\\\"\"}", 2, 0, &e), "%s: saved %s", device, e.text);
+    check(save_with(folder, &a, &p, "{\"lr\": 0.001, \"train\": \"a \\\"b\\\"\"}", (Keep){ 2, 0, 0 }, &e), "%s: saved %s", device, e.text);
 
     Checkpoint *from = checkpoint_open(folder, progress_usable, &e);
     check(from != NULL, "%s: opened %s", device, e.text);
@@ -156,19 +153,14 @@ static void round_trip(const char *device, int lean, float momentum) {
 static void damage(const char *folder, int64_t step_number, int kind) {
     static const char *const file[] = { "model.safetensors", "optimizer.safetensors", "run.json",
                                         "optimizer.safetensors" };
-    char *path = step_file(folder, step_number, file[kind]), byte;
-    const int fd = open(path, O_RDWR);
-    struct stat s;
-    int ok = fd >= 0 && !fstat(fd, &s);
-    if (ok && kind == 0)
-        ok = pread(fd, &byte, 1, s.st_size - 5) == 1
-            && (byte ^= 16, pwrite(fd, &byte, 1, s.st_size - 5) == 1);
-    if (ok && kind == 1) ok = !ftruncate(fd, s.st_size - 1);
-    if (ok && kind == 2) ok = !ftruncate(fd, s.st_size / 2);
-    if (ok && kind == 3) ok = !unlink(path);
-    if (fd >= 0) close(fd);
-    check(ok, "%s could be damaged", path);
-    free(path);
+    char *path = step_file(folder, step_number, file[kind]);
+    size_t n;
+    Error e = { 0 };
+    char *data = file_read(path, &n, &e);
+    if (data && kind == 0) data[n - 5] ^= 16;
+    check(data && (kind == 3 ? !unlink(path) : file_write(path, data, kind == 1 ? n - 1 : kind == 2 ? n / 2 : n, &e)),
+          "%s could be damaged", path);
+    free(data), free(path);
 }
 
 static void fallback(void) {
@@ -241,7 +233,7 @@ static void pruning(void) {
 
     for (int i = 1; i <= 9; i++) {                                   /* saved by time between steps that are multiples of 3 */
         const Progress p = progress_at(i == 9 ? 10 : i);
-        check(save_kept(folder, &t, &p, "{}", (Keep){ 2, 3, 0 }, &e), "saved: %s", e.text);
+        check(save_with(folder, &t, &p, "{}", (Keep){ 2, 3, 0 }, &e), "saved: %s", e.text);
     }
     right = 1;
     for (int i = 1; i <= 10; i++) right &= has_step(folder, i) == (i == 3 || i == 6 || i == 10);
@@ -252,7 +244,7 @@ static void pruning(void) {
     save(folder, &t, 11, 2, 0);
     t.m.dev->from_double(t.m.p.final_norm, &bad, 1);
     const Progress p = progress_at(12);
-    check(!save_with(folder, &t, &p, "{}", 2, 0, &e)
+    check(!save_with(folder, &t, &p, "{}", (Keep){ 2, 0, 0 }, &e)
           && strstr(e.text, "model.norm.weight"), "weights that are not finite are not saved: %s", e.text);
     check(has_step(folder, 11) && !has_step(folder, 12) && is_file(top), "the previous checkpoint is kept");
     trainee_close(&t), free(folder), free(top), free(stale);
@@ -322,14 +314,11 @@ static int holds(const char *path, const char *text) {
     free(data);
     return same;
 }
-static int files_in(const char *folder) {                    /* counted by ls, hidden files included */
-    char *command = text_format("ls -A '%s' | wc -l", folder);
-    FILE *f = popen(command, "r");
-    int n = -1;
-    if (f && fscanf(f, "%d", &n) != 1) n = -1;
-    if (f) pclose(f);
+static int is_alone(const char *folder) {                   /* hidden files included */
+    char *command = text_format("test \"$(ls -A '%s')\" = target", folder);
+    const int yes = !system(command);
     free(command);
-    return n;
+    return yes;
 }
 static void atomic_files(void) {
     char *folder = scratch_path("files"), *path = text_format("%s/target", folder);
@@ -338,9 +327,9 @@ static void atomic_files(void) {
     check(folder_make(folder, &e) && file_write(path, "old", 3, &e) && holds(path, "old"), "a file is written");
     check(in_child(write_too_much, path, said, sizeof said) == 3 && strstr(said, "target"),
           "a full disk is an error that names the file: %s", said);
-    check(holds(path, "old") && files_in(folder) == 1, "the file is unchanged, and no temporary file remains");
+    check(holds(path, "old") && is_alone(folder), "the file is unchanged, and no temporary file remains");
     check(file_write(path, "new and longer", 14, &e) && holds(path, "new and longer")
-          && files_in(folder) == 1, "it is replaced as a whole");
+          && is_alone(folder), "it is replaced as a whole");
     check(!file_write(below, "x", 1, &e) && strstr(e.text, "below"), "a path through a file is an error: %s", e.text);
     check(!folder_make(below, &e) && strstr(e.text, "target"), "a folder below a file is an error: %s", e.text);
     if (geteuid() != 0) {

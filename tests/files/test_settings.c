@@ -119,24 +119,25 @@ static void sampling(void) {
     const double nothing[4] = { -INFINITY, -INFINITY, -INFINITY, -INFINITY };
     const double nans[4] = { NAN, NAN, NAN, NAN };
     const double holes[5] = { NAN, -INFINITY, 0.5, NAN, 0.4 }, boundless[4] = { 0, 1, INFINITY, 2 };
-    int greedy = 1, none = 1, one = 1, cold = 1, strict = 1, same = 1, differs = 0, moves = 0;
+    static const struct { Draw how; const char *what; } certain[] = {
+        { { .temperature = 0, .top_p = 1 }, "temperature 0" }, { { .temperature = 1, .top_p = 0 }, "top-p 0" },
+        { { .temperature = 9, .top_p = 1, .top_k = 1 }, "top-k 1" }, { { .temperature = 1, .top_p = 1, .min_p = 1 }, "min-p 1" },
+        { { .temperature = 1e-30f, .top_p = 1 }, "a temperature near 0" },
+    };
+    for (size_t c = 0; c < sizeof certain / sizeof *certain; c++) {
+        int right = 1;
+        s = certain[c].how;
+        for (s.key = 0; s.key < 200; s.key++) right &= draw(s, logits, V, s.key) == order[0];
+        check(right, "%s gives the most likely token", certain[c].what);
+    }
+    int same = 1, differs = 0, moves = 0;
+    s = plain;
+    s.key++;
     for (uint64_t i = 0; i < 200; i++) {
-        greedy &= draw((Draw){ .temperature = 0, .top_p = 1, .key = i }, logits, V, i) == order[0];
-        none   &= draw((Draw){ .temperature = 1, .top_p = 0, .key = i }, logits, V, i) == order[0];
-        one    &= draw((Draw){ .temperature = 9, .top_p = 1, .top_k = 1, .key = i }, logits, V, i) == order[0];
-        strict &= draw((Draw){ .temperature = 1, .top_p = 1, .min_p = 1, .key = i }, logits, V, i) == order[0];
-        cold   &= draw((Draw){ .temperature = 1e-30f, .top_p = 1, .key = i }, logits, V, i) == order[0];
-        s = plain;
-        s.key++;
         same    &= draw(plain, even, V, i) == draw(plain, even, V, i);
         moves   += draw(plain, even, V, i) != draw(plain, even, V, i + 1);
         differs += draw(plain, even, V, i) != draw(s, even, V, i);
     }
-    check(greedy, "temperature 0 gives the most likely token");
-    check(none, "top-p 0 gives the most likely token");
-    check(one, "top-k 1 gives the most likely token");
-    check(strict, "min-p 1 gives the most likely token");
-    check(cold, "a temperature near 0 gives the most likely token, without overflow");
     check(same && moves > 100 && differs > 100, "a draw depends on key and position and on nothing else");
 
     check(draw((Draw){ .temperature = 0, .top_p = 1 }, ties, 5, 0) == 1
@@ -318,12 +319,9 @@ static void defaults(void) {
         { "-e tests",           1, 100000000, "tests", ADAMW, 6e-4f, 64 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char text[64], *argv[8] = { text };
-        int argc = 1;
+        char *argv[16];
         Settings s;
-        snprintf(text, sizeof text, "train_moe %s", cases[i].arguments);
-        for (char *at = text; (at = strchr(at, ' ')); *at++ = 0) if (at[1]) argv[argc++] = at + 1;
-        settings_parse(&s, argc, argv);
+        settings_parse(&s, split(cases[i].arguments, argv), argv);
         settings_suit(&s, cases[i].gpu, cases[i].tokens);
         check(!strcmp(s.model, cases[i].model) && s.optimizer == cases[i].optimizer && s.lr == cases[i].lr
               && s.batch == cases[i].batch && s.period == (cases[i].gpu && cases[i].tokens == 100000000 ? 2 : 1),
@@ -335,17 +333,14 @@ static void defaults(void) {
 /* Of a model of a folder: rate and rows follow the model, batch and warm-up the conversations. What is given stays. */
 static void fine_tuning_defaults(void) {
     static const struct { const char *argument; int gpu, channels, context, chats; int64_t rows; float lr; int batch, seq; int64_t steps, warmup; } cases[] = {
-        { "-v=9",   1, 2048, 4096,  1, 10000, 2e-5f, 8, 2048, -2, 10 },  { "-v=9",   1, 1024, 1000, 1, 100, 4e-5f, 5, 1000, -2, 4 },
-        { "-v=9",   0, 64,   128,   1, 3,     6.4e-4f, 1, 128, -2, 0 },  { "-b=3",   0, 8,    4096, 1, 600, 1e-3f, 3, 512, -2, 10 },
-        { "-l=0.5", 1, 2048, 4096,  0, 0,     0.5f, 64, 256, 800, 10 },  { "-x=50",  1, 4096, 4096, 1, 1000, 1e-5f, 8, 2048, 50, 5 },
+        { "-v 9",   1, 2048, 4096,  1, 10000, 2e-5f, 8, 2048, -2, 10 },  { "-v 9",   1, 1024, 1000, 1, 100, 4e-5f, 5, 1000, -2, 4 },
+        { "-v 9",   0, 64,   128,   1, 3,     6.4e-4f, 1, 128, -2, 0 },  { "-b 3",   0, 8,    4096, 1, 600, 1e-3f, 3, 512, -2, 10 },
+        { "-l 0.5", 1, 2048, 4096,  0, 0,     0.5f, 64, 256, 800, 10 },  { "-x 50",  1, 4096, 4096, 1, 1000, 1e-5f, 8, 2048, 50, 5 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char text[16], *argv[] = { "train_moe", text, NULL };
+        char *argv[16];
         Settings s;
-        strcpy(text, cases[i].argument);
-        argv[2] = strchr(text, '=') + 1;
-        argv[2][-1] = 0;
-        settings_parse(&s, 3, argv);
+        settings_parse(&s, split(cases[i].argument, argv), argv);
         settings_suit(&s, cases[i].gpu, 1000);
         settings_fine_tune(&s, cases[i].gpu, cases[i].channels, cases[i].context, cases[i].chats);
         if (cases[i].chats) settings_fit_rows(&s, cases[i].rows);
