@@ -115,10 +115,7 @@ static void sampling(void) {
     for (int i = 0; i < V; i++) p[i] *= p[i];
     proportions("temperature 0.5 squares the odds", s, logits, p, order, V, V);
 
-    const double even[V] = { 0 }, ties[5] = { 1, 3, 3, 0, 3 };
-    const double nothing[4] = { -INFINITY, -INFINITY, -INFINITY, -INFINITY };
-    const double nans[4] = { NAN, NAN, NAN, NAN };
-    const double holes[5] = { NAN, -INFINITY, 0.5, NAN, 0.4 }, boundless[4] = { 0, 1, INFINITY, 2 };
+    const double even[V] = { 0 };
     static const struct { Draw how; const char *what; } certain[] = {
         { { .temperature = 0, .top_p = 1 }, "temperature 0" }, { { .temperature = 1, .top_p = 0 }, "top-p 0" },
         { { .temperature = 9, .top_p = 1, .top_k = 1 }, "top-k 1" }, { { .temperature = 1, .top_p = 1, .min_p = 1 }, "min-p 1" },
@@ -139,7 +136,14 @@ static void sampling(void) {
         differs += draw(plain, even, V, i) != draw(s, even, V, i);
     }
     check(same && moves > 100 && differs > 100, "a draw depends on key and position and on nothing else");
-
+}
+/* Equal, masked, infinite logits and NaN. */
+static void odd_logits(void) {
+    const Draw plain = { .temperature = 1, .top_p = 1, .key = 77 };
+    const double ties[5] = { 1, 3, 3, 0, 3 };
+    const double nothing[4] = { -INFINITY, -INFINITY, -INFINITY, -INFINITY };
+    const double nans[4] = { NAN, NAN, NAN, NAN };
+    const double holes[5] = { NAN, -INFINITY, 0.5, NAN, 0.4 }, boundless[4] = { 0, 1, INFINITY, 2 };
     check(draw((Draw){ .temperature = 0, .top_p = 1 }, ties, 5, 0) == 1
           && draw((Draw){ .temperature = 1, .top_p = 0 }, ties, 5, 0) == 1, "ties go to the lower id");
     check(draw(plain, nothing, 4, 0) == 0 && draw((Draw){ .temperature = 1, .top_p = 0.9f, .top_k = 2 },
@@ -352,6 +356,7 @@ static void fine_tuning_defaults(void) {
 void test_settings(void) {
     PART(schedules());
     PART(sampling());
+    PART(odd_logits());
     PART(windows());
     PART(options());
     PART(defaults());
