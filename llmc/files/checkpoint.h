@@ -5,9 +5,11 @@
  *     best/                   a Hugging Face folder of the weights with the best validation loss
  *     lock                    held by the trainer that uses the folder
  * A step folder is written under a temporary name, synced and renamed, so it is complete or absent. The output folder's own
- * model.safetensors is a hard link to the step folder's; that of best/ is, too, if the last step was the best. run.json has a seal (json.h)
- * and the sizes and CRC-32Cs of the other two files and of the output folder's tokenizer.json. If a file is damaged, the checkpoint before is used. Nothing in the files depends
- * on the number of devices. Promises and tests: docs/reliability.md. */
+ * model.safetensors is a hard link to the step folder's; that of best/ is, too, if the last step was the best.
+ *
+ * run.json has a seal (json.h), and the sizes and CRC-32Cs of the other two files and of the output folder's
+ * tokenizer.json. If a file is damaged, the checkpoint before it is used. Nothing in the files depends on the
+ * number of devices. Promises and tests: docs/reliability.md. */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 #include "llmc/model/optim.h"

@@ -165,12 +165,14 @@ static int read_real(double *to, const char *key, const JsonValue *v, double oth
     return !v || json_read_double(v, key, -1e308, 1e308, to, &why) || error_set(e, "config.json: %.900s", why.text);
 }
 
-static int read_name(int *field, int i, const JsonValue *v, const Reader *r) {
+/* Fields of these types are read and written as ints, by their place. */
+_Static_assert(sizeof(Scores) == sizeof(int) && sizeof(Activation) == sizeof(int) && sizeof(HeadNorm) == sizeof(int), "enums are ints");
+
+static int read_name(Config *c, int i, const JsonValue *v, const Reader *r) {
     const int is_score = keys[i].kind == SCORE;
     const char *name = v ? json_string(v, "") : is_score ? scores_name(0) : activation_name(0);
-    *field = is_score ? scores_by_name(name) : activation_by_name(name);
-    if (*field >= 0 && (is_score || (!strcmp(name, activation_name(*field)) && (r->family == FAMILY_SMOE || *field == SWIGLU))))
-        return 1;
+    if (is_score ? scores_by_name(name, &c->scores) : activation_by_name(name, &c->activation)
+        && !strcmp(name, activation_name(c->activation)) && (r->family == FAMILY_SMOE || c->activation == SWIGLU)) return 1;
     return error_set(r->e, "config.json: \"%s\" is \"%s\", which this program does not know in a %s",
                      keys[i].key, name, family_name(r->family));
 }
@@ -225,7 +227,7 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
             *whole = r->family & DEEP ? *whole ? SIGMOID_TOPK : SIGMOID_EACH : *whole ? TOPK_SOFTMAX : SOFTMAX_TOPK;
         return 1;
     default:
-        return read_name(whole, i, v, r);
+        return read_name(c, i, v, r);
     }
 }
 
@@ -239,14 +241,16 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
     RopeScaling *s = &c->rope;
     double part = 1, all = 0, by = 0;
     const char *type = json_string(json_get(v, "rope_type"), json_string(json_get(v, "type"), "default"));
-    while (s->kind <= ROPE_YARN && strcmp(type, rope_names[s->kind])) s->kind++;
+    int kind = 0;
+    while (kind <= ROPE_YARN && strcmp(type, rope_names[kind])) kind++;
     if (!v && r->family & GPT) {                            /* what its class has where nothing is said */
         *s = (RopeScaling){ ROPE_YARN, 1, 32, 1, 32, 4096, rope_mscale(32, 1), 0 };
         return 1;
     }
-    if (s->kind > ROPE_YARN)
+    if (kind > ROPE_YARN)
         return error_set(e, "config.json: rope_type \"%.60s\"; this program knows default, linear, llama3 and yarn. Others need their "
                             "frequencies in llmc/model/rope.c", type);
+    s->kind = kind;
     if (s->kind && r->family & (JET | OWN))
         return error_set(e, "config.json: rope_type \"%s\", which a %s does not have here", type, family_name(r->family));
     if (!read_real(&s->original, "original_max_position_embeddings", member(v, "original_max_position_embeddings"), c->context, e)
@@ -505,7 +509,7 @@ static int known_names(Error *e, const char *type) {
     Text names = { 0 };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (!strcmp(type, others[i].type)) return error_set(e, "config.json: model_type \"%s\" is not implemented. It would take %s", type, others[i].takes);
-    for (int f = 1; f < FAMILIES_END; f *= 2) text_add(&names, "%s%s", f == 1 ? "" : f * 2 < FAMILIES_END ? ", " : " and ", family_name((Family)f));
+    for (int f = 1; f < FAMILIES_END; f *= 2) text_add(&names, "%s%s", f == 1 ? "" : f * 2 < FAMILIES_END ? ", " : " and ", family_name(f));
     error_set(e, "config.json: model_type \"%.100s\"; known are %s", type, names.at);
     free(names.at);
     return 0;
@@ -514,7 +518,7 @@ static int known_names(Error *e, const char *type) {
 int config_from_json(Config *c, const JsonValue *root, Error *e) {
     const char *type = json_string(json_get(root, "model_type"), "");
     Reader r = { .e = e };
-    for (int i = 1; i < FAMILIES_END; i *= 2) if (!strcmp(type, family_name((Family)i))) r.family = (Family)i;
+    for (int i = 1; i < FAMILIES_END; i *= 2) if (!strcmp(type, family_name(i))) r.family = i;
     if (!r.family) return known_names(e, type);
     *c = (Config){ .layers = 1, .attention_experts = 1, .attention_topk = 1, .experts = 1, .topk = 1, .tile = ROW_TILE,
                    .scores = TOPK_SOFTMAX, .family = r.family };
@@ -557,7 +561,7 @@ static void write_value(const Config *c, int i, Text *out) {
     case MULTIPLIER: text_add_real(out, value > 0 ? value : 1); break;
     case OF_SCORES:  text_add_real(out, value > 0 ? value : 1 / sqrt(c->head_size)); break;
     case FLAG: case BIASES: text_add(out, number ? "true" : "false"); break;
-    case RENORM:     text_add(out, SUMS_TO_ONE((Scores)number) ? "true" : "false"); break;
+    case RENORM:     text_add(out, SUMS_TO_ONE(c->scores) ? "true" : "false"); break;
     case SCORE:      text_add(out, "\"%s\"", scores_name(number)); break;
     case ACTIVATION: text_add(out, "\"%s\"", activation_name(number)); break;
     }
@@ -601,7 +605,7 @@ int config_to_json_like(const Config *c, const char *dtype, const JsonValue *ori
     Config was;
     Error e;
     const char *separator = "{\n  ";
-    if (!config_from_json(&was, origin, &e) || (Family)was.family != f) return 0;
+    if (!config_from_json(&was, origin, &e) || was.family != (int)f) return 0;
     for (const JsonValue *v = json_first(origin); v; v = v->next) {
         const int row = row_of(v->key, f);
         const int is_dtype = !strcmp(v->key, "dtype") || !strcmp(v->key, "torch_dtype");

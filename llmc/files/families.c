@@ -104,7 +104,7 @@ int family_expresses(Family f, const Config *c) {
     return 0;
 }
 Family config_family(const Config *c) {
-    if (c->family && family_expresses((Family)c->family, c)) return (Family)c->family;
+    if (c->family && family_expresses(c->family, c)) return c->family;
     for (int i = 0; i < ROWS; i++) if (family_expresses(rows[i].family, c)) return rows[i].family;
     return FAMILY_SMOE;
 }

@@ -8,9 +8,13 @@
 #include "safetensors.h"
 
 enum { SHARE_WEIGHTS = STATE_KINDS, SHARE_ARRAYS };        /* before it, the kinds of the optimizer's state */
-/* Elements of a tensor; how many of them are its own, the first ones; where its array has these. Bytes: where the copy has them, and where
- * the others are among the borrowed ones. */
-typedef struct { size_t first, count, own, source, at, borrowed; } SharePart;
+typedef struct {
+    size_t first, count;                /* elements of the tensor that this rank writes; */
+    size_t own;                         /* it has the first ones of them itself; */
+    size_t source;                      /* they begin here in the array, in elements, */
+    size_t at;                          /* and here in the copy, in bytes; */
+    size_t borrowed;                    /* the others begin here among the borrowed ones, in bytes */
+} SharePart;
 typedef struct {
     const Model     *model;
     const Optimizer *optimizer;         /* NULL: weights only */

@@ -17,12 +17,17 @@ static int by_name(Names names, const char *name) {
     for (int i = 0; names[i]; i++) if (!strcmp(name, names[i])) return i;
     return -1;
 }
-const char *scores_name(int s)     { return scores_names[s]; }
-const char *activation_name(int a) { return activation_names[a]; }
-int scores_by_name(const char *name)   { return by_name(scores_names, name); }
-int activation_by_name(const char *name) {
-    const int a = by_name(activation_short, name);
-    return a < 0 ? by_name(activation_names, name) : a;
+const char *scores_name(Scores s)         { return scores_names[s]; }
+const char *activation_name(Activation a) { return activation_names[a]; }
+int scores_by_name(const char *name, Scores *s) {
+    const int i = by_name(scores_names, name);
+    if (i >= 0) *s = i;
+    return i >= 0;
+}
+int activation_by_name(const char *name, Activation *a) {
+    const int i = by_name(activation_short, name), long_name = by_name(activation_names, name);
+    if (i >= 0 || long_name >= 0) *a = i >= 0 ? i : long_name;
+    return i >= 0 || long_name >= 0;
 }
 
 /* ---- descriptor ---------------------------------------------------------------------------------------- */
@@ -178,7 +183,7 @@ void config_descriptor(const Config *c, char text[128]) {
               : *l == 'a' ? c->attention_experts : *l == 'x' ? c->attention_topk
               : *l == 'e' ? c->experts : *l == 'k' ? c->topk
               : *l == 'f' ? c->width : *l == 's' ? (c->shared_width + c->width - 1) / c->width
-              : *l == 'n' ? c->qk_norm : *l == 'z' ? c->zero_output
+              : *l == 'n' ? (int)c->qk_norm : *l == 'z' ? c->zero_output
               : *l == 'u' ? !c->tied : *l == 'v' ? c->value_embeddings : *l == 'l' ? (int)c->logit_cap
               : *l == 'i' ? hundredths(c->init_fan) : *l == 'y' ? hundredths(c->init_embed) : hundredths(c->route_scale);
         if (!v && may_be_zero(*l) && *l != 'n') continue;
@@ -232,7 +237,7 @@ int config_check(const Config *c, Error *e) {
                             "experts per token (%d)", c->query_heads, c->attention_topk);
     if (c->route_scale > 0 && c->experts == 1)
         return error_set(e, "a scale of the routed experts' weights (w) needs routed experts (e > 1)");
-    if (c->qk_norm < 0 || c->qk_norm > 2) return error_set(e, "the norm of queries and keys (n) is 0, 1 or 2");
+    if (c->qk_norm > NORM_ALL) return error_set(e, "the norm of queries and keys (n) is 0, 1 or 2");
     if (c->qk_norm == NORM_ALL && c->attention_experts > 1) return error_set(e, "a norm of all queries (n2) needs plain attention (a1)");
     if (c->zero_output < 0 || c->zero_output > 2) return error_set(e, "zero output matrices (z) are 0, 1 or 2");
     if (c->value_embeddings < 0 || (c->value_embeddings && c->universal))
@@ -296,7 +301,7 @@ void config_pad_vocab(Config *c) {
 /* ---- counting ------------------------------------------------------------------------------------------ */
 
 size_t config_active(const Config *c, size_t total) {
-    const double gate = IS_GATED(c->activation) ? 2 : 1, C = c->channels;       /* idle: those of experts that a token does not visit */
+    const double gate = IS_GATED(c->activation) ? 2 : 1, C = c->channels;       /* of the experts that a token does not visit: */
     const double bias = c->expert_bias ? gate * c->width + C : 0;
     const double mlp = (c->experts - c->topk) * ((gate + 1) * c->width * C + bias) * (c->universal ? 1 : config_mixtures(c));
     const double attention = (c->attention_experts - c->attention_topk) * 2.0 * c->kv_heads * c->head_size * C

@@ -16,7 +16,8 @@ typedef enum { FP8_FORWARD = 1, FP8_BACKWARD = 2, FP8_ALL = 3, FP8_WHERE_FASTER 
 /* How positions beyond the original context are made to fit (rope.c). */
 typedef enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } RopeKind;
 typedef struct {
-    int    kind, exact;             /* enum RopeKind; exact: YaRN's range of pairs is not rounded to whole ones */
+    RopeKind kind;
+    int    exact;                   /* 1: YaRN's range of pairs is not rounded to whole ones */
     double factor, low, high;       /* low, high: turns within the original context between which a pair is scaled in part */
     double original, attention;     /* the context before; YaRN's factor of queries and of keys */
     double scores;                  /* DeepSeek's mscale_all_dim: scores are multiplied by rope_mscale(factor, scores)^2 */
@@ -39,15 +40,16 @@ typedef struct {
                                      * attention_topk */
     int experts, topk, width;       /* E, K, F; 1, 1: a dense MLP */
     int shared_width;               /* width of the shared expert beside the routed ones; 0: none */
-    int scores, activation;         /* enums Scores and Activation */
+    Scores scores;
+    Activation activation;
     int output_bias;                /* 1: a bias (C) on the output of every mixture, as JetMoE has */
     int tied;                       /* 1: the head is the embedding */
     int rounding, tile;             /* 1: the MLP's routing is rounded while it is trained (route_round); to multiples of what */
-    int fp8;                        /* Fp8Passes whose products of the MLP's experts are in 8 bits while it is trained (fp8_fits in kernels.h) */
+    Fp8Passes fp8;                  /* whose products of the MLP's experts are in 8 bits while it is trained (fp8_fits in kernels.h) */
     double rope_theta, norm_eps, final_eps, init_std;
 
     /* Ingredients of a recipe. All of them are off at 0. */
-    int qk_norm;                    /* enum HeadNorm */
+    HeadNorm qk_norm;
     int zero_output;                /* 1: matrices whose result is added to the residual stream begin as zeros; 2: an untied
                                      * head too */
     int value_embeddings;           /* n: in the last layer, and every n-th before it, an embedding of its own is added to
@@ -96,10 +98,10 @@ void config_descriptor(const Config *c, char text[128]);    /* the other way; co
 int  config_check(const Config *c, Error *e);
 enum { LAYERS_MAX = 10000, SIZE_LIMIT = 1 << 24 };                  /* SIZE_LIMIT: of every size but the layers */
 
-const char *scores_name(int s);
-const char *activation_name(int a);
-int         scores_by_name(const char *name);                       /* -1 if unknown */
-int         activation_by_name(const char *name);
+const char *scores_name(Scores s);
+const char *activation_name(Activation a);
+int scores_by_name(const char *name, OUT Scores *s);                /* 0 if unknown */
+int activation_by_name(const char *name, OUT Activation *a);
 
 int config_value_size(const Config *c);             /* of a head */
 double rope_mscale(double factor, double by);       /* by how much YaRN makes scores of a context that is `factor` times as long larger */

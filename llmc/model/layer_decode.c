@@ -24,7 +24,7 @@ void attention_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
     const int N = m->batch.N, C = c->channels, G = c->kv_heads, Q = c->query_heads, D = c->head_size;
     const int H = is_mixture(c) ? G*D : Q*G*D;              /* width of an expert's heads */
     const float eps = (float)c->norm_eps;
-    const Router router = { .weight = p->att_router, .bias = a->att.bias, .scores = (Scores)c->scores,
+    const Router router = { .weight = p->att_router, .bias = a->att.bias, .scores = c->scores,
                             .E = c->attention_experts, .K = c->attention_topk };
     const Choice choice = { a->att.expert, a->att.weight };
     const NewHeads heads = { p->query_bias, p->kv_bias, p->value_embed, m->batch.tokens, { p->query_norm, eps },
@@ -50,7 +50,7 @@ static void mlp_decode(Model *m, int l, floatX *out, const floatX *resid, const 
     const int N = m->batch.N, C = c->channels, F = w.F;
     const Norm norm = { m->lp[l].mlp_norm, (float)c->norm_eps };
     dev->decode_in(m->s.act, NULL, choice, x, norm, router, w.up, NULL, w.down, (size_t)C * (size_t)F,
-                   (Activation)c->activation, N, C, F, 0);
+                   c->activation, N, C, F, 0);
     dev->decode_out(out, resid, m->s.act, choice, w.down, bias, (float)c->residual_scale, N, router.E, router.K, F, C);
 }
 void moe_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
@@ -64,7 +64,7 @@ void moe_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
     if (!config_has_experts(c, l)) { mlp_decode(m, l, out, resid, resid, none, all, weights, NULL); return; }
 
     /* 1 to 6. */
-    const Router router = { p->router, r->bias, (Scores)c->scores, r->E, r->K, r->groups, (float)c->route_scale };
+    const Router router = { p->router, r->bias, c->scores, r->E, r->K, r->groups, (float)c->route_scale };
     mlp_decode(m, l, out, resid, resid, router, (Choice){ r->expert, r->weight }, weights, p->mlp_bias);
 
     /* A shared expert. Its gate is a router that has one expert. */

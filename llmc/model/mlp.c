@@ -25,13 +25,13 @@ static void forward(Model *m, Mlp mlp, floatX *out, const floatX *x) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, F = mlp.F;
     up(m, mlp, x);
-    dev->activation_forward(m->s.act, mlp.pre, (Activation)m->config.activation, N, F);
+    dev->activation_forward(m->s.act, mlp.pre, m->config.activation, N, F);
     dev->matmul_forward(out, m->s.act, mlp.down, N, F, C);
 }
 /* Adds an addend to dx. gate: NULL, or of weights of the output, whose gradient is s.dweight. */
 static void backward(Model *m, Mlp mlp, const Route *gate, Sum *dx, const floatX *dout, const floatX *x, Write how) {
     const Device *dev = m->dev;
-    const Activation f = (Activation)m->config.activation;
+    const Activation f = m->config.activation;
     const int N = m->batch.N, C = m->config.channels, F = mlp.F, P = pre_width(&m->config, F);
     floatX *const dpre = m->s.dpre, *const dact = m->s.dact, *const act = m->s.act;         /* act: times the weight */
     if (gate)

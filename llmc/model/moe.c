@@ -25,7 +25,7 @@ static void experts_up(Model *m, int l, const floatX *x) {
     const LayerParams *p = &m->lp[l];
     const LayerActs *a = &m->acts[l];
     const Plan *plan = &a->mlp.plan;
-    const Activation f = (Activation)c->activation;
+    const Activation f = c->activation;
     const int C = c->channels, F = c->width, P = pre_width(c, F);
     if (encoded_up(m, l, x)) return;
     if (!p->up_bias) dev->expert_up_forward(dev, a->pre, m->s.act, x, p->up, plan, f, C, F, BY_TOKEN);
@@ -69,7 +69,7 @@ static void experts_backward(Model *m, int l, const floatX *dout, const floatX *
     const LayerGrads *g = &m->lg[l];
     const LayerActs *a = &m->acts[l];
     const Plan *plan = &a->mlp.plan;
-    const Activation f = (Activation)c->activation;
+    const Activation f = c->activation;
     real *const weight = a->mlp.weight, *const dweight = m->s.dweight;
     const int C = c->channels, F = c->width, P = pre_width(c, F);
     floatX *const dpre = m->s.dpre, *const dact = m->s.dact, *const weighted = m->s.act, *const drows = m->s.rows;

@@ -5,7 +5,7 @@
 void route_forward(Model *m, Route *r, const floatX *router, const floatX *bias, const floatX *x) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, E = r->E, K = r->K;
-    const Scores scores = (Scores)m->config.scores;
+    const Scores scores = m->config.scores;
 
     const int rounds = m->rounds && r->first;
     int *choice = rounds ? m->s.choice : r->expert;
@@ -30,7 +30,7 @@ static int counted(const Model *m) { return m->dp.ordered ? m->batch.N : m->batc
  * the result is not to depend on the number of ranks, those of this rank's micro-batch. */
 void route_losses(Model *m, Route *r) {
     const int N = m->batch.N, E = r->E, K = r->K;
-    m->dev->router_losses(r->losses, r->logits, r->lse, r->load, counted(m), (Scores)m->config.scores, N, E, K);
+    m->dev->router_losses(r->losses, r->logits, r->lse, r->load, counted(m), m->config.scores, N, E, K);
 }
 
 /* The choice of experts has no gradient; the weights and the two losses have. m->s.dweight: d loss / d weight. */
@@ -40,7 +40,7 @@ void route_backward(Model *m, Route *r, const floatX *router, void *drouter, rea
     const int N = m->batch.N, C = m->config.channels, E = r->E, K = r->K;
     if (r->weight != r->chosen_weight) dev->scale_weights(m->s.dweight, m->s.dweight, r->scale, (size_t)r->plan.S);
     dev->router_backward(m->s.dlogits, m->s.dweight, r->chosen_weight, r->lse, r->expert, r->plan.first,
-                         r->logits, r->load, m->balance_coef * scale, m->z_coef * scale, counted(m), (Scores)m->config.scores, N, E, K);
+                         r->logits, r->load, m->balance_coef * scale, m->z_coef * scale, counted(m), m->config.scores, N, E, K);
     if (dbias) dev->bias_backward(dbias, m->s.dlogits, N, E);
     sum_add(dx, m->s.dlogits, router, E);
     dev->matmul_backward_weight(drouter, m->s.dlogits, x, N, C, E, how);

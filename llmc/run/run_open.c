@@ -194,8 +194,8 @@ void run_open_data(Run *r) {
 
 /* What -rs and -fa set, and the configuration that -e describes, with them. */
 static void describe_kinds(const Settings *s, Config *c) {
-    if (c->experts > 1 || c->attention_experts > 1) c->scores = scores_by_name(s->scores);
-    c->activation = (int)s->activation;
+    if (c->experts > 1 || c->attention_experts > 1) scores_by_name(s->scores, &c->scores);
+    c->activation = s->activation;
 }
 static void describe_config(const Settings *s, Config *c) {
     Error e;
@@ -251,7 +251,7 @@ static void load_config(Run *r) {
     free(theirs);
     if (s->bias_rate > 0 && !c->choice_bias && c->family && c->family != FAMILY_SMOE)
         fail(EXIT_USAGE, "-rb %g: a %s has no bias for choosing experts, so what is trained could not be saved as one. "
-             "Balance it by a loss (-rl)", (double)s->bias_rate, family_name((Family)c->family));
+             "Balance it by a loss (-rl)", (double)s->bias_rate, family_name(c->family));
 }
 
 /* -pe: can this model and device do it? */
