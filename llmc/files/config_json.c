@@ -51,16 +51,15 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { MLA,                "v_head_dim",                      NULL,              NUMBER,     AT(value_size),          128 },
     { DS3,                "rope_interleave",                 NULL,              FLAG,       AT(rope_pairs),          1 },
     { JET,                "kv_channels",                     NULL,              NUMBER,     AT(head_size),           REQUIRED },
-    { LOCAL,              "num_local_experts",               "moe_num_experts", NUMBER,     AT(experts),             8 },
-    { LOCAL,              "num_experts_per_tok",             "moe_top_k",       NUMBER,     AT(topk),                2 },
+    { LOCAL,              "num_local_experts",               "moe_num_experts", NUMBER,     AT(experts),             DEPENDS },
+    { LOCAL,              "num_experts_per_tok",             "moe_top_k",       NUMBER,     AT(topk),                DEPENDS },
     { OLM | Q2M,          "num_experts",                     "num_local_experts", NUMBER,   AT(experts),             DEPENDS },
-    { Q3M,                "num_local_experts",               "num_experts",     NUMBER,     AT(experts),             DEPENDS },
-    { GPT,                "num_local_experts",               "num_experts",     NUMBER,     AT(experts),             DEPENDS },
+    { Q3M | GPT,          "num_local_experts",               "num_experts",     NUMBER,     AT(experts),             DEPENDS },
     { DEEP,               "n_routed_experts",                "num_local_experts", NUMBER,   AT(experts),             DEPENDS },
-    { DS2,                "n_routed_experts",                "num_experts",     NUMBER,     AT(experts),             64 },
+    { DS2,                "n_routed_experts",                "num_experts",     NUMBER,     AT(experts),             DEPENDS },
     { OLM | QWENS | DEEPS | GPT, "num_experts_per_tok",      NULL,              NUMBER,     AT(topk),                DEPENDS },
-    { ERN,                "moe_num_experts",                 "num_experts",     NUMBER,     AT(experts),             64 },
-    { ERN,                "moe_k",                           "num_experts_per_tok", NUMBER, AT(topk),                6 },
+    { ERN,                "moe_num_experts",                 "num_experts",     NUMBER,     AT(experts),             DEPENDS },
+    { ERN,                "moe_k",                           "num_experts_per_tok", NUMBER, AT(topk),                DEPENDS },
     { JET,                "activation_function",             NULL,              ACTIVATION, AT(activation),          SWIGLU },
     { ALL & ~JET,         "hidden_act",                      NULL,              ACTIVATION, AT(activation),          SWIGLU },
     { OWN,                "num_attention_experts",           NULL,              NUMBER,     AT(attention_experts),   1 },
@@ -102,36 +101,21 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
 };
 enum { KEYS = sizeof keys / sizeof *keys };
 
-/* What a missing key means in one family or another: Transformers' own defaults. */
-static const struct { int families; const char *key; double value; } defaults[] = {
-    { MIX | OLM | GLM | ERN | GPT, "rms_norm_eps", 1e-5 },                 { ALL, "rms_norm_eps", 1e-6 },
-    { MIX,                      "rope_theta", 1e6 },                    { ERN, "rope_theta", 5e5 },     { GPT, "rope_theta", 150000 }, { ALL, "rope_theta", 1e4 },
-    { JET | ERN,                "tie_word_embeddings", 1 },             { ALL, "tie_word_embeddings", 0 },
-    { JET,                      "initializer_range", 0.01 },            { ALL, "initializer_range", 0.02 },
-    { DS3,                      "max_position_embeddings", 4096 },
-    { MIX | MIS | GLM | ERN | GPT, "max_position_embeddings", 131072 },    { QW3 | QWENS, "max_position_embeddings", 32768 },
-    { JET | OLM,                "max_position_embeddings", 4096 },      { ALL, "max_position_embeddings", 2048 },
-    { MIX | MIS | GLM | GPT,    "num_key_value_heads", 8 },             { QW3 | DOT, "num_key_value_heads", 32 },
-    { JET | Q2M,                "num_key_value_heads", 16 },            { Q3M | ERN, "num_key_value_heads", 4 },
-    { QW3,                      "head_dim", 128 },                      { GPT, "head_dim", 64 },
-    { OLM,                      "num_experts", 64 },                    { Q2M, "num_experts", 60 },
-    { Q3M | GPT,                "num_local_experts", 128 },             { GLM, "n_routed_experts", 128 },
-    { Q2M | GPT,                "num_experts_per_tok", 4 },             { OLM | Q3M | GLM | DS3, "num_experts_per_tok", 8 },
-    { DS3,                      "n_routed_experts", 256 },              { DS3, "num_key_value_heads", 128 },
-    { DS3,                      "routed_scaling_factor", 2.5 },         { ALL, "routed_scaling_factor", 1 },
-    { DS3,                      "n_group", 8 },                         { ALL, "n_group", 1 },
-    { DS3,                      "topk_group", 4 },                      { ALL, "topk_group", 1 },
-};
-
 typedef struct { Family family; int heads; Error *e; } Reader;      /* heads: query heads in all, once that key is read */
 
-/* -1: none, it must be there. */
-static double default_of(const char *key, const Config *c, const Reader *r) {
-    for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++)
-        if (defaults[i].families & r->family && !strcmp(defaults[i].key, key)) return defaults[i].value;
-    if (!strcmp(key, "num_key_value_heads")) return r->heads;
-    if (!strcmp(key, "head_dim")) return r->heads > 0 ? c->channels / r->heads : REQUIRED;      /* rounded down, as Transformers does */
-    return REQUIRED;
+static double value_of(const Config *c, int i) {
+    const char *field = (const char *)c + keys[i].field;
+    return is_double(keys[i].kind) ? *(const double *)(const void *)field : *(const int *)(const void *)field;
+}
+/* What a missing key means; -1: it must be there. */
+static double default_of(int i, const Config *c, const Reader *r) {
+    static const Config common = { .context = 2048, .groups = 1, .groups_chosen = 1, .final_eps = 1e-6, .rope_theta = 1e4,
+                                   .init_std = 0.02, .route_scale = 1 };
+    const double own = value_of(family_defaults(r->family), i), otherwise = own > 0 ? own : value_of(&common, i);
+    if (otherwise > 0 || keys[i].kind == FLAG) return otherwise;
+    if (keys[i].field == offsetof(Config, kv_heads)) return r->heads;
+    /* rounded down, as Transformers does */
+    return keys[i].field == offsetof(Config, head_size) && r->heads > 0 ? c->channels / r->heads : REQUIRED;
 }
 
 static const JsonValue *member(const JsonValue *object, const char *key) {  /* null is as good as missing */
@@ -181,7 +165,7 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
     const char *key = keys[i].key;
     void *field = (char *)c + keys[i].field;
     int *const whole = field;
-    const double otherwise = keys[i].otherwise == DEPENDS ? default_of(key, c, r) : keys[i].otherwise;
+    const double otherwise = keys[i].otherwise == DEPENDS ? default_of(i, c, r) : keys[i].otherwise;
     switch (keys[i].kind) {
     case NUMBER: case OPTION: case VOCAB:
         return read_whole(whole, key, v, otherwise, r->e);
@@ -537,10 +521,6 @@ int config_from_json(Config *c, const JsonValue *root, Error *e) {
 
 const char *config_type(const char *dtype) {
     return !strcmp(dtype, "BF16") ? "bfloat16" : !strcmp(dtype, "F16") ? "float16" : !strcmp(dtype, "F64") ? "float64" : "float32";
-}
-static double value_of(const Config *c, int i) {
-    const char *field = (const char *)c + keys[i].field;
-    return is_double(keys[i].kind) ? *(const double *)(const void *)field : *(const int *)(const void *)field;
 }
 static int is_written(const Config *c, int i) {
     const int optional = keys[i].kind == OPTION || keys[i].kind == OPTIONAL_DOUBLE || keys[i].kind == PADDED;

@@ -18,38 +18,61 @@ enum {
 };
 enum { BY_SOFTMAX = 1 << TOPK_SOFTMAX, BY_P = 1 << SOFTMAX_TOPK, BY_P_BIASED = 1 << SOFTMAX_RENORM,
        BY_SIGMOID = 1 << SIGMOID_TOPK | 1 << SIGMOID_EACH };
-static const struct { Family family; const char *name, *architecture; int must, may, scores; } rows[] = {
-    { FAMILY_JETMOE,    "jetmoe",    "JetMoeForCausalLM",   HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_OUTPUT_BIAS, HAS_BLOCK_EPS, BY_SOFTMAX },
-    { FAMILY_MIXTRAL,   "mixtral",   "MixtralForCausalLM",  HAS_EXPERTS, HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW, BY_SOFTMAX },
-    { FAMILY_LLAMA,     "llama",     "LlamaForCausalLM",    0, HAS_QKVO_BIAS | HAS_SCALED_ROPE, 0 },
-    { FAMILY_MISTRAL,   "mistral",   "MistralForCausalLM",  0, HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW, 0 },
-    { FAMILY_QWEN3,     "qwen3",     "Qwen3ForCausalLM",    HAS_HEAD_NORM,
-      HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW | HAS_SOME_WINDOWS, 0 },
-    { FAMILY_OLMOE,     "olmoe",     "OlmoeForCausalLM",    HAS_EXPERTS | HAS_WHOLE_NORM, HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX | BY_P },
+/* missing: what a key means that is not in config.json; these are Transformers' own defaults. 0: the same as in
+ * most families (config_json.c). */
+static const struct { Family family; const char *name, *architecture; int must, may, scores; Config missing; } rows[] = {
+    { FAMILY_JETMOE, "jetmoe", "JetMoeForCausalLM", HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_OUTPUT_BIAS,
+      HAS_BLOCK_EPS, BY_SOFTMAX,
+      { .context = 4096, .kv_heads = 16, .experts = 8, .topk = 2, .tied = 1, .init_std = 0.01 } },
+    { FAMILY_MIXTRAL, "mixtral", "MixtralForCausalLM", HAS_EXPERTS,
+      HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW, BY_SOFTMAX,
+      { .context = 131072, .kv_heads = 8, .experts = 8, .topk = 2, .final_eps = 1e-5, .rope_theta = 1e6 } },
+    { FAMILY_LLAMA, "llama", "LlamaForCausalLM", 0,
+      HAS_QKVO_BIAS | HAS_SCALED_ROPE, 0, { 0 } },
+    { FAMILY_MISTRAL, "mistral", "MistralForCausalLM", 0,
+      HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW, 0, { .context = 131072, .kv_heads = 8 } },
+    { FAMILY_QWEN3, "qwen3", "Qwen3ForCausalLM", HAS_HEAD_NORM,
+      HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW | HAS_SOME_WINDOWS, 0,
+      { .context = 32768, .kv_heads = 32, .head_size = 128 } },
+    { FAMILY_OLMOE, "olmoe", "OlmoeForCausalLM", HAS_EXPERTS | HAS_WHOLE_NORM,
+      HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX | BY_P,
+      { .context = 4096, .experts = 64, .topk = 8, .final_eps = 1e-5 } },
     { FAMILY_QWEN3_MOE, "qwen3_moe", "Qwen3MoeForCausalLM", HAS_EXPERTS | HAS_HEAD_NORM,
-      HAS_DENSE_LAYERS | HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW, BY_SOFTMAX | BY_P },
+      HAS_DENSE_LAYERS | HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW, BY_SOFTMAX | BY_P,
+      { .context = 32768, .kv_heads = 4, .experts = 128, .topk = 8 } },
     { FAMILY_QWEN2_MOE, "qwen2_moe", "Qwen2MoeForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_GATE,
-      HAS_DENSE_LAYERS | HAS_QKV_BIAS | HAS_SCALED_ROPE | HAS_WINDOW | HAS_SOME_WINDOWS, BY_SOFTMAX | BY_P },
-    { FAMILY_GRANITE,   "granitemoe", "GraniteMoeForCausalLM", HAS_EXPERTS, HAS_SCALES | HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX },
+      HAS_DENSE_LAYERS | HAS_QKV_BIAS | HAS_SCALED_ROPE | HAS_WINDOW | HAS_SOME_WINDOWS, BY_SOFTMAX | BY_P,
+      { .context = 32768, .kv_heads = 16, .experts = 60, .topk = 4 } },
+    { FAMILY_GRANITE, "granitemoe", "GraniteMoeForCausalLM", HAS_EXPERTS,
+      HAS_SCALES | HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX, { .experts = 8, .topk = 2 } },
     { FAMILY_GRANITE_SHARED, "granitemoeshared", "GraniteMoeSharedForCausalLM", HAS_EXPERTS,
-      HAS_SHARED | HAS_SCALES | HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX },
-    { FAMILY_DOTS,      "dots1",     "Dots1ForCausalLM",    HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_CHOICE_BIAS,
-      HAS_DENSE_LAYERS | HAS_QKVO_BIAS | HAS_ROUTE_SCALE | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_GROUPS
-      | HAS_WINDOW | HAS_SOME_WINDOWS, BY_SIGMOID },
-    { FAMILY_GLM,       "glm4_moe",  "Glm4MoeForCausalLM",  HAS_EXPERTS | HAS_SHARED | HAS_CHOICE_BIAS,
-      HAS_DENSE_LAYERS | HAS_HEAD_NORM | HAS_QKV_BIAS | HAS_ROUTE_SCALE | HAS_PARTIAL | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_GROUPS,
-      BY_SIGMOID },
-    { FAMILY_ERNIE,     "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", HAS_EXPERTS | HAS_CHOICE_BIAS | HAS_PAIRS,
-      HAS_SHARED | HAS_DENSE_LAYERS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_P_BIASED },
-    { FAMILY_GPT_OSS,   "gpt_oss",   "GptOssForCausalLM",   HAS_EXPERTS | HAS_SINKS | HAS_EXPERT_BIAS | HAS_CLAMPED,
-      HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW | HAS_SOME_WINDOWS, BY_SOFTMAX },
-    { FAMILY_DEEPSEEK_V3, "deepseek_v3", "DeepseekV3ForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_CHOICE_BIAS | HAS_LATENTS,
-      HAS_DENSE_LAYERS | HAS_ROUTE_SCALE | HAS_GROUPS | HAS_PAIRS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_SIGMOID },
-    { FAMILY_DEEPSEEK_V2, "deepseek_v2", "DeepseekV2ForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_LATENTS | HAS_PAIRS,
-      HAS_DENSE_LAYERS | HAS_ROUTE_SCALE | HAS_GROUPS_BY_BEST | HAS_SCALED_ROPE, BY_P },
-    { FAMILY_SMOE,      "smoe",      "SmoeForCausalLM",     0,
-      HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_WHOLE_NORM | HAS_CHOICE_BIAS | HAS_ROUTE_SCALE
-      | HAS_OUTPUT_BIAS | HAS_OWN | HAS_BLOCK_EPS | HAS_ODD_HEADS, ~0 },
+      HAS_SHARED | HAS_SCALES | HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX, { .experts = 8, .topk = 2 } },
+    { FAMILY_DOTS, "dots1", "Dots1ForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_CHOICE_BIAS,
+      HAS_DENSE_LAYERS | HAS_QKVO_BIAS | HAS_ROUTE_SCALE | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_GROUPS | HAS_WINDOW
+      | HAS_SOME_WINDOWS, BY_SIGMOID, { .kv_heads = 32 } },
+    { FAMILY_GLM, "glm4_moe", "Glm4MoeForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_CHOICE_BIAS,
+      HAS_DENSE_LAYERS | HAS_HEAD_NORM | HAS_QKV_BIAS | HAS_ROUTE_SCALE | HAS_PARTIAL | HAS_SCALED_ROPE
+      | HAS_ODD_HEADS | HAS_GROUPS, BY_SIGMOID,
+      { .context = 131072, .kv_heads = 8, .experts = 128, .topk = 8, .final_eps = 1e-5 } },
+    { FAMILY_ERNIE, "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", HAS_EXPERTS | HAS_CHOICE_BIAS | HAS_PAIRS,
+      HAS_SHARED | HAS_DENSE_LAYERS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_P_BIASED,
+      { .context = 131072, .kv_heads = 4, .experts = 64, .topk = 6, .tied = 1, .final_eps = 1e-5, .rope_theta = 5e5 } },
+    { FAMILY_GPT_OSS, "gpt_oss", "GptOssForCausalLM", HAS_EXPERTS | HAS_SINKS | HAS_EXPERT_BIAS | HAS_CLAMPED,
+      HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW | HAS_SOME_WINDOWS, BY_SOFTMAX,
+      { .context = 131072, .kv_heads = 8, .head_size = 64, .experts = 128, .topk = 4, .final_eps = 1e-5,
+        .rope_theta = 150000 } },
+    { FAMILY_DEEPSEEK_V3, "deepseek_v3", "DeepseekV3ForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_CHOICE_BIAS
+      | HAS_LATENTS,
+      HAS_DENSE_LAYERS | HAS_ROUTE_SCALE | HAS_GROUPS | HAS_PAIRS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_SIGMOID,
+      { .context = 4096, .kv_heads = 128, .experts = 256, .topk = 8, .groups = 8, .groups_chosen = 4,
+        .route_scale = 2.5 } },
+    { FAMILY_DEEPSEEK_V2, "deepseek_v2", "DeepseekV2ForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_LATENTS
+      | HAS_PAIRS,
+      HAS_DENSE_LAYERS | HAS_ROUTE_SCALE | HAS_GROUPS_BY_BEST | HAS_SCALED_ROPE, BY_P, { .experts = 64 } },
+    { FAMILY_SMOE, "smoe", "SmoeForCausalLM", 0,
+      HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_WHOLE_NORM | HAS_CHOICE_BIAS
+      | HAS_ROUTE_SCALE | HAS_OUTPUT_BIAS | HAS_OWN | HAS_BLOCK_EPS | HAS_ODD_HEADS, ~0,
+      { .experts = 8, .topk = 2 } },
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
@@ -92,30 +115,26 @@ static int features(const Config *c) {
     if (c->universal || (c->activation != SWIGLU && c->activation != CLAMPED) || c->value_embeddings || c->logit_cap > 0) f |= HAS_OWN;
     return f;
 }
+static int row_of(Family f) {
+    int i = 0;
+    while (i < ROWS && rows[i].family != f) i++;
+    return i;
+}
 int family_expresses(Family f, const Config *c) {
-    const int has = features(c);
-    for (int i = 0; i < ROWS; i++)
-        if (rows[i].family == f) {
-            if ((rows[i].must & ~has) || (has & ~(rows[i].must | rows[i].may))) return 0;
-            if (f == FAMILY_JETMOE && c->norm_eps != 1e-6) return 0;            /* in no file */
-            if (f == FAMILY_OLMOE && c->head_size * c->kv_heads * c->query_heads != c->channels) return 0;
-            return c->experts == 1 || rows[i].scores >> c->scores & 1;
-        }
-    return 0;
+    const int has = features(c), row = row_of(f);
+    if (row == ROWS || (rows[row].must & ~has) || (has & ~(rows[row].must | rows[row].may))) return 0;
+    if (f == FAMILY_JETMOE && c->norm_eps != 1e-6) return 0;            /* in no file */
+    if (f == FAMILY_OLMOE && c->head_size * c->kv_heads * c->query_heads != c->channels) return 0;
+    return c->experts == 1 || rows[row].scores >> c->scores & 1;
 }
 Family config_family(const Config *c) {
     if (c->family && family_expresses(c->family, c)) return c->family;
     for (int i = 0; i < ROWS; i++) if (family_expresses(rows[i].family, c)) return rows[i].family;
     return FAMILY_SMOE;
 }
-const char *family_name(Family f) {
-    for (int i = 0; i < ROWS; i++) if (rows[i].family == f) return rows[i].name;
-    return "";
-}
-const char *family_architecture(Family f) {
-    for (int i = 0; i < ROWS; i++) if (rows[i].family == f) return rows[i].architecture;
-    return "";
-}
+const char *family_name(Family f)         { return row_of(f) < ROWS ? rows[row_of(f)].name : ""; }
+const char *family_architecture(Family f) { return row_of(f) < ROWS ? rows[row_of(f)].architecture : ""; }
+const Config *family_defaults(Family f)   { return &rows[row_of(f)].missing; }
 
 int family_upcycle(Config *c, const char *fields, Error *e) {
     if (!config_upcycle(c, fields, e)) return 0;

@@ -15,6 +15,7 @@ Family      config_family(const Config *c);
 int         family_expresses(Family f, const Config *c);
 const char *family_name(Family f);                                  /* "jetmoe", ... */
 const char *family_architecture(Family f);                          /* "JetMoeForCausalLM", ... */
+const Config *family_defaults(Family f);                            /* what keys mean that are missing */
 
 /* config_upcycle to a mixture that a family expresses. */
 int family_upcycle(Config *c, const char *fields, Error *e);
