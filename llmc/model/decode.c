@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void plan(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of, struct Relay *relay) {
+static void plan(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of,
+                 Relay *relay) {
     const int chunk = 4096 / sequences > 1 ? 4096 / sequences : 1;
     const size_t B = (size_t)sequences;
     Model *m = &d->model;
@@ -23,7 +24,7 @@ int decoder_open(Decoder *d, const Device *dev, const Config *c, int sequences, 
     plan(d, dev, c, sequences, capacity, weights_of, NULL);
     return model_allocate(&d->model);
 }
-void decoder_plan_dealt(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, struct Relay *relay) {
+void decoder_plan_dealt(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, Relay *relay) {
     plan(d, dev, c, sequences, capacity, NULL, relay);
 }
 size_t decoder_bytes(const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of) {

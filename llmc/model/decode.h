@@ -24,7 +24,7 @@ typedef struct {
 int  decoder_open(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of);
 size_t decoder_bytes(const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of);     /* that it takes */
 /* The same with layers on several devices (relay.h; NULL: all here). Only plans: then model_allocate(&d->model). */
-void decoder_plan_dealt(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, struct Relay *relay);
+void decoder_plan_dealt(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, Relay *relay);
 void decoder_close(Decoder *d);
 void decoder_reset(Decoder *d);                             /* forget everything read */
 

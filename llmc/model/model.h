@@ -145,6 +145,14 @@ typedef struct { double *step_losses, *losses, *grad_sq_norms; int *load; } Step
 typedef enum { MODEL_TRAIN, MODEL_INFER } ModelMode;
 
 typedef struct Model Model;
+/* What relay.c does for a model whose first layers are on other devices. */
+typedef struct Relay Relay;
+typedef struct {
+    int  (*allocate)(Relay *r, const Model *last);          /* 0: a device does not have what its layers need */
+    void (*forward)(Relay *r, Model *last);                 /* the stream that enters its first layer, of its batch */
+    void (*free)(Relay *r);
+} RelayCalls;
+
 struct Model {
     const Device *dev;
     Config    config;
@@ -162,7 +170,8 @@ struct Model {
     Dtype     matrix_gradients;         /* what gradients of layers' matrices are stored as */
     int       routers;                  /* 2 a layer, or fewer */
     int       from, to;                 /* its layers are from .. to - 1: all, unless they are spread over devices (relay.h) */
-    struct Relay *relay;                /* brings the stream that enters layer `from`; NULL: this model has the first */
+    Relay    *relay;                    /* has the layers before `from`; NULL: this model has the first */
+    const RelayCalls *relay_calls;
 
     const Model *weights_of;            /* another model whose weights this one uses; NULL: its own */
     Manifest  manifest;

@@ -21,7 +21,6 @@
 #include "parallel.h"
 #include "plan.h"
 #include "ranges.h"
-#include "relay.h"
 #include "route.h"
 
 static Norm norm_of(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
@@ -101,7 +100,7 @@ static void embed(Model *m) {
 void model_forward(Model *m) {
     parallel_begin_weights(m);
     parallel_wait_weights(m, 0, 1);
-    if (m->relay) relay_bring(m->relay, m);
+    if (m->relay) m->relay_calls->forward(m->relay, m);
     else if (!m->from) embed(m);                            /* else the stream is there already */
     parallel_wait_weights(m, 1, 0);
     if (decodes(m)) {                                       /* from stream to stream: decode_in has the norm */

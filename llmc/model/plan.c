@@ -3,7 +3,6 @@
 #include "fp8.h"
 #include "parallel.h"
 #include "ranges.h"
-#include "relay.h"
 #include "rope.h"
 #include "routers.h"
 #include <math.h>
@@ -453,7 +452,7 @@ static void bind_results(Model *m) {
 int model_allocate(Model *m) {
     const Config *c = &m->config;
     const Device *dev = m->dev;
-    if ((m->relay && !relay_allocate(m->relay, m)) || !arena_allocate(&m->arena, dev)) return 0;
+    if ((m->relay && !m->relay_calls->allocate(m->relay, m)) || !arena_allocate(&m->arena, dev)) return 0;
     if (m->weights_of) {
         m->params = m->weights_of->params;
         m->bias = m->weights_of->bias;
@@ -502,7 +501,7 @@ void model_initialize(Model *m, uint64_t seed) {
 }
 
 void model_free(Model *m) {
-    if (m->relay) relay_free(m->relay);
+    if (m->relay) m->relay_calls->free(m->relay);
     m->relay = NULL;
     arena_free(&m->arena, m->dev);
     manifest_free(&m->manifest);

@@ -119,7 +119,7 @@ static void deal_evenly(Relay *r, size_t cache) {
     free(from);
 }
 
-/* ---- opening and planning ---------------------------------------------------------------------------------------- */
+/* ---- opening -------------------------------------------------------------------------------------------------------- */
 
 Relay *relay_open(const Device *dev, int first, const Config *c, int devices, size_t cache, char why[256]) {
     Relay *r = mem_alloc(sizeof *r);
@@ -170,35 +170,6 @@ size_t relay_memory(Relay *r, int device) {
     return bytes;
 }
 
-void model_plan_dealt(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, Relay *r) {
-    for (int d = 0; r && d < r->devices - 1; d++) model_plan_layers(&r->at[d].m, dev, c, B, T, capacity, r->at[d].from, r->at[d].to);
-    model_plan_layers(m, dev, c, B, T, capacity, r ? r->last_from : 0, c->layers);
-    m->relay = r;
-    if (!r) return;
-    const size_t N = (size_t)B * (size_t)T;
-    r->N = (int)N;
-    r->stream = mem_alloc(N * (size_t)c->channels * dev->floatX_size);
-    r->tokens = mem_alloc(3 * N * sizeof *r->tokens);
-    r->position = r->tokens + N, r->row = r->position + N;
-}
-static int allocate(Model *m, void *context) { (void)context; return model_allocate(m); }
-/* Pretended devices have one memory. */
-int relay_allocate(Relay *r, const Model *last) {
-    size_t together = last->arena.total;
-    for (int d = 0; d < r->devices - 1; d++) {
-        const size_t need = r->at[d].m.arena.total, have = relay_memory(r, d);
-        together += need;
-        if (have && (r->dev->is_gpu ? need : together) > have) return 0;
-    }
-    return relay_each(r, allocate, NULL);
-}
-static int release(Model *m, void *context) { (void)context; model_free(m); return 1; }
-void relay_free(Relay *r) {
-    relay_each(r, release, NULL);
-    free(r->stream), free(r->tokens);
-    r->stream = NULL, r->tokens = NULL;
-}
-
 /* ---- a pass ------------------------------------------------------------------------------------------------------ */
 
 static int pass(Model *m, void *last_model) {
@@ -214,7 +185,7 @@ static int pass(Model *m, void *last_model) {
     m->dev->download(r->stream, m->acts[m->to - 1].out, bytes);
     return 1;
 }
-void relay_bring(Relay *r, Model *last) {
+static void bring(Relay *r, Model *last) {
     const Device *dev = last->dev;
     const size_t N = (size_t)last->batch.N;
     dev->download(r->tokens, last->batch.tokens, N * sizeof *r->tokens);
@@ -222,4 +193,37 @@ void relay_bring(Relay *r, Model *last) {
     if (last->cache) dev->download(r->row, last->cache_row, N * sizeof *r->row);
     relay_each(r, pass, last);
     dev->upload(last->acts[last->from - 1].out, r->stream, N * (size_t)last->config.channels * dev->floatX_size);
+}
+
+/* ---- planning, and what the model of the last device calls -------------------------------------- */
+
+static int allocate(Model *m, void *context) { (void)context; return model_allocate(m); }
+/* Pretended devices have one memory. */
+static int allocate_all(Relay *r, const Model *last) {
+    size_t together = last->arena.total;
+    for (int d = 0; d < r->devices - 1; d++) {
+        const size_t need = r->at[d].m.arena.total, have = relay_memory(r, d);
+        together += need;
+        if (have && (r->dev->is_gpu ? need : together) > have) return 0;
+    }
+    return relay_each(r, allocate, NULL);
+}
+static int release(Model *m, void *context) { (void)context; model_free(m); return 1; }
+static void free_all(Relay *r) {
+    relay_each(r, release, NULL);
+    free(r->stream), free(r->tokens);
+    r->stream = NULL, r->tokens = NULL;
+}
+static const RelayCalls calls = { allocate_all, bring, free_all };
+
+void model_plan_dealt(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, Relay *r) {
+    for (int d = 0; r && d < r->devices - 1; d++) model_plan_layers(&r->at[d].m, dev, c, B, T, capacity, r->at[d].from, r->at[d].to);
+    model_plan_layers(m, dev, c, B, T, capacity, r ? r->last_from : 0, c->layers);
+    if (!r) return;
+    m->relay = r, m->relay_calls = &calls;
+    const size_t N = (size_t)B * (size_t)T;
+    r->N = (int)N;
+    r->stream = mem_alloc(N * (size_t)c->channels * dev->floatX_size);
+    r->tokens = mem_alloc(3 * N * sizeof *r->tokens);
+    r->position = r->tokens + N, r->row = r->position + N;
 }

@@ -11,8 +11,6 @@
 #define RELAY_H
 #include "model.h"
 
-typedef struct Relay Relay;
-
 /* devices: from 2 to as many as there are layers; those before the last are number first, first + 1, ... of the machine; the caller has
  * opened another. cache: positions of keys and values that each layer has to hold: they count when layers are dealt. NULL and the reason: a
  * device cannot be opened, or the model has one block for all layers. */
@@ -29,9 +27,4 @@ int    relay_each(Relay *r, int (*work)(Model *m, void *context), void *context)
 
 /* As model_plan_inference, of the last device's layers; plans the others' likewise. r NULL: all layers are here. */
 void   model_plan_dealt(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, Relay *r);
-
-/* Called by model_allocate, model_free and model_forward of the last device's model. */
-int    relay_allocate(Relay *r, const Model *last);         /* 0: a device does not have what its layers need */
-void   relay_free(Relay *r);
-void   relay_bring(Relay *r, Model *last);                  /* the stream that enters its first layer, for the batch that it has */
 #endif
