@@ -28,8 +28,28 @@ typedef struct {
     int   moving[RANGE_BUFFERS];        /* 1: they are still arriving; of gradients: still being sent */
     int   layers;                       /* how many of the buffers are for layers */
 } Ranges;
+/* What ranks add to a pass, at the beginning and the end of each block (pass.c). parallel.c fills it. */
+typedef struct Model Model;
+typedef struct {
+    /* As parallel_begin_weights and parallel_wait_weights. */
+    void (*begin_weights)(Model *m);
+    void (*wait_weights)(Model *m, int range, int way);
+    /* Work queued from now on writes gradients of this range, the first of this micro-batch. */
+    void (*open_gradients)(Model *m, int range);
+    /* The gradients of this range are complete on this rank. After range 0, the last one: work queued
+     * from now on may read the sums, if this was the step's last micro-batch. */
+    void (*finish_gradients)(Model *m, int range);
+    /* Starts the pending all-reduce, which otherwise starts with the next range. The block's backward
+     * calls it just before attention, where a NCCL kernel costs least: attention's blocks fetch work
+     * dynamically and adapt to fewer multiprocessors, while the persistent products do not. */
+    void (*send_gradients)(Model *m);
+    void (*sum_loads)(Model *m);        /* after forward: starts load = the sum of all own_load */
+    void (*wait_loads)(Model *m);       /* work queued from now on may read it */
+} Exchange;
+
 typedef struct {                        /* what a model needs where other ranks train it, too */
     const Parallel *parallel;           /* NULL: there are no others */
+    const Exchange *exchange;           /* NULL: a pass has nothing to do for others */
     int   ranks;
     int   shards;                       /* how many of them share one copy of what is sharded: all, or those of a node */
     int   level;                        /* what is sharded, 0 to 3 (parallel.h) */

@@ -16,7 +16,21 @@ int attention_to_past(Model *m, int l) {
     return 1;
 }
 
-void attention_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
+/* One token of each of some sequences, in a model whose layers are not too wide and have nothing that these
+ * operations lack. */
+int layers_decode(const Model *m) {
+    const Config *c = &m->config;
+    const Device *dev = m->dev;
+    const int N = m->batch.N, C = c->channels, mixtures = config_mixtures(c);
+    return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced
+        && !c->kv_rank && !c->sinks && !c->expert_bias && c->activation != CLAMPED
+        && (!mixtures || dev->decode_fits(N, C, c->width, c->experts, c->topk))
+        && (mixtures == c->layers || dev->decode_fits(N, C, config_dense_width(c), 1, 1))
+        && (!c->shared_width || dev->decode_fits(N, C, c->shared_width, 1, 1))
+        && dev->decode_fits(N, C, c->kv_heads * c->head_size, c->attention_experts, c->attention_topk);
+}
+
+static void attention_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
     const Device *dev = m->dev;
     const Config *c = &m->config;
     const LayerParams *p = &m->lp[l];
@@ -53,7 +67,7 @@ static void mlp_decode(Model *m, int l, floatX *out, const floatX *resid, const 
                    c->activation, N, C, F, 0);
     dev->decode_out(out, resid, m->s.act, choice, w.down, bias, (float)c->residual_scale, N, router.E, router.K, F, C);
 }
-void moe_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
+static void moe_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
     const Config *c = &m->config;
     const LayerParams *p = &m->lp[l];
     const Route *r = &m->acts[l].mlp, *gate = &m->acts[l].gate;
@@ -72,4 +86,9 @@ void moe_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
     const Router gating = { .weight = p->shared_gate, .scores = SIGMOID_EACH, .E = 1, .K = 1 };
     if (c->shared_gate) mlp_decode(m, l, out, out, resid, gating, (Choice){ gate->expert, gate->weight }, shared, NULL);
     else                mlp_decode(m, l, out, out, resid, none, all, shared, NULL);
+}
+
+void block_decode(Model *m, int l, const floatX *resid) {
+    attention_layer_decode(m, l, m->acts[l].mid, resid);
+    moe_layer_decode(m, l, m->acts[l].out, m->acts[l].mid);
 }

@@ -144,7 +144,6 @@ typedef struct { double *step_losses, *losses, *grad_sq_norms; int *load; } Step
 
 typedef enum { MODEL_TRAIN, MODEL_INFER } ModelMode;
 
-typedef struct Model Model;
 /* What relay.c does for a model whose first layers are on other devices. */
 typedef struct Relay Relay;
 typedef struct {
@@ -169,6 +168,7 @@ struct Model {
     float     balance_coef, z_coef;     /* of the losses added to the cross entropy */
     Dtype     matrix_gradients;         /* what gradients of layers' matrices are stored as */
     int       routers;                  /* 2 a layer, or fewer */
+    int       decodes;                  /* 1: the last forward pass was by layer_decode.c */
     int       from, to;                 /* its layers are from .. to - 1: all, unless they are spread over devices (relay.h) */
     Relay    *relay;                    /* has the layers before `from`; NULL: this model has the first */
     const RelayCalls *relay_calls;

@@ -73,7 +73,7 @@ static void add_all_in_order(Model *m) {
     if (m->batch.phase & PHASE_LAST) m->dev->copy(m->grads, m->dp.sums, m->manifest.total * m->dev->real_size);
 }
 
-void parallel_send_gradients(Model *m) {
+static void send_gradients(Model *m) {
     Comm *c = node_of(m);
     if (!c || !m->dp.pending) return;
     const Range *r = &m->manifest.ranges[m->dp.pending - 1];
@@ -82,16 +82,16 @@ void parallel_send_gradients(Model *m) {
     shards_cross(m, m->dp.pending);
     m->dp.pending = 0;
 }
-void parallel_open_gradients(Model *m, int range) { if (m->dp.level >= 2) shards_open(m, range); }
-void parallel_gradients(Model *m, int range) {
+static void open_gradients(Model *m, int range) { if (m->dp.level >= 2) shards_open(m, range); }
+static void finish_gradients(Model *m, int range) {
     Comm *c = node_of(m);
     if (m->dp.level >= 2) { shards_send(m, range); return; }
     if (m->dp.ordered && range == 0) add_all_in_order(m);
     if (m->dp.ordered || !c || !(m->batch.phase & PHASE_LAST)) return;
-    parallel_send_gradients(m);
+    send_gradients(m);
     m->dp.pending = range + 1;
     if (range > 0) return;
-    parallel_send_gradients(m);
+    send_gradients(m);
     c->wait_all(c);
     shards_finish(m);
 }
@@ -138,6 +138,11 @@ void parallel_wait_weights(Model *m, int range, int way) {
     Comm *c = node_of(m);
     if (m->dp.level >= 3) shards_wait(m, range, way);
     else if (c && m->dp.level && way >= 0) c->wait(c, range);
+}
+const Exchange *parallel_exchange(const Parallel *p) {
+    static const Exchange exchange = { parallel_begin_weights, parallel_wait_weights, open_gradients, finish_gradients,
+                                       send_gradients, parallel_sum_loads, parallel_wait_loads };
+    return p && (p->ranks > 1 || p->ordered) ? &exchange : NULL;
 }
 void parallel_pass_weights(Model *m) {
     parallel_begin_weights(m);

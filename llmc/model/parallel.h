@@ -51,20 +51,12 @@ double parallel_sum(const Parallel *p, double x);       /* over all ranks, in th
 /* After model_allocate: gives transports the memory for what other ranks send, and, where one process drives all ranks, lets them reach
  * the arenas of peers directly. */
 void parallel_register_memory(const Model *m);
-void parallel_sum_loads(Model *m);              /* after model_forward: starts load = the sum of all own_load */
-void parallel_wait_loads(Model *m);             /* work queued from now on may read it */
-/* Work queued from now on writes gradients of this range, the first of this micro-batch. */
-void parallel_open_gradients(Model *m, int range);
-/* The gradients of this range are complete on this rank. After range 0, the last one: work queued from now on may read the
- * sums, if this was the step's last micro-batch. */
-void parallel_gradients(Model *m, int range);
+const Exchange *parallel_exchange(const Parallel *p);   /* NULL: this rank is alone, and its sums have no order */
+void parallel_sum_loads(Model *m);              /* as Exchange.sum_loads, wait_loads; nothing for a rank that is alone */
+void parallel_wait_loads(Model *m);
 /* The sums of a whole range. Sharded ones are gathered into a buffer, which the next call may use again, and begin there; else the result
  * is m->grads. */
 const void *parallel_whole_gradients(Model *m, int range);
-/* Starts the pending all-reduce, which otherwise starts with the next range. The block's backward calls it just before
- * attention, where a NCCL kernel costs least: attention's blocks fetch work dynamically and adapt to fewer multiprocessors,
- * while the persistent products do not. */
-void parallel_send_gradients(Model *m);
 void parallel_sum_results(Model *m);            /* of a step: losses, and where the optimizer is sharded the squared norms */
 /* After each rank has updated its pieces. behind 1: ranges are gathered in the order in which forward uses them, while it
  * runs; parallel_wait_weights says where it needs which. 0: work queued from now on may read all; this can be recorded.

@@ -18,9 +18,7 @@
  * own: add_norm_backward sums the gradient of a norm's output, takes it through the norm, and adds it to the stream's. */
 #include "pass.h"
 #include "sublayers.h"
-#include "parallel.h"
 #include "plan.h"
-#include "ranges.h"
 #include "route.h"
 
 static Norm norm_of(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
@@ -39,11 +37,22 @@ static void divide_logits(const Model *m, floatX *x, int width) {
     m->dev->dropout(x, x, d, (size_t)m->batch.N * (size_t)width);
 }
 
-/* The stream that enters block l. */
-static const floatX *stream(const Model *m, int l) { return l ? m->acts[l-1].out : m->encoded; }
+/* ---- what other ranks add, if there are any (exchange.h) --------------------------------------------- */
+
+/* The range (tensor.h) of block l's tensors; -1: the embedding; config.layers: the tensors after the last block. */
+static int range_of(const Model *m, int l) {
+    return l == m->config.layers ? m->manifest.range_count - 1 : l >= 0 && m->config.universal ? 1 : 1 + l;
+}
+static void wait_weights(Model *m, int l, int way) {
+    if (m->dp.exchange) m->dp.exchange->wait_weights(m, range_of(m, l), way);
+}
+static void open_gradients(Model *m, int l) { if (m->dp.exchange) m->dp.exchange->open_gradients(m, range_of(m, l)); }
+static void finish_gradients(Model *m, int l) { if (m->dp.exchange) m->dp.exchange->finish_gradients(m, range_of(m, l)); }
 
 /* ---- forward ---------------------------------------------------------------------------------------------- */
 
+/* The stream that enters block l. */
+static const floatX *stream(const Model *m, int l) { return l ? m->acts[l-1].out : m->encoded; }
 static void attention_norm(Model *m, int l) {
     m->dev->rmsnorm_forward(m->acts[l].att_normed, m->acts[l].att_rstd, stream(m, l), norm_of(m, m->lp[l].att_norm),
                             m->batch.N, m->config.channels);
@@ -62,33 +71,18 @@ static void add_attention(Model *m, int l, Sum output) {
     LayerActs *a = &m->acts[l];
     add_norm_forward(m, a->mlp_normed, a->mlp_rstd, a->mid, stream(m, l), &output, 2*l + 1, norm_of(m, m->lp[l].mlp_norm));
 }
-/* The range (tensor.h) of block l's tensors, and that of the tensors after the last block. */
-static int range_of(const Model *m, int l) { return m->config.universal ? 1 : 1 + l; }
-
-static void block_forward(Model *m, int l) {
-    const int last = l == m->config.layers - 1, n = l + 1 < m->to ? l + 1 : l;   /* n = l: the next layer is elsewhere, the norm unused */
+/* The last norm is the next block's, or the head's; if the next block is elsewhere (Model.to), nobody reads it. */
+static void add_mlp(Model *m, int l, Sum output) {
+    const int last = l == m->config.layers - 1, n = l + 1 < m->to ? l + 1 : l;
     LayerActs *a = &m->acts[l], *next = &m->acts[n];
-    parallel_wait_weights(m, range_of(m, l), 1);
-    add_attention(m, l, attention_layer_forward(m, l, a->att_normed));
-    encode_experts(m, l, 0);
-    const Sum output = moe_layer_forward(m, l, a->mlp_normed);
-    parallel_wait_weights(m, last ? last_range(m) : range_of(m, l + 1), 0);     /* of the next norm. 0: a bias of this block is still read */
     if (last) add_norm_forward(m, m->final, m->final_rstd, a->out, a->mid, &output, 2*l + 2, final_norm(m));
     else add_norm_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &output, 2*l + 2, norm_of(m, m->lp[n].att_norm));
 }
-
-/* 1: the decode_* operations can do this pass: one token of each of a few sequences, in a model whose layers are not too wide and have
- * nothing that these operations lack. */
-static int decodes(const Model *m) {
-    const Config *c = &m->config;
-    const Device *dev = m->dev;
-    const int N = m->batch.N, C = c->channels, mixtures = config_mixtures(c);
-    return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced
-        && !c->kv_rank && !c->sinks && !c->expert_bias && c->activation != CLAMPED
-        && (!mixtures || dev->decode_fits(N, C, c->width, c->experts, c->topk))
-        && (mixtures == c->layers || dev->decode_fits(N, C, config_dense_width(c), 1, 1))
-        && (!c->shared_width || dev->decode_fits(N, C, c->shared_width, 1, 1))
-        && dev->decode_fits(N, C, c->kv_heads * c->head_size, c->attention_experts, c->attention_topk);
+/* Returns what its MLP adds to the stream. */
+static Sum block_forward(Model *m, int l) {
+    add_attention(m, l, attention_layer_forward(m, l, m->acts[l].att_normed));
+    encode_experts(m, l, 0);
+    return moe_layer_forward(m, l, m->acts[l].mlp_normed);
 }
 
 static void embed(Model *m) {
@@ -98,23 +92,25 @@ static void embed(Model *m) {
     if (drops(dropout_at(m, 0))) dev->dropout(m->encoded, m->encoded, dropout_at(m, 0), (size_t)N * (size_t)C);
 }
 void model_forward(Model *m) {
-    parallel_begin_weights(m);
-    parallel_wait_weights(m, 0, 1);
+    m->decodes = layers_decode(m);
+    if (m->dp.exchange) m->dp.exchange->begin_weights(m);
+    wait_weights(m, -1, 1);
     if (m->relay) m->relay_calls->forward(m->relay, m);
     else if (!m->from) embed(m);                            /* else the stream is there already */
-    parallel_wait_weights(m, 1, 0);
-    if (decodes(m)) {                                       /* from stream to stream: decode_in has the norm */
-        for (int l = m->from; l < m->to; l++) {
-            parallel_wait_weights(m, range_of(m, l), 1);
-            attention_layer_decode(m, l, m->acts[l].mid, stream(m, l));
-            moe_layer_decode(m, l, m->acts[l].out, m->acts[l].mid);
-        }
-        parallel_wait_weights(m, last_range(m), 1);
-    } else {
-        attention_norm(m, m->from);
-        for (int l = m->from; l < m->to; l++) block_forward(m, l);
-        if (m->to == m->config.layers) divide_logits(m, m->final, m->config.channels);
+    wait_weights(m, 0, 0);
+    for (int l = m->from; l < m->to && m->decodes; l++) {
+        wait_weights(m, l, 1);
+        block_decode(m, l, stream(m, l));
     }
+    if (m->decodes) { wait_weights(m, m->config.layers, 1); return; }
+    attention_norm(m, m->from);
+    for (int l = m->from; l < m->to; l++) {
+        wait_weights(m, l, 1);
+        const Sum output = block_forward(m, l);
+        wait_weights(m, l + 1, 0);                          /* of the next norm. 0: a bias of this block is still read */
+        add_mlp(m, l, output);
+    }
+    if (m->to == m->config.layers) divide_logits(m, m->final, m->config.channels);
 }
 
 /* ---- the head ---------------------------------------------------------------------------------------------- */
@@ -134,10 +130,9 @@ void model_logits(Model *m, int first, int count) {
 void model_next(Model *m, floatX *logits) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, V = m->config.vocab;
-    if (decodes(m)) {
-        dev->decode_in(logits, NULL, (Choice){ 0 }, m->acts[m->config.layers - 1].out,
-                       final_norm(m), (Router){ .E = 1, .K = 1 },
-                       m->p.head, NULL, NULL, 0, IDENTITY, N, C, V, 0);
+    if (m->decodes) {
+        dev->decode_in(logits, NULL, (Choice){ 0 }, m->acts[m->config.layers - 1].out, final_norm(m),
+                       (Router){ .E = 1, .K = 1 }, m->p.head, NULL, NULL, 0, IDENTITY, N, C, V, 0);
         divide_logits(m, logits, V);
     } else dev->matmul_forward(logits, m->final, m->p.head, N, C, V);
     model_cap(m, logits, N);
@@ -148,8 +143,8 @@ void model_next(Model *m, floatX *logits) {
 void model_loss(Model *m, int gradient) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, V = m->config.vocab;
-    if (gradient) parallel_open_gradients(m, last_range(m));
-    if (gradient && m->config.tied) parallel_open_gradients(m, 0);
+    if (gradient) open_gradients(m, m->config.layers);
+    if (gradient && m->config.tied) open_gradients(m, -1);
     for (int n = 0; n < N; n += m->head_rows) {
         const int rows = N - n < m->head_rows ? N - n : m->head_rows;
         real *loss = real_at(m, m->loss, (size_t)n);
@@ -202,24 +197,20 @@ static void recompute(Model *m, int l) {
     if (model_recomputes(m, l, PART_UP)) moe_recompute_up(m, l, a->mlp_normed);
 }
 
-/* m->s.dresid: on entry the gradient of the block's output, on return that of its input. */
-static void block_backward(Model *m, int l, float scale) {
+/* From m->s.dresid, the gradient of the block's output; returns what its first norm's output adds to that. */
+static Sum block_backward(Model *m, int l, float scale) {
     LayerActs *a = &m->acts[l];
-    const LayerParams *p = &m->lp[l];
     LayerGrads *g = &m->lg[l];
-    parallel_wait_weights(m, range_of(m, l), -1);
     encode_experts(m, l, 1);
     recompute(m, l);
     const floatX *dout = dropout_backward(m, g->mlp_bias, 2*l + 2);
     Sum dx = moe_layer_backward(m, l, dout, a->mlp_normed, scale);
-    add_norm_backward(m, g->mlp_norm, g->att_bias, &dx, a->mid, norm_of(m, p->mlp_norm), a->mlp_rstd);
+    add_norm_backward(m, g->mlp_norm, g->att_bias, &dx, a->mid, norm_of(m, m->lp[l].mlp_norm), a->mlp_rstd);
 
     dout = dropout_backward(m, g->att_bias, 2*l + 1);
     attention_output_backward(m, l, dout);
-    parallel_send_gradients(m);                             /* parallel.h says why here */
-    dx = attention_input_backward(m, l, a->att_normed, scale);
-    if (l && !m->config.universal) parallel_open_gradients(m, range_of(m, l - 1));      /* its mlp_bias is the first */
-    add_norm_backward(m, g->att_norm, l ? m->lg[l-1].mlp_bias : NULL, &dx, stream(m, l), norm_of(m, p->att_norm), a->att_rstd);
+    if (m->dp.exchange) m->dp.exchange->send_gradients(m);
+    return attention_input_backward(m, l, a->att_normed, scale);
 }
 
 /* Where ranks share a step, the gradients of a range are sent as soon as they are complete. The ranges: the embedding, one
@@ -229,25 +220,31 @@ void model_backward(Model *m, float scale) {
     const int N = m->batch.N, C = m->config.channels, V = m->config.vocab, L = m->config.layers;
     const size_t NC = (size_t)N * (size_t)C;
     dev->zero(m->s.dresid, NC * dev->floatX_size);
-    parallel_open_gradients(m, range_of(m, L - 1));
+    open_gradients(m, L - 1);
     add_norm_backward(m, m->g.final_norm, m->lg[L-1].mlp_bias, &(Sum){ .rows = m->dfinal }, m->acts[L-1].out, final_norm(m),
                       m->final_rstd);
-    parallel_gradients(m, last_range(m));
+    finish_gradients(m, L);
     for (int l = L-1; l >= 0; l--) {
-        block_backward(m, l, scale);
-        if (l == 0 || !m->config.universal) parallel_gradients(m, range_of(m, l));
+        const int ends = range_of(m, l) != range_of(m, l - 1);      /* 0: blocks share one set of weights */
+        wait_weights(m, l, -1);
+        const Sum dx = block_backward(m, l, scale);
+        if (l && ends) open_gradients(m, l - 1);                    /* its mlp_bias is the first */
+        add_norm_backward(m, m->lg[l].att_norm, l ? m->lg[l-1].mlp_bias : NULL, &dx, stream(m, l),
+                          norm_of(m, m->lp[l].att_norm), m->acts[l].att_rstd);
+        if (ends) finish_gradients(m, l);
     }
     if (drops(dropout_at(m, 0))) dev->dropout(m->s.dresid, m->s.dresid, dropout_at(m, 0), NC);
-    if (!m->config.tied) parallel_open_gradients(m, 0);
+    if (!m->config.tied) open_gradients(m, -1);
     dev->embed_backward(m->g.embed, m->s.dresid, m->batch.tokens, N, V, C);
-    parallel_gradients(m, 0);
+    finish_gradients(m, -1);
 }
 
 void model_learn(Model *m, float scale) {
+    const Exchange *ranks = m->dp.exchange;
     model_forward(m);
-    if (!m->dp.ordered) parallel_sum_loads(m);
+    if (ranks && !m->dp.ordered) ranks->sum_loads(m);
     model_loss(m, 1);
-    parallel_wait_loads(m);
+    if (ranks) ranks->wait_loads(m);
     model_router_losses(m);
     model_backward(m, scale);
 }

@@ -395,7 +395,7 @@ void model_plan_training(Model *m, const Device *dev, const Config *c, int B, in
                          Dtype gradients, const Parallel *parallel) {
     *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .batch = { .B = B, .T = T, .N = B * T }, .to = c->layers,
                   .recompute = recompute ? *recompute : (Recompute){ { 0 } },
-                  .dp = { .parallel = parallel, .ranks = parallel ? parallel->ranks : 1,
+                  .dp = { .parallel = parallel, .exchange = parallel_exchange(parallel), .ranks = parallel ? parallel->ranks : 1,
                           .shards = parallel ? parallel_shards(parallel) : 1,
                           .level = parallel && parallel->ranks > 1 ? parallel->level : 0,
                           .ordered = parallel && parallel->ordered } };
@@ -459,6 +459,7 @@ int model_allocate(Model *m) {
         m->used_vocab = m->weights_of->used_vocab;
         if (m->weights_of->dp.level >= 3) {                 /* and the buffers in which they are whole */
             m->dp.parallel = m->weights_of->dp.parallel;
+            m->dp.exchange = m->weights_of->dp.exchange;
             m->dp.level = m->weights_of->dp.level;
             m->dp.shards = m->weights_of->dp.shards;
             m->dp.weights = m->weights_of->dp.weights;
