@@ -17,8 +17,7 @@ static double time_of(const Device *dev, const Config *c, TraineeOptions o, doub
     for (int i = -2; i < STEPS && fits; i++) {              /* the first two do not count */
         int bad;
         t.adamw.lr = t.adamw.decay = 0;                     /* all steps are the same */
-        trainee_send(&t, 0);
-        trainee_step(&t);
+        trainee_do(&t, 0);
         *loss = trainee_loss(&t, &bad);
         dev->sync();
         const double start = now();

@@ -130,8 +130,7 @@ enum { STEPS = 15 };
 
 static double one_step(Trainee *t) {
     const double start = now();
-    trainee_send(t, 0);
-    trainee_step(t);
+    trainee_do(t, 0);
     parallel_gather_weights(&t->m, 1);
     StepResults r = model_results(&t->m);
     results_free(&r);
@@ -150,9 +149,8 @@ static void train_rank(void *setup, int local) {
     if (s->node) snprintf(nodes, sizeof nodes, " -zn %d", s->node);
     parallel_connect(&p, s->dev, local % s->dev->count(), s->processes, local);
     parallel_form_nodes(&p, s->dev);
-    if (!trainee_open(&t, s->dev, &c, (TraineeOptions){ .B = B, .T = T, .gradients = FLOATX, .parallel = ranks > 1 ? &p : NULL }))
+    if (!trainee_open(&t, s->dev, &c, (TraineeOptions){ .B = B, .T = T, .gradients = FLOATX, .parallel = ranks > 1 ? &p : NULL, .balance = 0.01f }))
         fail(EXIT_MEMORY, "a step of %s with %d x %d tokens does not fit into %s's memory", descriptor, B, T, s->dev->name);
-    t.m.balance_coef = 0.01f;
     t.adamw.lr = 1e-4f;        /* routing stays as it is at the start: timings compare the same loads */
     const int copies = ranks > 1 && gpu;
     for (int shared = copies && s->level > 1; shared <= copies; shared++) {

@@ -25,12 +25,8 @@ static void open_trainee(Trainee *t, const char *device, const Config *c, Traine
     o.gradients = FLOATX;
     o.no_master = lean;
     o.moments = lean ? FLOATX : REAL;
+    o.z = 0.001f;
     check(trainee_open(t, device_find(device), c, o), "%s has memory", device);
-    t->m.z_coef = 0.001f;
-}
-static void step(Trainee *t, int number) {
-    trainee_send(t, number);
-    trainee_step(t);
 }
 
 static Progress progress_at(int64_t step) {
@@ -89,7 +85,7 @@ static void conversion(void) {
         open_trainee(&b, "cpu-bf16", &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 2 }, !lean);
         const size_t n = a.m.manifest.total;
         double *v[2] = { mem_alloc(n * sizeof **v), mem_alloc(n * sizeof **v) };
-        for (int s = 0; s < 5; s++) step(&a, s);
+        for (int s = 0; s < 5; s++) trainee_do(&a, s);
         check(save_with(folder, &a, &p, "{}", (Keep){ 2, 0, 0 }, &e), "saved %s", e.text);
         Checkpoint *from = checkpoint_open(folder, progress_usable, &e);
         conversions = 0;
@@ -118,7 +114,7 @@ static void round_trip(const char *device, int lean, float momentum) {
     Progress p = progress_at(42), q;
     double bias[16], back[16];
     open_trainee(&a, device, &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 1, .momentum = momentum }, lean);
-    for (int s = 0; s < 5; s++) step(&a, s);
+    for (int s = 0; s < 5; s++) trainee_do(&a, s);
     for (int i = 0; i < 16; i++) bias[i] = (float)normal();
     dev->reals_from_double(a.m.bias, bias, 16);
     check(save_with(folder, &a, &p, "{\"lr\": 0.001, \"train\": \"a \\\"b\\\"\"}", (Keep){ 2, 0, 0 }, &e), "%s: saved %s", device, e.text);
@@ -140,8 +136,8 @@ static void round_trip(const char *device, int lean, float momentum) {
         check(!strcmp(json_string(json_get(checkpoint_options(from), "train"), ""), "a \"b\""),
               "%s: the options are restored", device);
         b.o.updates = a.o.updates;
-        step(&a, 5);
-        step(&b, 5);
+        trainee_do(&a, 5);
+        trainee_do(&b, 5);
         check(trainee_hash(&a) == trainee_hash(&b), "%s: the next step is the same", device);
         trainee_close(&b);
     }

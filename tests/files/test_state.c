@@ -479,7 +479,7 @@ void test_state(void) {
     PART(room_as_planned());
     PART(empty_reason());
     if (!trainee_open(&t, device_find("cpu-f32"), &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 })) fail(EXIT_MEMORY, "no memory for a small model");
-    for (int i = 0; i < 2; i++) { trainee_send(&t, i); trainee_step(&t); }
+    for (int i = 0; i < 2; i++) trainee_do(&t, i);
     PART(impossible_state(&t));
     PART(brought_up_to_date(&t));
     PART(half_saved(&t));

@@ -4,7 +4,6 @@
 #include "tests/test.h"
 #include "llmc/model/batch.h"
 #include "llmc/model/fp8.h"
-#include "llmc/model/gradients.h"
 #include "llmc/model/pass.h"
 #include "llmc/model/recompute.h"
 #include <math.h>
@@ -16,22 +15,19 @@ static Config config_of(const char *descriptor, int fp8) {
     c.fp8 = fp8;
     return c;
 }
-static void open_model(Trainee *t, const Device *dev, const Config *c, int recompute, int micro_batches) {
-    check(trainee_open(t, dev, c, (TraineeOptions){ .B = 2, .T = 64, .recompute = recompute_numbered(recompute), .micro_batches = micro_batches,
-                                                    .gradients = FLOATX, .seed = 3 }), "memory");
-    t->m.balance_coef = 0.01f;
-    t->m.rounds = 1;
+static TraineeOptions options(int recompute, int micro_batches) {
+    return (TraineeOptions){ .B = 2, .T = 64, .recompute = recompute_numbered(recompute), .micro_batches = micro_batches, .gradients = FLOATX,
+                             .seed = 3, .balance = 0.01f };
 }
+static void open_model(Trainee *t, const Device *dev, const Config *c) { check(trainee_open(t, dev, c, options(0, 1)), "memory"); }
 /* Of one step. free() it. */
 static double *gradients(const Device *dev, const Config *c, double *loss) {
     Trainee t;
     int bad;
-    open_model(&t, dev, c, 0, 1);
-    trainee_send(&t, 0);
-    trainee_step(&t);
+    open_model(&t, dev, c);
+    trainee_do(&t, 0);
     *loss = trainee_loss(&t, &bad);
-    double *g = mem_alloc(t.m.manifest.total * sizeof *g);
-    model_gradients(&t.m, g);
+    double *g = trainee_gradients(&t);
     trainee_close(&t);
     return g;
 }
@@ -42,7 +38,7 @@ static void near(const Device *dev, const char *what) {
     const Config exact = config_of("m1:c128h4e4k2f256a8x2n0", 0), c = config_of("m1:c128h4e4k2f256a8x2n0", FP8_ALL);
     double loss[2], *want = gradients(dev, &exact, &loss[0]), *got = gradients(dev, &c, &loss[1]);
     Trainee t;
-    open_model(&t, dev, &exact, 0, 1);
+    open_model(&t, dev, &exact);
     check_error(fabs(loss[1] - loss[0]), 1e-2, "%s %s: loss of a step in 8 bits", dev->name, what);
     for (int i = 0; i < t.m.manifest.count; i++) {
         const Tensor *x = &t.m.manifest.at[i];
@@ -55,17 +51,7 @@ static void near(const Device *dev, const char *what) {
 }
 
 static uint64_t trained(const Config *c, int recompute, int micro_batches) {
-    Trainee t;
-    int bad;
-    open_model(&t, device_find("cpu-f32"), c, recompute, micro_batches);
-    for (int step = 0; step < 3; step++) {
-        trainee_send(&t, step);
-        trainee_step(&t);
-        trainee_loss(&t, &bad);
-    }
-    const uint64_t hash = trainee_hash(&t);
-    trainee_close(&t);
-    return hash;
+    return trainee_trained(device_find("cpu-f32"), c, options(recompute, micro_batches), 3);
 }
 static void recomputing(const char *descriptor) {
     const Config c = config_of(descriptor, FP8_ALL), exact = config_of(descriptor, 0);
@@ -82,7 +68,7 @@ static void beside(const Device *dev) {
     for (int fp8 = 0; fp8 < 2; fp8++) {
         Trainee t;
         int bad;
-        open_model(&t, dev, &configs[fp8], 0, 1);
+        open_model(&t, dev, &configs[fp8]);
         t.adamw.lr = t.adamw.decay = 0;
         kept[fp8] = t.m.arena.category[MEM_KEPT];
         for (int trains = 0; trains < 2; trains++) {
@@ -113,7 +99,7 @@ static void one_pass(const Device *dev) {
     check(loss[FP8_FORWARD] == loss[FP8_ALL] && loss[FP8_BACKWARD] == loss[0] && loss[0] != loss[FP8_ALL], "%s: forward or backward in 8 bits", dev->name);
     Trainee t;
     const Config exact = config_of("m1:c128h4e4k2f128a4x2n0", 0);
-    open_model(&t, dev, &exact, 0, 1);
+    open_model(&t, dev, &exact);
     for (int i = 0; i < t.m.manifest.count; i++) {
         const Tensor *x = &t.m.manifest.at[i];
         if (!strstr(x->name, "mlp.input")) continue;
@@ -140,7 +126,7 @@ static void by_size(void) {
     check(fp8_passes(&c, 64) == FP8_BACKWARD, "passes that are named do not depend on the size");
     Config small = config_of("m2:c128h4e4k2f128a4x2n0", FP8_WHERE_FASTER), never = config_of("m2:c128h4e4k2f128a4x2n0", 0);
     Trainee t[2];
-    open_model(&t[0], device_find("cpu-f32"), &small, 0, 1), open_model(&t[1], device_find("cpu-f32"), &never, 0, 1);
+    open_model(&t[0], device_find("cpu-f32"), &small), open_model(&t[1], device_find("cpu-f32"), &never);
     check(t[0].m.arena.total == t[1].m.arena.total, "where it is not faster no memory is planned for it");
     trainee_close(&t[0]), trainee_close(&t[1]);
     check(trained(&small, 0, 2) == trained(&never, 0, 2), "and the bits are those of bf16");
@@ -155,13 +141,12 @@ static void not_finite(void) {
         for (int down = 0; down < 2; down++) {
             Trainee t;
             int bad;
-            open_model(&t, dev, &c, 0, 1);
+            open_model(&t, dev, &c);
             for (int i = 0; i < t.m.manifest.count; i++)
                 if (strstr(t.m.manifest.at[i].name, down ? "mlp.output" : "mlp.input"))
                     dev->from_double(float_at(&t.m, t.m.params, t.m.manifest.at[i].offset), &value[kind], 1);
             const uint64_t before = trainee_hash(&t);
-            trainee_send(&t, 0);
-            trainee_step(&t);
+            trainee_do(&t, 0);
             check(!isfinite(trainee_loss(&t, &bad)) && bad >= 0, "a weight of %g shows in a step in 8 bits", value[kind]);
             check(trainee_hash(&t) == before, "and changes nothing");
             trainee_close(&t);

@@ -92,15 +92,12 @@ static uint64_t trained(const Device *dev, const Config *c, Recompute recompute,
     uint64_t hash = 0;
     int bad;
     check(trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .micro_batches = MICRO, .recompute = recompute,
-                                                     .gradients = FLOATX, .seed = 3, .record = record, .momentum = momentum, .period = 2 }), "memory");
-    t.m.balance_coef = 0.01f;
-    t.m.dropout = dropout;
-    t.m.rounds = 1;
+                                                     .gradients = FLOATX, .seed = 3, .record = record, .momentum = momentum, .period = 2,
+                                                     .balance = 0.01f, .dropout = dropout }), "memory");
     t.adamw.decay = t.adamw.clip = 0;
     for (int step = 0; step < (quick ? FEW : STEPS); step++) {
         t.adamw.lr = 1e-2f / (float)(step + 1);
-        trainee_send(&t, step);
-        trainee_step(&t);
+        trainee_do(&t, step);
         const double loss = trainee_loss(&t, &bad);
         check(bad < 0, "%s: a finite gradient at step %d", dev->name, step);
         hash = hash_bytes(hash, &loss, sizeof loss);

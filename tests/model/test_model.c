@@ -136,11 +136,8 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, int
     double loss = NAN;
     Trainee t;
     if (!trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .recompute = recompute_numbered(recompute), .no_master = lean, .seed = 3,
-                                                    .moments = lean ? FLOATX : REAL, .gradients = FLOATX,
+                                                    .moments = lean ? FLOATX : REAL, .gradients = FLOATX, .balance = 0.01f, .z = 0.001f,
                                                     .momentum = how & MUON ? 0.95f : 0 })) return NAN;
-    t.m.balance_coef = 0.01f;
-    t.m.z_coef = 0.001f;
-    t.m.rounds = 1;
     t.adamw.decay = 0.01f;
     for (int s = 0; s < steps; s++) {
         int bad;
@@ -149,8 +146,7 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, int
         const float left = 4 * (float)(steps - s) / (float)steps;
         t.adamw.lr = 3e-3f * (left < 1 ? left : 1);
         t.adamw.key = (uint64_t)s;
-        trainee_send(&t, 0);
-        trainee_step(&t);
+        trainee_do(&t, 0);
         loss = trainee_loss(&t, &bad);
         const Waits after = dev->waits();
         check(after.syncs == before.syncs && after.reads == before.reads + 1, "%s: a step waits only to read what it has left", dev->name);
@@ -202,8 +198,7 @@ static void bad_gradient(void) {
         if (strstr(t.m.manifest.at[i].name, "layers.1.mlp.output")) broken = &t.m.manifest.at[i];
     dev->from_double(float_at(&t.m, t.m.params, broken->offset), &nan, 1);
     const uint64_t before = trainee_hash(&t);
-    trainee_send(&t, 0);
-    trainee_step(&t);
+    trainee_do(&t, 0);
     check(isnan(trainee_loss(&t, &bad)) && bad >= 0, "a NaN weight shows in the loss and in the norm of the gradient");
     check(trainee_hash(&t) == before, "a NaN in the gradient changes no weight and no moment");
     check(t.o.updates == 0, "a skipped step does not count as an update");
@@ -312,16 +307,12 @@ static void overwrite_activations(const Model *m) {        /* with NaN */
 int forgets(const Device *dev, const Config *c, int B) {
     double *grads[2];
     Trainee t;
-    check(trainee_open(&t, dev, c, (TraineeOptions){ .B = B, .T = c->context, .gradients = FLOATX, .seed = 3 }), "memory");
-    t.m.balance_coef = 0.01f;
-    t.m.rounds = 1;
+    check(trainee_open(&t, dev, c, (TraineeOptions){ .B = B, .T = c->context, .gradients = FLOATX, .seed = 3, .balance = 0.01f }), "memory");
     t.adamw.lr = t.adamw.decay = 0;                         /* the weights stay the same */
     for (int run = 0; run < 2; run++) {
         if (run) overwrite_activations(&t.m), model_clear_activations(&t.m);
-        trainee_send(&t, 0);
-        trainee_step(&t);
-        grads[run] = mem_alloc(t.m.manifest.total * sizeof **grads);
-        model_gradients(&t.m, grads[run]);
+        trainee_do(&t, 0);
+        grads[run] = trainee_gradients(&t);
     }
     int same = !memcmp(grads[0], grads[1], t.m.manifest.total * sizeof **grads);
     for (size_t i = 0; i < t.m.manifest.total; i++) same &= isfinite(grads[1][i]);

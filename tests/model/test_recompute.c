@@ -30,17 +30,8 @@ static const char *kind(int i, Config *c) {
 }
 
 static uint64_t trained(const char *device, const Config *c, Recompute again) {
-    Trainee t;
-    int bad;
-    if (!trainee_open(&t, device_find(device), c, (TraineeOptions){ .B = 2, .T = T, .micro_batches = 2, .recompute = again, .seed = 3 }))
-        fail(EXIT_MEMORY, "no memory for a small model");
-    t.m.balance_coef = 0.1f, t.m.z_coef = 0.01f, t.m.dropout = 0.1f, t.m.rounds = 1;
-    trainee_send(&t, 0);
-    trainee_step(&t);
-    trainee_loss(&t, &bad);
-    const uint64_t hash = trainee_hash(&t);
-    trainee_close(&t);
-    return hash;
+    return trainee_trained(device_find(device), c, (TraineeOptions){ .B = 2, .T = T, .micro_batches = 2, .recompute = again, .seed = 3,
+                                                                     .balance = 0.1f, .z = 0.01f, .dropout = 0.1f }, 1);
 }
 
 /* Every set of parts, in all layers (bf16: a few of them); and each part in one layer beside another in two. */

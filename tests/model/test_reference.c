@@ -107,88 +107,64 @@ static void compare_configs(const char *folder, const char *family, int typed) {
     for (int i = 0; i < 2; i++) { json_free(json[i]); free(text[i]); free(path[i]); }
 }
 
-/* Every tensor of theirs that is not in MXFP4, by its name: the same shape and values, and the same bytes if the number type is the same. */
+/* Every tensor of theirs that is not in MXFP4, by its name: the same shape and values. typed: also the same number type, and no file of
+ * several tensors is larger than that many bytes. */
 static int is_mxfp4(const FileTensor *t) { return !strcmp(t->dtype, "U8"); }       /* blocks or scales */
-static void compare_tensors(Safetensors *theirs, Safetensors *ours, const char *family) {
-    Error e;
+static void compare_tensors(const char *folder, const char *family, uint64_t typed) {
+    Error e = { 0 };
     size_t pairs = 0;
-    for (size_t i = 0; i < safetensors_count(theirs); i++) {
+    uint64_t largest = 0;
+    Safetensors *theirs = safetensors_open(folder, &e), *ours = safetensors_open(scratch(), &e);
+    check(theirs && ours, "%s: both files open: %s", family, e.text);
+    for (size_t i = 0; theirs && ours && i < safetensors_count(theirs); i++) {
         if (is_mxfp4(safetensors_at(theirs, i))) { pairs++; continue; }
         const FileTensor *a = safetensors_at(theirs, i), *b = safetensors_find(ours, a->name);
         const int shaped = b && a->rank == b->rank && !memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape);
-        check(shaped, "%s: %s is in our file", family, a->name);
+        check(shaped && (!typed || !strcmp(a->dtype, b->dtype)), "%s: %s is in our file", family, a->name);
         if (!shaped) continue;
         double *x = mem_alloc(a->count * sizeof *x), *y = mem_alloc(a->count * sizeof *y);
         check(safetensors_read_double(theirs, a, 0, x, a->count, &e) && safetensors_read_double(ours, b, 0, y, a->count, &e)
               && !memcmp(x, y, a->count * sizeof *x), "%s: %s has the values it had", family, a->name);
+        if (b->begin && b->begin + b->bytes > largest) largest = b->begin + b->bytes;
         free(x), free(y);
     }
-    check(safetensors_count(theirs) - pairs / 2 == safetensors_count(ours), "%s: our file has as many tensors as that of Transformers", family);
-}
-
-/* Saved in the number types of their files, and in several files: every tensor has the bytes it had, config.json every key and value. */
-static void export_and_read(const Model *m, const char *family, const char *folder, const HfOrigin *origin) {
-    Error e = { 0 };
-    Model again;
-    const size_t weights = m->manifest.total * m->dev->floatX_size;
-    uint64_t largest = 0;
-    int files = 0;
-    check(export_weights(scratch(), (ExportForm){ .shard = 3000 }, origin, &files, &e) && files > 2, "%s: %d files %s", family, files, e.text);
-    char *single = scratch_path("model.safetensors");
-    check(!is_file(single), "%s: shards replace the single file", family);
-    Safetensors *theirs = safetensors_open(folder, &e), *ours = safetensors_open(scratch(), &e);
-    check(ours != NULL, "%s: shards open: %s", family, e.text);
-    for (size_t i = 0; ours && i < safetensors_count(theirs); i++) {
-        if (is_mxfp4(safetensors_at(theirs, i))) continue;
-        const FileTensor *a = safetensors_at(theirs, i), *b = safetensors_find(ours, a->name);
-        char *x = mem_alloc(a->bytes), *y = mem_alloc(a->bytes);
-        const int same = b && !strcmp(a->dtype, b->dtype) && a->bytes == b->bytes;
-        check(same && safetensors_read(theirs, a, 0, x, a->bytes, &e) && safetensors_read(ours, b, 0, y, a->bytes, &e) && !memcmp(x, y, a->bytes),
-              "%s: %s has the type and the bytes it had", family, a->name);
-        if (b && b->begin + b->bytes > largest && b->begin) largest = b->begin + b->bytes;
-        free(x), free(y);
-    }
-    check(largest <= 3000, "%s: no file of several tensors is larger than asked: %llu", family, (unsigned long long)largest);
+    check(!ours || safetensors_count(theirs) - pairs / 2 == safetensors_count(ours), "%s: as many tensors as that of Transformers", family);
+    check(!typed || largest <= typed, "%s: no file of several tensors is larger than asked: %llu", family, (unsigned long long)largest);
     safetensors_close(theirs), safetensors_close(ours);
-    compare_configs(folder, family, 1);
-    model_plan_inference(&again, m->dev, &m->config, 1, 1, 0, NULL);
-    check(model_allocate(&again) && hf_load_weights(&again, scratch(), &e), "%s: shards load: %s", family, e.text);
-    void *a = mem_alloc(weights), *b = mem_alloc(weights);
-    m->dev->download(a, m->params, weights);
-    m->dev->download(b, again.params, weights);
-    check(!memcmp(a, b, weights), "%s: and give the same weights", family);
-    model_free(&again);
-    check(export_remove_shards(scratch(), 0, &e) && !safetensors_open(scratch(), &e), "shards are removed: %s", e.text);
-    free(a), free(b), free(single);
 }
-
-/* Saved and read again: the same names, shapes and bits, and the same configuration. */
-static void save_and_read(const Model *m, const char *family, const char *folder) {
-    const Device *dev = m->dev;
-    const size_t weights = m->manifest.total * dev->floatX_size;
-    char *file = scratch_path("model.safetensors");
-    HfOrigin *origin = hf_origin_open(folder, folder);
-    Error e;
+/* What was written, read again: the weights bit for bit. */
+static void read_again(const Model *m, const char *family) {
+    const size_t bytes = m->manifest.total * m->dev->floatX_size;
+    void *a = mem_alloc(bytes), *b = mem_alloc(bytes);
+    Error e = { 0 };
     Config c;
     Model again;
+    check(hf_load_config(scratch(), &c, &e) && config_same(&m->config, &c, &e), "%s: config.json is the same: %s", family, e.text);
+    model_plan_inference(&again, m->dev, &c, 1, 1, 0, NULL);
+    check(model_allocate(&again) && hf_load_weights(&again, scratch(), &e), "%s: loads again: %s", family, e.text);
+    m->dev->download(a, m->params, bytes), m->dev->download(b, again.params, bytes);
+    check(!memcmp(a, b, bytes), "%s on %s: weights are the same bit for bit", family, m->dev->name);
+    model_free(&again), free(a), free(b);
+}
+
+/* Saved in one file, and in the number types of their files in several. */
+static void save_and_read(const Model *m, const char *family, const char *folder) {
+    char *file = scratch_path("model.safetensors");
+    HfOrigin *origin = hf_origin_open(folder, folder);
+    int files = 0;
+    Error e = { 0 };
     FileSum sum;
     check(hf_save_small(scratch(), m, NULL, origin, &e) && hf_save_weights(m, file, 7, &sum, &e), "%s: saves", family);
-    check(hf_load_config(scratch(), &c, &e) && config_same(&m->config, &c, &e), "%s: config.json is the same: %s", family, e.text);
     compare_configs(folder, family, 0);
-    Safetensors *theirs = safetensors_open(folder, &e), *ours = safetensors_open(scratch(), &e);
-    check(theirs && ours, "%s: both files open", family);
-    if (theirs && ours) compare_tensors(theirs, ours, family);
-    safetensors_close(theirs), safetensors_close(ours);
-    model_plan_inference(&again, dev, &c, 1, 1, 0, NULL);
-    check(model_allocate(&again) && hf_load_weights(&again, scratch(), &e), "%s: loads again", family);
-    void *a = mem_alloc(weights), *b = mem_alloc(weights);
-    dev->download(a, m->params, weights);
-    dev->download(b, again.params, weights);
-    check(!memcmp(a, b, weights), "%s on %s: weights are the same bit for bit", family, dev->name);
-    model_free(&again);
-    export_and_read(m, family, folder, origin);
-    hf_origin_free(origin);
-    free(a), free(b), free(file);
+    compare_tensors(folder, family, 0);
+    read_again(m, family);
+    check(export_weights(scratch(), (ExportForm){ .shard = 3000 }, origin, &files, &e) && files > 2, "%s: %d files %s", family, files, e.text);
+    check(!is_file(file), "%s: shards replace the single file", family);
+    compare_configs(folder, family, 1);
+    compare_tensors(folder, family, 3000);
+    read_again(m, family);
+    check(export_remove_shards(scratch(), 0, &e) && !safetensors_open(scratch(), &e), "shards are removed: %s", e.text);
+    hf_origin_free(origin), free(file);
 }
 
 static void compare_model(Model *m, Safetensors *expected, const char *family, double bound) {

@@ -19,12 +19,8 @@ static void open_trainee(Trainee *t, const char *device, const Config *c, Traine
     o.gradients = FLOATX;
     o.no_master = lean;
     o.moments = lean ? FLOATX : REAL;
+    o.z = 0.001f;
     check(trainee_open(t, device_find(device), c, o), "%s has memory", device);
-    t->m.z_coef = 0.001f;
-}
-static void step(Trainee *t, int number) {
-    trainee_send(t, number);
-    trainee_step(t);
 }
 
 /* Without the balance loss, which is a function of a whole batch; all other losses are sums over tokens. */
@@ -41,9 +37,8 @@ static void accumulation(void) {
             const int count = parts ? PARTS : 1;
             open_trainee(&t, devices[d].device, &c, (TraineeOptions){ .B = B / count, .T = T, .micro_batches = count, .seed = 7 }, 0);
             n = t.m.manifest.total;
-            step(&t, 0);
-            g[parts] = mem_alloc(n * sizeof **g);
-            model_gradients(&t.m, g[parts]);
+            trainee_do(&t, 0);
+            g[parts] = trainee_gradients(&t);
             loss[parts] = trainee_loss(&t, &bad);
             trainee_close(&t);
         }
@@ -80,7 +75,7 @@ static void muon_and_adamw(void) {
     int others = 0, matrices = 0;
     for (int i = 0; i < 2; i++) {
         open_trainee(&t[i], "cpu-f32", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = i ? 0.95f : 0 }, 0);
-        step(&t[i], 0);
+        trainee_do(&t[i], 0);
     }
     check(optimizer_count(&t[1].o, &t[1].m, 1) < optimizer_count(&t[0].o, &t[0].m, 1) / 4, "Muon's tensors have no v");
     for (int i = 0; i < t[0].m.manifest.count; i++) {
@@ -120,13 +115,13 @@ static void experts_in_turn(void) {
     double apart = 0, whole = 0;
     open_trainee(&t, "cpu-f32", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = 0.9f, .period = PERIOD }, 0);
     open_trainee(&plain, "cpu-f32", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = 0.9f }, 0);
-    step(&plain, 1);
+    trainee_do(&plain, 1);
     const size_t all = t.m.manifest.total;
     float *before = mem_alloc(all * sizeof *before), *after = mem_alloc(all * sizeof *after), *usual = mem_alloc(all * sizeof *usual);
     dev->download(usual, plain.m.params, all * sizeof *usual);
     for (int update = 1; update <= UPDATES; update++) {
         dev->download(before, t.m.params, all * sizeof *before);
-        step(&t, update);
+        trainee_do(&t, update);
         dev->download(after, t.m.params, all * sizeof *after);
         for (int i = 0; i < t.m.manifest.count; i++) {
             const Tensor *x = &t.m.manifest.at[i];
@@ -161,13 +156,9 @@ static void threads(float momentum) {
         const Config c = config_of("m2:c48h4e6k2f40a4x2n0");
         uint64_t hash[3];
         for (int n = 1; n <= 3; n++) {
-            Trainee t;
             omp_set_num_threads(n);
-            open_trainee(&t, devices[d], &c, (TraineeOptions){ .B = 4, .T = 32, .seed = 11, .momentum = momentum }, 0);
-            t.m.balance_coef = 0.01f;
-            for (int s = 0; s < 20; s++) step(&t, s);
-            hash[n - 1] = trainee_hash(&t);
-            trainee_close(&t);
+            hash[n - 1] = trainee_trained(device_find(devices[d]), &c, (TraineeOptions){ .B = 4, .T = 32, .seed = 11, .momentum = momentum,
+                                          .gradients = FLOATX, .balance = 0.01f, .z = 0.001f }, 20);
         }
         check(hash[0] == hash[1] && hash[0] == hash[2],
               "%s: 20 steps%s give the same bits with 1, 2 and 3 threads", devices[d], momentum > 0 ? " of Muon" : "");

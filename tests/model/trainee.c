@@ -2,6 +2,7 @@
 #include "trainee.h"
 #include "llmc/base/random.h"
 #include "llmc/model/batch.h"
+#include "llmc/model/gradients.h"
 #include "llmc/model/parallel.h"
 #include "llmc/model/pass.h"
 #include "llmc/model/plan.h"
@@ -61,6 +62,8 @@ int trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions 
     if (t->m.dp.level >= 2) parallel_register_memory(&t->m);            /* which these need */
     initialize(&t->m, options.seed);
     optimizer_start(&t->o, &t->m);
+    t->m.balance_coef = options.balance, t->m.z_coef = options.z, t->m.dropout = options.dropout;
+    t->m.rounds = 1;
     return 1;
 }
 
@@ -108,6 +111,15 @@ void trainee_step(Trainee *t) {
     }
     replay_run(&t->update[optimizer_turn(&t->o)], m->dev, 0, update, t);
 }
+void trainee_do(Trainee *t, int number) {
+    trainee_send(t, number);
+    trainee_step(t);
+}
+double *trainee_gradients(const Trainee *t) {
+    double *g = mem_alloc(t->m.manifest.total * sizeof *g);
+    model_gradients(&t->m, g);
+    return g;
+}
 double trainee_loss(Trainee *t, int *bad) {
     const int batches = t->m.batch.all_micro_batches;
     StepResults r = model_results(&t->m);
@@ -140,4 +152,12 @@ void trainee_close(Trainee *t) {
     for (int i = 0; i < PHASES; i++) replay_free(&t->batch[i], t->m.dev);
     for (int i = 0; i < MUON_PERIODS; i++) replay_free(&t->update[i], t->m.dev);
     model_free(&t->m), free(t->tokens), free(t->targets), free(t->keys);
+}
+uint64_t trainee_trained(const Device *dev, const Config *c, TraineeOptions options, int steps) {
+    Trainee t;
+    if (!trainee_open(&t, dev, c, options)) fail(EXIT_MEMORY, "no memory for a small model");
+    for (int s = 0; s < steps; s++) trainee_do(&t, s);
+    const uint64_t hash = trainee_hash(&t);
+    trainee_close(&t);
+    return hash;
 }

@@ -18,6 +18,7 @@ typedef struct {                        /* zeros are defaults */
     float    momentum;                  /* -wm of -wo muon; 0: -wo adamw */
     int      period;                    /* -wp */
     uint64_t seed;                      /* of the initial weights */
+    float    balance, z, dropout;       /* -ba, -zc, -dr */
     int      record;                    /* 1: the work of a step is recorded and replayed */
     int      learnable;                 /* 1: the target is a function of the token; 0: it is the next token, at random */
     const Parallel *parallel;           /* other ranks that train along; NULL: none */
@@ -39,7 +40,11 @@ int      trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOpt
 /* Sends the samples with this number, and the settings of the optimizer. Samples that were just sent are not drawn again. */
 void     trainee_send(Trainee *t, int number);
 void     trainee_step(Trainee *t);                  /* all work of a step on what was sent; nothing waits */
+void     trainee_do(Trainee *t, int number);        /* sends and steps */
 double   trainee_loss(Trainee *t, int *bad);        /* of that step, a token's; waits. bad: a tensor whose gradient is not finite, or -1 */
 uint64_t trainee_hash(const Trainee *t);            /* of weights, moments and master copy */
+double  *trainee_gradients(const Trainee *t);       /* of that step; free() them */
 void     trainee_close(Trainee *t);
+/* The hash after so many steps of a model that is opened for them, on samples 0, 1, ... */
+uint64_t trainee_trained(const Device *dev, const Config *c, TraineeOptions options, int steps);
 #endif

@@ -135,11 +135,8 @@ static void open_member(const Team *t, Trainee *m, const Parallel *p) {
     }
     const TraineeOptions o = { .B = SEQUENCES / t->ranks / t->micro_batches, .T = T, .recompute = t->recompute, .seed = 5,
                                .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum, .period = t->period,
-                               .parallel = t->ranks > 1 || t->ordered ? p : NULL };
+                               .parallel = t->ranks > 1 || t->ordered ? p : NULL, .balance = 0.1f, .z = 0.01f, .dropout = t->dropout };
     if (!trainee_open(m, device_find(t->device), &c, o)) fail(EXIT_MEMORY, "no memory for a small model");
-    m->m.balance_coef = 0.1f;
-    m->m.z_coef = 0.01f;
-    m->m.dropout = t->dropout;
     m->adamw.beta2 = 0.95f;
     m->adamw.clip = 0.5f;
 }
@@ -156,8 +153,7 @@ static void keep_results(Team *t, const Model *m, const StepResults *r, int step
 static void train(Team *t, Trainee *m, int rank, int first) {
     for (int step = first; step < t->steps; step++) {
         m->loss_factor = rank == 1 && step + 1 == t->fails_at ? NAN : 1;
-        trainee_send(m, step);
-        trainee_step(m);
+        trainee_do(m, step);
         parallel_gather_weights(&m->m, step % 2);
         StepResults r = model_results(&m->m);
         optimizer_norm(&m->o, r.grad_sq_norms, &t->bad[rank]);
@@ -487,8 +483,7 @@ static void save_behind(const Team *t, Trainee *m, const Parallel *p) {
     Saver *saver = saver_open(&m->m, &m->o);
     saver_make_room(saver);
     const int room = saver_use_room(saver, 1) == ROOM_READY, begins = saver_begin(saver, behind, &s, (Keep){ 1, 0, 0 }, &e);
-    trainee_send(m, t->steps);
-    trainee_step(m);
+    trainee_do(m, t->steps);
     if (begins) saved = saver_end(saver, &e);
     if (p->rank == 0)
         check(room && saved == SAVED_ALL && same_bytes(t->to, behind, t->steps), "%s on %d ranks, %d sharded: saved behind a step: %s", t->model,
