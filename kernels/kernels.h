@@ -306,6 +306,7 @@ struct Device {
      * dropout is its own backward. out may be inp or residual.   error: one rounding */
     void (*residual)(OUT floatX *out, const floatX *residual, const floatX *branch, Dropout d, size_t n);
     void (*dropout )(OUT floatX *out, const floatX *inp, Dropout d, size_t n);
+    void (*scale   )(floatX *x, double factor, size_t n);           /* x *= factor.   error: one rounding */
 
     /* ---- matmul: out = inp weight^T.   out (N,O)  inp (N,C)  weight (O,C) ---------------------------------------
      * dweight holds reals, or floatX if how == SET_ROUNDED.   error: sqrt(reduction) * 2 eps_f32 + eps */

@@ -26,4 +26,9 @@ static void residual(floatX *out, const floatX *residual, const floatX *branch, 
     }
 }
 
-PART(dropout) { d->residual = residual; d->dropout = dropout; }
+static void scale(floatX *x, double factor, size_t n) {
+    #pragma omp parallel for PARALLEL_IF(n)
+    for (size_t i = 0; i < n; i++) x[i] = X(R(x[i]) * (real)factor);
+}
+
+PART(dropout) { d->residual = residual; d->dropout = dropout; d->scale = scale; }

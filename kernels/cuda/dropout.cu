@@ -39,4 +39,8 @@ static void dropout(floatX *out, const floatX *inp, Dropout d, size_t n) {
     residual(out, NULL, inp, d, n);
 }
 
-PART(dropout) { d->residual = residual; d->dropout = dropout; }
+static void scale(floatX *x, double factor, size_t n) {
+    dropout(x, x, { 0, NULL, 0, factor }, n);
+}
+
+PART(dropout) { d->residual = residual; d->dropout = dropout; d->scale = scale; }

@@ -34,7 +34,7 @@ static void rotate_queries(Model *m, Sizes z, floatX *q, int direction) {
 /* Scores are a multiple of q k / sqrt(D): of queries, and of their gradients. */
 static void scale_queries(Model *m, Sizes z, floatX *q) {
     const double scale = config_score_scale(&m->config);
-    if (scale != 1) m->dev->dropout(q, q, (Dropout){ .scale = scale }, (size_t)z.N * (size_t)z.G * (size_t)z.D);
+    if (scale != 1) m->dev->scale(q, scale, (size_t)z.N * (size_t)z.G * (size_t)z.D);
 }
 static void rotate_shared(Model *m, Sizes z, int direction) {
     m->dev->rope(m->s.turning, m->rope, m->batch.position, direction, z.N, z.R, 1, z.R);

@@ -29,12 +29,11 @@ static Dropout dropout_at(const Model *m, int site) {
     return (Dropout){ m->dropout, m->batch.key, site, site ? m->config.residual_scale : m->config.embed_scale };
 }
 static int drops(Dropout d) { return d.p > 0 || d.scale > 0; }
-/* Divides x (N,width) by Config.logit_divisor: the logits, or, because they are linear in it, the head's input; in backward, the gradient
- * of that. */
+/* Divides x (N,width) by Config.logit_divisor: the logits, or, because they are linear in it, the
+ * head's input; in backward, the gradient of that. */
 static void divide_logits(const Model *m, floatX *x, int width) {
-    if (!(m->config.logit_divisor > 0)) return;
-    const Dropout d = { .scale = 1 / m->config.logit_divisor };
-    m->dev->dropout(x, x, d, (size_t)m->batch.N * (size_t)width);
+    const double divisor = m->config.logit_divisor;
+    if (divisor > 0) m->dev->scale(x, 1 / divisor, (size_t)m->batch.N * (size_t)width);
 }
 
 /* ---- what other ranks add, if there are any (exchange.h) --------------------------------------------- */

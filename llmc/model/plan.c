@@ -43,7 +43,7 @@ static void describe_latents(Manifest *m, const Config *c, int l) {
 static void describe_attention(Manifest *m, const Config *c, int l) {
     const int C = c->channels, A = c->attention_experts;
     const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD;
-    const int all = c->qk_norm == NORM_ALL, norm = all ? c->query_heads * c->kv_heads : 1, key_norm = all ? c->kv_heads : 1;
+    const int all = c->qk_norm == NORM_ALL, key_norm = all ? c->kv_heads : 1, norm = all ? c->query_heads * key_norm : 1;
     const float std = initial(c, C), out = initial_output(c, QGD);
 
     TENSOR(att_norm,   "input_layernorm.weight", ONES, TENSOR_NORM, C);

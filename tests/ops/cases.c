@@ -357,6 +357,13 @@ static Case *dropout(const Shape *s, float p, float scale) {
     if (p > 0) bytes(c, "key", &c->key, sizeof c->key); else absent(c);
     return c;
 }
+CALL(scale, b[0], (double)c->scale, c->buffer[0].n)
+static Case *scale(const Shape *s) {
+    Case *c = BEGIN(scale, s, 0, "n=%d", s->B * s->T * s->C);
+    c->scale = 0.22f;
+    acc(c, FLOATX, "x", times(c->N, c->C), 0, 1, 1, 1);
+    return c;
+}
 
 /* ---- matmul: each stored element is rounded once; a sum of n products has an error of about sqrt(n) roundings ---- */
 
@@ -1243,6 +1250,7 @@ static void each_on_tokens(const Visit *v) {
     V(v, residual(s, 0, 0));
     V(v, residual(s, 0.3f, 0));
     V(v, dropout(s, 0.3f, 0));
+    V(v, scale(s));
     if (v->all) {
         V(v, dropout(s, 0, 0));
         V(v, residual(s, 0, 0.22f));                            /* a multiplier: Granite */

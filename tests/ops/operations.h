@@ -77,6 +77,7 @@ OPERATION(residual, (floatX *out, const floatX *residual, const floatX *branch, 
     (out, residual, branch, d, n), 0, 3 * (double)n * unit.fx, "n=%zu", n)
 OPERATION(dropout, (floatX *out, const floatX *inp, Dropout d, size_t n), (out, inp, d, n), 0, 2 * (double)n * unit.fx,
     "n=%zu", n)
+OPERATION(scale, (floatX *x, double factor, size_t n), (x, factor, n), 0, 2 * (double)n * unit.fx, "n=%zu", n)
 
 /* matmul */
 OPERATION(matmul_forward, (floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O),

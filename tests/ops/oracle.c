@@ -125,6 +125,9 @@ static void naive_residual(const Case *c, double **v) {
 static void naive_dropout(const Case *c, double **v) {
     for (size_t i = 0; i < c->buffer[0].n; i++) v[0][i] = dropped(c, i, v[1][i]);
 }
+static void naive_scale(const Case *c, double **v) {
+    for (size_t i = 0; i < c->buffer[0].n; i++) v[0][i] *= (double)c->scale;
+}
 static void row_times_weight(double *y, const double *x, const double *weight, int C, int O) {
     for (int o = 0; o < O; o++) for (int i = 0; i < C; i++) y[o] += x[i] * weight[o*C + i];
 }
@@ -616,7 +619,7 @@ static void naive_set_master(const Case *c, double **v) { memcpy(v[0], v[1], c->
 /* Operations that are not here are gradients (gradients.c), or the oracle composes them of others (kernels/compound.c). */
 static const struct { const char *op; void (*compute)(const Case *c, double **v); } naive[] = {
 #define NAIVE(op) { #op, naive_##op }
-    NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope), NAIVE(residual), NAIVE(dropout),
+    NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope), NAIVE(residual), NAIVE(dropout), NAIVE(scale),
     NAIVE(matmul_forward), NAIVE(parallel_linear_forward), NAIVE(router_forward), NAIVE(router_losses), NAIVE(route_plan),
     NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward), NAIVE(norm_rope_forward), NAIVE(norm_rope_backward),
     NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take), NAIVE(shared_keys_forward), NAIVE(scale_weights), NAIVE(soft_cap),
