@@ -3,7 +3,7 @@
 #   sh tests/size.sh             prints the table (make size)
 #   sh tests/size.sh -w          writes it into README.md, between the comments "size" and "/size"
 #   sh tests/size.sh -c [TREE]   a line for each limit that is passed, each source file without a row, and each number
-#                                of README.md that is off by more than 5 % and 50 lines; exit code 1 if there is one
+#                                of README.md that is off by more than 10 % and 50 lines (-w); exit code 1 if there is one
 LC_ALL=C; export LC_ALL
 cd "${2:-.}" || exit 2
 
@@ -31,14 +31,16 @@ END
 limits() { cat <<END
 680; smoe.c; ^smoe\.c\$
 150; moe.c; ^llmc/model/moe\.c\$
+150; attention.c; ^llmc/model/attention\.c\$
 3000; the weekend's path; $path
 150; the Makefile; ^Makefile\$
 39500; C and CUDA of llmc and kernels, a generated table of 1,000 lines among them; ^(llmc|kernels)/.*\.(c|h|cu|cuh)\$
 END
 }
-# Expressions that a file must not have. A row with # waits for work that others do now.
+# Expressions that a file must not have.
 without() { cat <<'END'
-#llmc/model/moe.c; fp8_|decode_|narrow
+llmc/model/moe.c; fp8_|decode_|sink|value_|narrow
+llmc/model/attention.c; fp8_|decode_|sink|value_|narrow
 smoe.c; ^.{101}
 Makefile; ^.{121}
 END
@@ -70,9 +72,9 @@ compare() {                                 # the table of README.md with the on
     NF < 3 { next }
     { n = $2; gsub(",", "", n) }
     !now { said[$1] = n; next }
-    !($1 in said) { print "README.md: the table of sizes lacks a row: " $1; next }
+    !($1 in said) { print "README.md: the table of sizes lacks a row (sh tests/size.sh -w): " $1; next }
     n > 0 { off = n > said[$1] ? n - said[$1] : said[$1] - n }
-    n > 0 && off > 50 && off > n * .05 { print "README.md: " substr($1, 3) ": " said[$1] " lines, now " n }'
+    n > 0 && off > 50 && off > n * .1 { print "README.md: " substr($1, 3) ": " said[$1] " lines, now " n " (sh tests/size.sh -w)" }'
 }
 case $1 in
 -c) faults=$(count limits; count rows | grep -v '^|'; [ ! -f README.md ] || compare
