@@ -59,7 +59,7 @@ Sum moe_layer_forward(Model *m, int l, const floatX *x) {
     return m->config.shared_width ? shared_forward(m, l, x, out) : out;
 }
 
-/* 6 to 3. dact = dout down[e], dout by token; dweight = <dact, act>; dpre = weight dact f'(pre);
+/* 6 to 3. da = dout down[e], dout by token; dweight = <da, act>; dpre = weight da f'(pre);
  * ddown[e] = dout^T weighted, where weighted = weight act;
  * drows = dpre up[e], the gradient of what the expert read; dup[e] = dpre^T x. */
 static void experts_backward(Model *m, int l, const floatX *dout, const floatX *x, Write how) {
@@ -72,12 +72,11 @@ static void experts_backward(Model *m, int l, const floatX *dout, const floatX *
     const Activation f = c->activation;
     real *const weight = a->mlp.weight, *const dweight = m->s.dweight;
     const int C = c->channels, F = c->width, P = pre_width(c, F);
-    floatX *const dpre = m->s.dpre, *const dact = m->s.dact, *const weighted = m->s.act, *const drows = m->s.rows;
+    floatX *const dpre = m->s.dpre, *const da = m->s.dact, *const weighted = m->s.act, *const drows = m->s.rows;
     if (encoded_backward(m, l, dout, x, how)) return;
 
     /* 6, 5, 4. */
-    dev->expert_down_backward(dev, dpre, weighted, dweight, dact, dout, p->down, a->pre, weight, plan,
-                              f, C, F, BY_TOKEN);
+    dev->expert_down_backward(dev, dpre, weighted, dweight, da, dout, p->down, a->pre, weight, plan, f, C, F, BY_TOKEN);
     if (p->down_bias) dev->expert_bias_backward(g->down_bias, dweight, dout, p->down_bias, weight, plan, C, BY_TOKEN);
     dev->parallel_linear_backward_weight(g->down, dout, weighted, plan, F, C, GROUPED, BY_TOKEN, how);
 
