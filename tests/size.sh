@@ -10,7 +10,7 @@ cd "${2:-.}" || exit 2
 path='^llmc/model/((moe|attention|route|pass)\.c|model\.h)$|^kernels/kernels\.h$'
 path="$path|^kernels/cpu/(matmul|expert|route|attention|norm|rope|embed|loss|optimizer|sum|dropout)\.c\$"
 speed='^kernels/(cuda|ladder)/|^kernels/cpu/(fp8|loopback|muon)\.|^kernels/comm\.h$|^llmc/ranks/'
-speed="$speed|^llmc/model/(check|decode|fp8|layer_decode|muon|parallel|recompute|relay|replay|shards)\."
+speed="$speed|^llmc/model/(check|decode|exchange|fp8|layer_decode|muon|parallel|ranges|recompute|relay|replay|shards)\."
 families='^llmc/files/(families|config_json|hf|export|load|pieces|modeling_smoe|safetensors)\.'
 families="$families|^llmc/data/(bpe|chat|pretokenizer|tokenizer[a-z_]*|unicode)\."
 product='^llmc/(run|files|base)/|^llmc/data/[a-tv-z]|^(train_moe|infer_moe)\.c$|^(scripts|data|\.ci)/|^Makefile$'

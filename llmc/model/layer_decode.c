@@ -92,3 +92,7 @@ void block_decode(Model *m, int l, const floatX *resid) {
     attention_layer_decode(m, l, m->acts[l].mid, resid);
     moe_layer_decode(m, l, m->acts[l].out, m->acts[l].mid);
 }
+void head_decode(Model *m, floatX *logits, Norm norm) {
+    m->dev->decode_in(logits, NULL, (Choice){ 0 }, m->acts[m->config.layers - 1].out, norm, (Router){ .E = 1, .K = 1 },
+                      m->p.head, NULL, NULL, 0, IDENTITY, m->batch.N, m->config.channels, m->config.vocab, 0);
+}

@@ -12,7 +12,8 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptio
     const int shards = m->dp.level ? m->dp.shards : 1;
     const size_t each = dtype_size(m->dev, moments);
     const int has_master = master && m->dev->floatX_size < m->dev->real_size;
-    *o = (Optimizer){ .tensors = m->manifest.count, .kinds = has_master ? STATE_KINDS : STATE_KINDS - 1, .moments = moments, .muon.options = muon, .shards = shards,
+    *o = (Optimizer){ .tensors = m->manifest.count, .kinds = has_master ? STATE_KINDS : STATE_KINDS - 1,
+                      .moments = moments, .muon.options = muon, .shards = shards,
                       .shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0 };
     arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, optimizer_count(o, m, 0) * each);
     arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, optimizer_count(o, m, STATE_V) * each);

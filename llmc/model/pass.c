@@ -5,17 +5,18 @@
  *     mid = x   + drop(attention(norm(x)))
  *     out = mid + drop(moe(norm(mid)))
  *
- * and the head reads norm(x) after the last block. No function computes one of these lines. A norm needs the whole sum in
- * front of it, and nothing else does, so one operation adds a sub-layer to the stream and makes the next norm:
+ * and the head reads norm(x) after the last block. No function computes one of these lines: a norm
+ * needs all of the sum before it, so one operation adds a sub-layer and computes the next norm:
  *
- *     embed_forward, rmsnorm_forward        x, norm(x) of the first block
- *     attention_layer_forward               what attention(norm(x)) adds, before it is summed over experts (Sum)
- *     add_norm_forward                      mid, norm(mid)
- *     moe_layer_forward                     what moe(norm(mid)) adds, likewise
- *     add_norm_forward                      out, and the norm of the next block, or of the head
+ *     embed_forward, rmsnorm_forward  x, norm(x) of the first block
+ *     attention_layer_forward         what attention(norm(x)) adds: a Sum over experts
+ *     add_norm_forward                mid, norm(mid)
+ *     moe_layer_forward               what moe(norm(mid)) adds, likewise
+ *     add_norm_forward                out, and the norm of the next block, or of the head
  *
- * Backward takes the same steps in the opposite order. The stream passes its gradient on unchanged, and each sub-layer adds its
- * own: add_norm_backward sums the gradient of a norm's output, takes it through the norm, and adds it to the stream's. */
+ * Backward takes the same steps in the opposite order. The stream passes its gradient on unchanged,
+ * and each sub-layer adds its own: add_norm_backward sums the gradient of a norm's output, takes it
+ * through the norm, and adds it to the stream's. */
 #include "pass.h"
 #include "sublayers.h"
 #include "plan.h"
@@ -24,7 +25,7 @@
 static Norm norm_of(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
 static Norm final_norm(const Model *m) { return (Norm){ m->p.final_norm, (float)m->config.final_eps }; }
 
-/* Dropout draws at site 0 on the embedding, and at 2l+1 and 2l+2 on the sub-layers of block l; multipliers are applied with it. */
+/* Site 0: the embedding; 2l+1 and 2l+2: the sub-layers of block l. Multipliers come with it. */
 static Dropout dropout_at(const Model *m, int site) {
     return (Dropout){ m->dropout, m->batch.key, site, site ? m->config.residual_scale : m->config.embed_scale };
 }
@@ -36,9 +37,9 @@ static void divide_logits(const Model *m, floatX *x, int width) {
     if (divisor > 0) m->dev->scale(x, 1 / divisor, (size_t)m->batch.N * (size_t)width);
 }
 
-/* ---- what other ranks add, if there are any (exchange.h) --------------------------------------------- */
+/* ---- what other ranks add, if there are any (exchange.h) ------------------------------------- */
 
-/* The range (tensor.h) of block l's tensors; -1: the embedding; config.layers: the tensors after the last block. */
+/* The range (tensor.h) of block l; -1: of the embedding; config.layers: of what follows blocks. */
 static int range_of(const Model *m, int l) {
     return l == m->config.layers ? m->manifest.range_count - 1 : l >= 0 && m->config.universal ? 1 : 1 + l;
 }
@@ -46,36 +47,40 @@ static void wait_weights(Model *m, int l, int way) {
     if (m->dp.exchange) m->dp.exchange->wait_weights(m, range_of(m, l), way);
 }
 static void open_gradients(Model *m, int l) { if (m->dp.exchange) m->dp.exchange->open_gradients(m, range_of(m, l)); }
-static void finish_gradients(Model *m, int l) { if (m->dp.exchange) m->dp.exchange->finish_gradients(m, range_of(m, l)); }
+static void finish_gradients(Model *m, int l) {
+    if (m->dp.exchange) m->dp.exchange->finish_gradients(m, range_of(m, l));
+}
 
-/* ---- forward ---------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 /* The stream that enters block l. */
 static const floatX *stream(const Model *m, int l) { return l ? m->acts[l-1].out : m->encoded; }
+
+static void norm_forward(Model *m, floatX *normed, real *rstd, const floatX *x, const floatX *weight) {
+    m->dev->rmsnorm_forward(normed, rstd, x, norm_of(m, weight), m->batch.N, m->config.channels);
+}
 static void attention_norm(Model *m, int l) {
-    m->dev->rmsnorm_forward(m->acts[l].att_normed, m->acts[l].att_rstd, stream(m, l), norm_of(m, m->lp[l].att_norm),
-                            m->batch.N, m->config.channels);
+    norm_forward(m, m->acts[l].att_normed, m->acts[l].att_rstd, stream(m, l), m->lp[l].att_norm);
 }
-static void mlp_norm(Model *m, int l) {
-    m->dev->rmsnorm_forward(m->acts[l].mlp_normed, m->acts[l].mlp_rstd, m->acts[l].mid, norm_of(m, m->lp[l].mlp_norm),
-                            m->batch.N, m->config.channels);
-}
-/* resid = residual + drop(s), normed = norm(resid): the end of a sub-layer and the beginning of the next. */
+/* resid = residual + drop(s), normed = norm(resid): ends a sub-layer and begins the next. */
 static void add_norm_forward(Model *m, floatX *normed, real *rstd, floatX *resid, const floatX *residual, const Sum *s,
                              int site, Norm norm) {
-    m->dev->add_norm_forward(m->dev, normed, rstd, resid, residual, s, dropout_at(m, site), norm, m->batch.N, m->config.channels);
+    m->dev->add_norm_forward(m->dev, normed, rstd, resid, residual, s, dropout_at(m, site), norm, m->batch.N,
+                             m->config.channels);
 }
 
 static void add_attention(Model *m, int l, Sum output) {
     LayerActs *a = &m->acts[l];
-    add_norm_forward(m, a->mlp_normed, a->mlp_rstd, a->mid, stream(m, l), &output, 2*l + 1, norm_of(m, m->lp[l].mlp_norm));
+    add_norm_forward(m, a->mlp_normed, a->mlp_rstd, a->mid, stream(m, l), &output, 2*l + 1,
+                     norm_of(m, m->lp[l].mlp_norm));
 }
-/* The last norm is the next block's, or the head's; if the next block is elsewhere (Model.to), nobody reads it. */
+/* The norm is the next block's or the head's. Nothing reads it if the next block is elsewhere. */
 static void add_mlp(Model *m, int l, Sum output) {
     const int last = l == m->config.layers - 1, n = l + 1 < m->to ? l + 1 : l;
     LayerActs *a = &m->acts[l], *next = &m->acts[n];
     if (last) add_norm_forward(m, m->final, m->final_rstd, a->out, a->mid, &output, 2*l + 2, final_norm(m));
-    else add_norm_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &output, 2*l + 2, norm_of(m, m->lp[n].att_norm));
+    else add_norm_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &output, 2*l + 2,
+                          norm_of(m, m->lp[n].att_norm));
 }
 /* Returns what its MLP adds to the stream. */
 static Sum block_forward(Model *m, int l) {
@@ -85,10 +90,9 @@ static Sum block_forward(Model *m, int l) {
 }
 
 static void embed(Model *m) {
-    const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels;
-    dev->embed_forward(m->encoded, m->batch.tokens, m->p.embed, N, C);
-    if (drops(dropout_at(m, 0))) dev->dropout(m->encoded, m->encoded, dropout_at(m, 0), (size_t)N * (size_t)C);
+    m->dev->embed_forward(m->encoded, m->batch.tokens, m->p.embed, N, C);
+    if (drops(dropout_at(m, 0))) m->dev->dropout(m->encoded, m->encoded, dropout_at(m, 0), (size_t)N * (size_t)C);
 }
 void model_forward(Model *m) {
     m->decodes = layers_decode(m);
@@ -106,20 +110,21 @@ void model_forward(Model *m) {
     for (int l = m->from; l < m->to; l++) {
         wait_weights(m, l, 1);
         const Sum output = block_forward(m, l);
-        wait_weights(m, l + 1, 0);                          /* of the next norm. 0: a bias of this block is still read */
+        wait_weights(m, l + 1, 0);                      /* of the next norm. 0: a bias of this block is still read */
         add_mlp(m, l, output);
     }
     if (m->to == m->config.layers) divide_logits(m, m->final, m->config.channels);
 }
 
-/* ---- the head ---------------------------------------------------------------------------------------------- */
+/* ---- the head -------------------------------------------------------------------------------- */
 
 /* Rows first.. of an (N,C) matrix. */
 static floatX *row(const Model *m, floatX *x, int first) {
     return float_at(m, x, (size_t)first * (size_t)m->config.channels);
 }
 void model_cap(const Model *m, floatX *logits, int rows) {
-    if (m->config.logit_cap > 0) m->dev->soft_cap(logits, (float)m->config.logit_cap, (size_t)rows * (size_t)m->config.vocab);
+    if (m->config.logit_cap > 0)
+        m->dev->soft_cap(logits, (float)m->config.logit_cap, (size_t)rows * (size_t)m->config.vocab);
 }
 void model_logits(Model *m, int first, int count) {
     m->dev->matmul_forward(m->s.logits, row(m, m->final, first), m->p.head, count, m->config.channels, m->config.vocab);
@@ -127,18 +132,14 @@ void model_logits(Model *m, int first, int count) {
 }
 
 void model_next(Model *m, floatX *logits) {
-    const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, V = m->config.vocab;
-    if (m->decodes) {
-        dev->decode_in(logits, NULL, (Choice){ 0 }, m->acts[m->config.layers - 1].out, final_norm(m),
-                       (Router){ .E = 1, .K = 1 }, m->p.head, NULL, NULL, 0, IDENTITY, N, C, V, 0);
-        divide_logits(m, logits, V);
-    } else dev->matmul_forward(logits, m->final, m->p.head, N, C, V);
+    if (m->decodes) head_decode(m, logits, final_norm(m)), divide_logits(m, logits, V);
+    else m->dev->matmul_forward(logits, m->final, m->p.head, N, C, V);
     model_cap(m, logits, N);
 }
 
-/* The (N,V) logits are never in memory: a chunk (head_rows,V) of them is overwritten by its gradient, and used for the two products of the
- * head's backward before the next chunk is computed. */
+/* The (N,V) logits are never in memory: a chunk (head_rows,V) of them is overwritten by its
+ * gradient, which both products of the head's backward read before the next chunk is computed. */
 void model_loss(Model *m, int gradient) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, V = m->config.vocab;
@@ -148,8 +149,8 @@ void model_loss(Model *m, int gradient) {
         const int rows = N - n < m->head_rows ? N - n : m->head_rows;
         real *loss = real_at(m, m->loss, (size_t)n);
         model_logits(m, n, rows);
-        dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, m->batch.loss_scale, (float)m->config.logit_cap, gradient, rows, V,
-                           m->used_vocab);
+        dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, m->batch.loss_scale, (float)m->config.logit_cap,
+                           gradient, rows, V, m->used_vocab);
         if (!gradient) continue;
         dev->matmul_backward_input(row(m, m->dfinal, n), m->s.logits, m->p.head, rows, C, V, SET);
         dev->matmul_backward_weight(m->g.head, m->s.logits, row(m, m->final, n), rows, C, V,
@@ -159,7 +160,7 @@ void model_loss(Model *m, int gradient) {
     dev->sum(m->loss_sum, m->loss, (size_t)N);
 }
 
-/* ---- backward --------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 void model_router_losses(Model *m) {
     for (int l = 0; l < m->config.layers; l++) {
@@ -168,12 +169,12 @@ void model_router_losses(Model *m) {
     }
 }
 
-/* dnorm: gradient of the norm's weight. dbias: of the output bias of the sub-layer before this norm. With dropout between the two,
- * dropout_backward computes it instead. */
+/* dnorm: gradient of the norm's weight. dbias: of the output bias of the sub-layer before this
+ * norm. With dropout between the two, dropout_backward computes it instead. */
 static void add_norm_backward(Model *m, real *dnorm, real *dbias, const Sum *dx, const floatX *resid, Norm norm,
                               const real *rstd) {
-    m->dev->add_norm_backward(m->dev, m->s.dresid, dnorm, drops(dropout_at(m, 1)) ? NULL : dbias, m->s.dnormed, dx, resid, norm, rstd,
-                              m->batch.N, m->config.channels);
+    m->dev->add_norm_backward(m->dev, m->s.dresid, dnorm, drops(dropout_at(m, 1)) ? NULL : dbias, m->s.dnormed, dx,
+                              resid, norm, rstd, m->batch.N, m->config.channels);
 }
 /* The gradient of what a sub-layer added: that of the stream, through dropout. */
 static const floatX *dropout_backward(Model *m, real *dbias, int site) {
@@ -185,18 +186,18 @@ static const floatX *dropout_backward(Model *m, real *dbias, int site) {
     return m->s.branch;
 }
 
-/* Computes what backward reads and forward did not keep: each part from what was kept, or from the part before it. Routing is always kept. */
+/* What backward reads and forward did not keep: each part from the one before. Routing is kept. */
 static void recompute(Model *m, int l) {
     const LayerActs *a = &m->acts[l];
     if (model_recomputes(m, l, PART_NORMS)) attention_norm(m, l);
     if (model_recomputes(m, l, PART_HEADS)) attention_heads(m, l, a->att_normed);
     if (model_recomputes(m, l, PART_ATTENTION)) attention_mix(m, l);
     if (model_recomputes(m, l, PART_MIDDLE)) add_attention(m, l, attention_output(m, l));
-    else if (model_recomputes(m, l, PART_NORMS)) mlp_norm(m, l);
+    else if (model_recomputes(m, l, PART_NORMS)) norm_forward(m, a->mlp_normed, a->mlp_rstd, a->mid, m->lp[l].mlp_norm);
     if (model_recomputes(m, l, PART_UP)) moe_recompute_up(m, l, a->mlp_normed);
 }
 
-/* From m->s.dresid, the gradient of the block's output; returns what its first norm's output adds to that. */
+/* From m->s.dresid, the gradient of the block's output, to that of its first norm's output. */
 static Sum block_backward(Model *m, int l, float scale) {
     LayerActs *a = &m->acts[l];
     LayerGrads *g = &m->lg[l];
@@ -212,16 +213,16 @@ static Sum block_backward(Model *m, int l, float scale) {
     return attention_input_backward(m, l, a->att_normed, scale);
 }
 
-/* Where ranks share a step, the gradients of a range are sent as soon as they are complete. The ranges: the embedding, one
- * for each block, and the last for the final norm and the head. */
+/* Where ranks share a step, the gradients of a range are sent as soon as they are complete. The
+ * ranges: the embedding, one for each block, and the last for the final norm and the head. */
 void model_backward(Model *m, float scale) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, V = m->config.vocab, L = m->config.layers;
     const size_t NC = (size_t)N * (size_t)C;
     dev->zero(m->s.dresid, NC * dev->floatX_size);
     open_gradients(m, L - 1);
-    add_norm_backward(m, m->g.final_norm, m->lg[L-1].mlp_bias, &(Sum){ .rows = m->dfinal }, m->acts[L-1].out, final_norm(m),
-                      m->final_rstd);
+    add_norm_backward(m, m->g.final_norm, m->lg[L-1].mlp_bias, &(Sum){ .rows = m->dfinal }, m->acts[L-1].out,
+                      final_norm(m), m->final_rstd);
     finish_gradients(m, L);
     for (int l = L-1; l >= 0; l--) {
         const int ends = range_of(m, l) != range_of(m, l - 1);      /* 0: blocks share one set of weights */
@@ -239,11 +240,10 @@ void model_backward(Model *m, float scale) {
 }
 
 void model_learn(Model *m, float scale) {
-    const Exchange *ranks = m->dp.exchange;
     model_forward(m);
-    if (ranks && !m->dp.ordered) ranks->sum_loads(m);
+    if (m->dp.exchange && !m->dp.ordered) m->dp.exchange->sum_loads(m);
     model_loss(m, 1);
-    if (ranks) ranks->wait_loads(m);
+    if (m->dp.exchange) m->dp.exchange->wait_loads(m);
     model_router_losses(m);
     model_backward(m, scale);
 }

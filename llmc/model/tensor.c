@@ -105,19 +105,24 @@ void manifest_initial(const Tensor *t, uint64_t seed, size_t from, size_t n, int
     for (size_t i = drawn; i < n; i++) values[i] = t->init == ONES;
 }
 
-/* NaN and infinity have an exponent of all ones. The first loop tests a block and has no exit, so that it becomes vector code. */
-#define NOT_FINITE(type, exponent) do { \
-    const unsigned char *from = data; \
+/* NaN and infinity have an exponent of all ones. The first inner loop tests a block and has no exit, so that it becomes
+ * vector code. */
+#define NOT_FINITE(name, type, exponent) \
+static int is_##name(const char *at) { type bits; memcpy(&bits, at, sizeof bits); return (bits & (exponent)) == (exponent); } \
+static size_t name(const char *data, size_t n) { \
+    enum { BLOCK = 1024 }; \
     for (size_t i = 0; i < n; i += BLOCK) { \
         const size_t end = n - i < BLOCK ? n : i + BLOCK; \
         int bad = 0; \
-        for (size_t j = i; j < end; j++) { type bits; memcpy(&bits, from + j * sizeof bits, sizeof bits); bad |= (bits & (exponent)) == (exponent); } \
-        for (size_t j = i; bad && j < end; j++) { type bits; memcpy(&bits, from + j * sizeof bits, sizeof bits); if ((bits & (exponent)) == (exponent)) return j; } \
-    } } while (0)
+        for (size_t j = i; j < end; j++) bad |= is_##name(data + j * sizeof(type)); \
+        for (size_t j = i; bad && j < end; j++) if (is_##name(data + j * sizeof(type))) return j; \
+    } \
+    return n; \
+}
+NOT_FINITE(not_finite_f64,  uint64_t, 0x7ff0000000000000u)
+NOT_FINITE(not_finite_f32,  uint32_t, 0x7f800000u)
+NOT_FINITE(not_finite_bf16, uint16_t, 0x7f80u)
 size_t first_not_finite(const char *dtype, const void *data, size_t n) {
-    enum { BLOCK = 1024 };
-    if (!strcmp(dtype, "F64")) NOT_FINITE(uint64_t, 0x7ff0000000000000u);
-    else if (!strcmp(dtype, "F32")) NOT_FINITE(uint32_t, 0x7f800000u);
-    else NOT_FINITE(uint16_t, 0x7f80u);
-    return n;
+    return !strcmp(dtype, "F64") ? not_finite_f64(data, n) : !strcmp(dtype, "F32") ? not_finite_f32(data, n)
+         : not_finite_bf16(data, n);
 }
