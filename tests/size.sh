@@ -3,7 +3,7 @@
 #   sh tests/size.sh             prints the table (make size)
 #   sh tests/size.sh -w          writes it into README.md, between the comments "size" and "/size"
 #   sh tests/size.sh -c [TREE]   a line for each limit that is passed, each source file without a row, and each number
-#                                of README.md that is off by more than 10 % and 50 lines (-w); exit code 1 if there is one
+#                                of README.md that is off by more than 10 % and 50 lines (-w); exit code 1 if any
 LC_ALL=C; export LC_ALL
 cd "${2:-.}" || exit 2
 
@@ -74,7 +74,7 @@ compare() {                                 # the table of README.md with the on
     !now { said[$1] = n; next }
     !($1 in said) { print "README.md: the table of sizes lacks a row (sh tests/size.sh -w): " $1; next }
     n > 0 { off = n > said[$1] ? n - said[$1] : said[$1] - n }
-    n > 0 && off > 50 && off > n * .1 { print "README.md: " substr($1, 3) ": " said[$1] " lines, now " n " (sh tests/size.sh -w)" }'
+    n > 0 && off > 50 && off > n * .1 { print "README.md: " substr($1, 3) ": " said[$1] ", now " n " (size.sh -w)" }'
 }
 case $1 in
 -c) faults=$(count limits; count rows | grep -v '^|'; [ ! -f README.md ] || compare

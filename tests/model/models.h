@@ -11,7 +11,7 @@ const char *family_case(int i, Config *c);
 /* Trains on one batch of two contexts. Returns the last loss, NaN if there is no memory; hash: NULL, or of weights and state.
  * how: LEAN: no master weights, moments in floatX; MUON: for matrices. */
 enum { LEAN = 1, MUON = 2 };
-double overfit(const Device *dev, const Config *c, int steps, int recompute, int how, uint64_t *hash);
+double overfit(const Device *dev, const Config *c, int steps, int how, uint64_t *hash);
 
 /* Decodes B sequences of T tokens with a cache, the first `first` tokens at once and the others one by one. Returns the fraction
  * of tokens whose logits differ from those of one pass without a cache by more than the bound. (In bf16 a token whose experts

@@ -162,7 +162,7 @@ static void packed(const Device *dev) {
 }
 static void learning(void) {
     Config c = config_of("m1:c128h4e4k2f128n0", FP8_ALL);
-    check_error(overfit(device_find("cpu-f32"), &c, 80, 0, 0, NULL), 0.05, "in 8 bits a model overfits one batch: loss");
+    check_error(overfit(device_find("cpu-f32"), &c, 80, 0, NULL), 0.05, "in 8 bits a model overfits one batch: loss");
     c.rounding = 1;
     c.tile = 16;
     check(forgets(device_find("cpu-f32"), &c, 3), "in 8 bits model_clear_activations removes all traces of a batch that was not finite");

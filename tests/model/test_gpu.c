@@ -77,9 +77,9 @@ static void lockstep(const Device *dev) {
 static void learning(const Device *dev, const Config *c) {
     uint64_t first, second;
     for (int how = 0; how <= (LEAN | MUON); how++) {
-        check_error(overfit(dev, c, 250, 0, how, &first), 0.05, "%s%s%s: overfits one batch: loss", dev->name,
+        check_error(overfit(dev, c, 250, how, &first), 0.05, "%s%s%s: overfits one batch: loss", dev->name,
                     how & LEAN ? " without master weights" : "", how & MUON ? ", Muon" : "");
-        overfit(dev, c, 250, 0, how, &second);
+        overfit(dev, c, 250, how, &second);
         check(first == second, "%s: the same run gives the same bits", dev->name);
     }
 }

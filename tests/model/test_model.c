@@ -131,11 +131,11 @@ static void bf16(void) {
     check(differ == 0, "dense model in bf16: gradients within 5 %%, worst %.1e", worst);
 }
 
-double overfit(const Device *dev, const Config *c, int steps, int recompute, int how, uint64_t *hash) {
+double overfit(const Device *dev, const Config *c, int steps, int how, uint64_t *hash) {
     const int lean = how & LEAN;
     double loss = NAN;
     Trainee t;
-    if (!trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .recompute = recompute_numbered(recompute), .no_master = lean, .seed = 3,
+    if (!trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .no_master = lean, .seed = 3,
                                                     .moments = lean ? FLOATX : REAL, .gradients = FLOATX, .balance = 0.01f, .z = 0.001f,
                                                     .momentum = how & MUON ? 0.95f : 0 })) return NAN;
     t.adamw.decay = 0.01f;
@@ -157,32 +157,25 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, int
     return loss;
 }
 
-static double learn(const char *device, const char *descriptor, int steps, int recompute, uint64_t *hash) {
-    const Config c = config_of(descriptor, TOPK_SOFTMAX, SWIGLU, 1);
-    return overfit(device_find(device), &c, steps, recompute, 0, hash);
-}
 static void training(void) {
-    uint64_t kept, again, norms, layers;
-    const double loss = learn("cpu-f32", "m2:c32h4e4k2f32a4x2n0", 120, 0, &kept);
-    check_error(loss, 0.05, "overfits one batch in 120 steps: loss");
-    check_error(learn("cpu-f32", "d2:c32h4f64n0", 120, 0, NULL), 0.05, "a dense model overfits: loss");
-    check_error(learn("cpu-f32", "u2:c32h4e4k2f32a4x2n0", 120, 0, NULL), 0.05, "a universal model overfits: loss");
-    check_error(learn("cpu-bf16", "m2:c32h4e4k2f32a4x2n0", 120, 0, NULL), 0.05, "bf16 with a master copy overfits: loss");
-    const Config c = config_of("m2:c32h4e4k2f32a4x2n0", TOPK_SOFTMAX, SWIGLU, 1);
-    check_error(overfit(device_find("cpu-bf16"), &c, 120, 0, LEAN, NULL), 0.05, "bf16 without a master copy and with bf16 moments overfits: loss");
-    check_error(overfit(device_find("cpu-f32"), &c, 200, 0, MUON, NULL), 0.05, "Muon overfits in 200 steps: loss");
-    check_error(overfit(device_find("cpu-bf16"), &c, 200, 0, LEAN | MUON, NULL), 0.05, "Muon without a master copy overfits: loss");
-    learn("cpu-f32", "m2:c32h4e4k2f32a4x2n0", 120, 0, &again);
-    check(kept == again, "the same run gives the same bits");
-    learn("cpu-f32", "m2:c32h4e4k2f32a4x2n0", 120, 1, &norms);
-    learn("cpu-f32", "m2:c32h4e4k2f32a4x2n0", 120, 2, &layers);
-    check(kept == norms && kept == layers, "recomputing gives the same bits as keeping");
-    Config tiled = c;
-    tiled.rounding = 1;
-    tiled.tile = 8;
-    check_error(overfit(device_find("cpu-f32"), &tiled, 120, 0, 0, &norms), 0.05, "rounded routing overfits: loss");
-    overfit(device_find("cpu-f32"), &tiled, 120, 2, 0, &layers);
-    check(norms == layers && norms != kept, "recomputing rounds routing the same way");
+    static const struct { const char *device, *model; int steps, how, tile; const char *what; } runs[] = {
+        { "cpu-f32", "m2:c32h4e4k2f32a4x2n0", 120, 0, 0, "a mixture" },      { "cpu-f32", "d2:c32h4f64n0", 120, 0, 0, "a dense model" },
+        { "cpu-f32", "u2:c32h4e4k2f32a4x2n0", 120, 0, 0, "a universal model" },
+        { "cpu-f32", "m2:c32h4e4k2f32a4x2n0", 120, 0, 8, "with rounded routing a mixture" },
+        { "cpu-bf16", "m2:c32h4e4k2f32a4x2n0", 120, 0, 0, "bf16 with a master copy" },
+        { "cpu-bf16", "m2:c32h4e4k2f32a4x2n0", 120, LEAN, 0, "bf16 without a master copy and with bf16 moments" },
+        { "cpu-f32", "m2:c32h4e4k2f32a4x2n0", 200, MUON, 0, "Muon" },
+        { "cpu-bf16", "m2:c32h4e4k2f32a4x2n0", 200, LEAN | MUON, 0, "Muon without a master copy" },
+    };
+    uint64_t hash[sizeof runs / sizeof *runs], again;
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        Config c = config_of(runs[i].model, TOPK_SOFTMAX, SWIGLU, 1);
+        c.rounding = runs[i].tile > 0, c.tile = runs[i].tile;
+        check_error(overfit(device_find(runs[i].device), &c, runs[i].steps, runs[i].how, &hash[i]), 0.05, "%s overfits one batch in %d steps: loss",
+                    runs[i].what, runs[i].steps);
+        if (i == 0) overfit(device_find(runs[i].device), &c, runs[i].steps, runs[i].how, &again);
+    }
+    check(hash[0] == again && hash[0] != hash[3], "the same run gives the same bits, and rounded routing others");
 }
 
 /* A NaN in one weight: there is no update, the tensor is found, and the state is unchanged. */
