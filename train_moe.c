@@ -45,7 +45,8 @@ static void send_step(Run *r) {
     r->counted = data_counted(r->data, first, (int)samples_per_step(r), s->seq, (uint64_t)s->seed, &e);
     if (r->counted < 0) fail(EXIT_DISK, "%s", e.text);
     model_send(&r->model, r->inputs, r->targets, data_has_chats(r->data) ? r->positions : NULL, r->keys, s->batch, s->seq);
-    model_scale_loss(&r->model, (double)(1.0f / (float)r->counted));
+    const float scale = 1.0f / (float)r->counted;
+    model_scale_loss(&r->model, (double)scale);
     optimizer_set(&r->optimizer, &r->model, adamw(s, step));
 }
 static void micro_batch(void *run) {

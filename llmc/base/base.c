@@ -11,13 +11,6 @@
 
 static void (*hook)(const char *text);
 
-int error_set(Error *e, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    vsnprintf(e->text, sizeof e->text, format, args);
-    va_end(args);
-    return e->code = 0;
-}
 int error_exit(Error *e, int code, const char *format, ...) {
     va_list args;
     va_start(args, format);

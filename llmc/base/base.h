@@ -11,8 +11,8 @@ enum {                                  /* exit codes of both programs */
     EXIT_PEER = 8, EXIT_NUMERICS = 9, EXIT_STOPPED = 75
 };
 typedef struct { char text[1024]; int code; } Error;                 /* code: to exit with, or 0: what the caller finds right */
-int  error_set(Error *e, const char *format, ...) PRINTF(2, 3);      /* always 0, for `return error_set(...)` */
-int  error_exit(Error *e, int code, const char *format, ...) PRINTF(3, 4);
+int  error_exit(Error *e, int code, const char *format, ...) PRINTF(3, 4);   /* always 0, for `return error_set(...)` */
+#define error_set(e, ...) error_exit(e, 0, __VA_ARGS__)
 
 _Noreturn void fail(int code, const char *format, ...) PRINTF(2, 3); /* "error: ..." on stderr, then _exit(code) */
 _Noreturn void fail_with(const Error *e, int code);                  /* with the error's own code, if it has one */

@@ -44,9 +44,9 @@ typedef struct { int n; int64_t stride; Bucket *at; } Curve;
 typedef struct { double step; char *text; } Entry;                                  /* text: as JSON */
 typedef struct { Entry first[FIRST], last[LAST]; int64_t n; } List;
 
-typedef struct { char *name; int row, experts; } Router;             /* its experts: rows row .. row+experts-1 */
+typedef struct { char *name; int row, experts; } HeatRows;             /* its experts: rows row .. row+experts-1 */
 typedef struct {
-    Router  router[ROUTERS];
+    HeatRows  router[ROUTERS];
     int     routers, hidden, rows, capacity, n;                          /* capacity, n: columns */
     int64_t stride, *taken;                                          /* [capacity] load events in a column */
     double *sum, *last;                                              /* load/mean: [capacity][rows]; [rows] of the last */
@@ -78,7 +78,7 @@ typedef struct {                                /* what the second pass has foun
     List    samples, warnings;
     double  last_step, seconds, validation_seconds, peak_memory, tokens, loss, best, best_step, best_bits, resume[RESUMES];
     int64_t resumes;
-} Run;
+} Summary;
 struct Report {
     char   *log, *html;
     off_t   read;                               /* bytes of whole lines */
@@ -87,7 +87,7 @@ struct Report {
     size_t  cuts, capacity;
     double  before;                             /* first pass: the last step seen */
     int64_t lines;
-    Run     run;
+    Summary summary;
 };
 
 static Bucket bucket_merge(Bucket a, Bucket b) {
@@ -173,36 +173,36 @@ static void add_number(Text *t, double x, int digits) {
 static const JsonValue *root_of(const Json *doc) { return doc ? json_root(doc) : NULL; }
 static double number(const JsonValue *object, const char *key) { return json_double(json_get(object, key), NAN); }
 
-static void set_end(Run *r, Json *doc) { json_free(r->end); r->end = doc; }      /* NULL: the run continued */
+static void set_end(Summary *r, Json *doc) { json_free(r->end); r->end = doc; }      /* NULL: the run continued */
 
 /* Each reads what it knows of an event; 1: it keeps the document. */
-static int take_start(Run *r, Json *doc, double step) {
+static int take_start(Summary *r, Json *doc, double step) {
     (void)step;
     json_free(r->start);
     r->start = doc;
     set_end(r, NULL);
     return 1;
 }
-static int take_end(Run *r, Json *doc, double step) {
+static int take_end(Summary *r, Json *doc, double step) {
     (void)step;
     set_end(r, doc);
     return 1;
 }
-static int take_resume(Run *r, Json *doc, double step) {
+static int take_resume(Summary *r, Json *doc, double step) {
     if (step >= 0) r->resume[r->resumes++ % RESUMES] = step;
     set_end(r, NULL);
     json_free(r->resumed);
     r->resumed = doc;
     return 1;
 }
-static void take_curves(Run *r, const JsonValue *o, double step, const char *event) {
+static void take_curves(Summary *r, const JsonValue *o, double step, const char *event) {
     r->last_step = fmax(r->last_step, step);
     for (int i = 0; i < CURVES; i++) {
         const JsonValue *v = json_get(o, curves[i].key);
         if (v && !strcmp(curves[i].event, event)) curve_add(&r->curve[i], step, json_double(v, NAN));
     }
 }
-static int take_step(Run *r, Json *doc, double step) {
+static int take_step(Summary *r, Json *doc, double step) {
     if (step < 0) return 0;
     const JsonValue *o = json_root(doc);
     const double seconds = number(o, "ms") / 1000, speed = number(o, "tok_s"), loss = number(o, "loss");
@@ -215,7 +215,7 @@ static int take_step(Run *r, Json *doc, double step) {
     set_end(r, NULL);
     return 0;
 }
-static int take_val(Run *r, Json *doc, double step) {
+static int take_val(Summary *r, Json *doc, double step) {
     if (step < 0) return 0;
     const JsonValue *o = json_root(doc);
     const double loss = number(o, "loss");
@@ -227,13 +227,13 @@ static int take_val(Run *r, Json *doc, double step) {
     }
     return 0;
 }
-static int take_usage(Run *r, Json *doc, double step) {
+static int take_usage(Summary *r, Json *doc, double step) {
     const double seconds = number(json_root(doc), "validation_seconds"), memory = number(json_root(doc), "peak_memory");
     if (step >= 0 && seconds >= 0 && seconds <= 1e9) r->validation_seconds += seconds;
     if (step >= 0 && memory >= 0 && memory <= LARGEST) r->peak_memory = memory;
     return 0;
 }
-static int take_sample(Run *r, Json *doc, double step) {
+static int take_sample(Summary *r, Json *doc, double step) {
     const JsonValue *text = json_get(json_root(doc), "text");
     if (!json_is(text, JSON_STRING)) return 0;
     Text t = {0};
@@ -241,13 +241,13 @@ static int take_sample(Run *r, Json *doc, double step) {
     list_add(&r->samples, step, t.at);
     return 0;
 }
-static int take_warning(Run *r, Json *doc, double step) {
+static int take_warning(Summary *r, Json *doc, double step) {
     Text t = {0};
     add_value(&t, json_get(json_root(doc), "text"), 0);
     list_add(&r->warnings, step, t.at);
     return 0;
 }
-static int take_skip(Run *r, Json *doc, double step) {
+static int take_skip(Summary *r, Json *doc, double step) {
     const char *tensor = json_string(json_get(json_root(doc), "tensor"), "?");
     Text t = {0};
     char *text = text_format("update skipped, gradient not finite: %.200s", tensor);
@@ -264,7 +264,7 @@ static void heat_start(Heat *h, const JsonValue *routers) {
         if (!json_is(load, JSON_ARRAY) || !load->length || h->routers == ROUTERS) { h->hidden++; continue; }
         Text t = {0};
         add_value(&t, name, 0);
-        h->router[h->routers++] = (Router){ t.at, h->rows, load->length < EXPERTS ? (int)load->length : EXPERTS };
+        h->router[h->routers++] = (HeatRows){ t.at, h->rows, load->length < EXPERTS ? (int)load->length : EXPERTS };
         h->rows += load->length < EXPERTS ? (int)load->length : EXPERTS;
     }
     if (!h->rows) return;
@@ -300,7 +300,7 @@ static double tokens_of(const JsonValue *load) {
     double x = json_double(load, 0);
     return x > 0 && x <= LARGEST ? x : 0;
 }
-static int take_load(Run *r, Json *doc, double step) {
+static int take_load(Summary *r, Json *doc, double step) {
     Heat *h = &r->heat;
     const JsonValue *routers = json_get(json_root(doc), "routers");
     if (step < 0 || !json_is(routers, JSON_ARRAY)) return 0;
@@ -317,7 +317,7 @@ static int take_load(Run *r, Json *doc, double step) {
     for (const JsonValue *v = json_first(routers); v && i < h->routers; v = v->next) {
         const JsonValue *load = json_get(v, "load"), *x;
         if (!json_is(load, JSON_ARRAY) || !load->length) continue;
-        const Router *router = &h->router[i++];
+        const HeatRows *router = &h->router[i++];
         double sum = 0;
         for (x = json_first(load); x; x = x->next) sum += tokens_of(x);
         x = json_first(load);
@@ -331,7 +331,7 @@ static int take_load(Run *r, Json *doc, double step) {
     return 0;
 }
 
-static const struct { const char *name; int (*take)(Run *r, Json *doc, double step); int can_be_void; } events[] = {
+static const struct { const char *name; int (*take)(Summary *r, Json *doc, double step); int can_be_void; } events[] = {
     { "start", take_start, 0 }, { "resume", take_resume, 0 }, { "step", take_step, 1 }, { "val", take_val, 1 },
     { "load", take_load, 1 }, { "usage", take_usage, 1 }, { "sample", take_sample, 1 }, { "warning", take_warning, 0 }, { "skip", take_skip, 0 },
     { "end", take_end, 0 },
@@ -352,7 +352,7 @@ static int find_cut(Report *r, const char *event, double step, int64_t line) {
 }
 /* Second pass. 1: the document is kept. */
 static int take_event(Report *report, Json *doc, const char *event, double step) {
-    Run *r = &report->run;
+    Summary *r = &report->summary;
     while (r->next < report->cuts && report->cut[r->next].line <= r->line) r->next++;
     const int is_void = r->next < report->cuts && report->cut[r->next].step < step;
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
@@ -360,7 +360,7 @@ static int take_event(Report *report, Json *doc, const char *event, double step)
     return 0;
 }
 
-static void run_free(Run *r) {
+static void summary_free(Summary *r) {
     for (int i = 0; i < CURVES; i++) free(r->curve[i].at);
     for (int i = 0; i < r->heat.routers; i++) free(r->heat.router[i].name);
     free(r->heat.taken);
@@ -373,7 +373,7 @@ static void run_free(Run *r) {
     json_free(r->resumed);
     json_free(r->end);
 }
-static void run_start(Run *r) { *r = (Run){ .last_step = -1, .loss = NAN, .best = NAN, .best_bits = NAN, .peak_memory = NAN }; }
+static void summary_start(Summary *r) { *r = (Summary){ .last_step = -1, .loss = NAN, .best = NAN, .best_bits = NAN, .peak_memory = NAN }; }
 
 /* One pass over the whole lines from r->read on, or, second, up to the line where the first pass stopped: the run may still be
  * writing. *end: behind the last of them. 1: a new cut was found; 0: none; -1: the file cannot be read. */
@@ -382,7 +382,7 @@ static int read_lines(Report *r, FILE *f, int second, off_t *end) {
     size_t capacity = 0;
     ssize_t bytes = 0;
     int cut = 0;
-    while ((!second || r->run.line < r->lines) && (bytes = getline(&text, &capacity, f)) > 0 && text[bytes - 1] == '\n') {
+    while ((!second || r->summary.line < r->lines) && (bytes = getline(&text, &capacity, f)) > 0 && text[bytes - 1] == '\n') {
         Error why;
         Json *doc = json_parse(text, (size_t)bytes, &why);
         const JsonValue *o = root_of(doc);
@@ -390,9 +390,9 @@ static int read_lines(Report *r, FILE *f, int second, off_t *end) {
         double step = json_double(json_get(o, "step"), -1);
         if (!(step >= 0 && step <= LAST_STEP)) step = -1;
         if (!second) cut |= find_cut(r, event, step, r->lines++);
-        else if (!doc) r->run.damaged += strspn(text, " \t\r\n") < (size_t)bytes;
+        else if (!doc) r->summary.damaged += strspn(text, " \t\r\n") < (size_t)bytes;
         if (!second || !doc || !take_event(r, doc, event, step)) json_free(doc);
-        r->run.line += second;
+        r->summary.line += second;
         *end += bytes;
     }
     free(text);
@@ -404,8 +404,8 @@ static int read_on(Report *r, Error *e) {
     FILE *f = fopen(r->log, "rb");
     const int cut = f && fseeko(f, r->read, SEEK_SET) == 0 ? read_lines(r, f, 0, &end) : -1;
     if (cut == 1) {
-        run_free(&r->run);
-        run_start(&r->run);
+        summary_free(&r->summary);
+        summary_start(&r->summary);
         r->read = 0;
     }
     again = r->read;
@@ -444,7 +444,7 @@ static void add_points(Text *t, const char *name, const Curve *c, int what) {
     text_add_string(t, "]");
 }
 /* x: only if it is not that of the loss. low, high: only if there are several steps to a point. */
-static void add_curves(Text *t, const Run *r) {
+static void add_curves(Text *t, const Summary *r) {
     add_key(t, "curves");
     text_add_string(t, "{");
     for (int i = 0; i < CURVES; i++) {
@@ -466,7 +466,7 @@ static void add_loads(Text *t, const Heat *h) {
     for (int i = 0; i < h->n; i++) text_add(t, "%s%.0f", i ? "," : "", h->step[i]);
     text_add_string(t, "],\"routers\":[");
     for (int k = 0; k < h->routers && h->n; k++) {
-        const Router *router = &h->router[k];
+        const HeatRows *router = &h->router[k];
         text_add(t, "%s{\"name\":%s,\"experts\":%d,\"last\":[", k ? "," : "", router->name, router->experts);
         for (int e = 0; e < router->experts; e++) text_add(t, "%s%.0f", e ? "," : "", 100 * h->last[router->row + e]);
         text_add_string(t, "],\"load\":[");
@@ -486,7 +486,7 @@ static void add_list(Text *t, const char *name, const List *l) {
         text_add(t, "%s{\"step\":%.0f,\"text\":%s}", i ? "," : "", e->step, e->text);
     text_add_string(t, "]}");
 }
-static void add_data(Text *t, const Run *r, double every) {
+static void add_data(Text *t, const Summary *r, double every) {
     const int live = every > 0 && !r->end;
     text_add_string(t, "{");
     add_member(t, "every", live ? every : 0);               /* seconds from one page to the next; 0: this is the last one */
@@ -523,12 +523,12 @@ Report *report_open(const char *folder) {
     r->html = text_format("%s/report.html", folder);
     r->before = -1;
     r->every = EVERY;
-    run_start(&r->run);
+    summary_start(&r->summary);
     return r;
 }
 void report_close(Report *r) {
     if (!r) return;
-    run_free(&r->run);
+    summary_free(&r->summary);
     free(r->cut);
     free(r->log);
     free(r->html);
@@ -542,7 +542,7 @@ int report_update(Report *r, int live, Error *e) {
         Text page = {0};
         for (int i = 0; report_page[i]; i++)
             if (strcmp(report_page[i], "@data\n")) text_add_string(&page, report_page[i]);
-            else add_data(&page, &r->run, live ? r->every : 0);
+            else add_data(&page, &r->summary, live ? r->every : 0);
         ok = file_write(r->html, page.at, page.length, e);
         free(page.at);
     }

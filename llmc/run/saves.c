@@ -62,7 +62,7 @@ static void end_best(Saves *v, Saved saved, const char *why) {
     say_lost(v, v->step, why, "");
     v->p->best = v->best_before;
 }
-/* Those of the last step are saved as a whole anyway, right after: then that file gets a second name (run_save). Others are written
+/* Those of the last step are saved as a whole anyway, right after: then that file gets a second name (saves_begin). Others are written
  * beside the steps, if there is memory for a copy and no checkpoint is being written from it. */
 int saves_best(Saves *v, Best before) {
     Error e;
