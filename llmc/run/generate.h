@@ -21,6 +21,7 @@ typedef struct {
     int      sequences;
     const volatile sig_atomic_t *interrupted;               /* decoding stops when it is not 0 */
     int      silent;                    /* 1: nothing is printed: the caller takes the text from the stream */
+    int      trusts;                    /* 1: logits that are not finite do not end the program */
     const Model *weights_of;            /* a model with weights loaded, which this one uses, too; NULL: it has its own */
     Relay   *relay;                     /* the layers are dealt out over these devices; NULL: all are on dev */
     View     view;                      /* opened after generator_open; main NULL: no experts are watched */

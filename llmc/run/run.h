@@ -4,11 +4,11 @@
 #ifndef RUN_H
 #define RUN_H
 #include "llmc/data/data.h"
-#include "llmc/model/decode.h"
 #include "llmc/model/parallel.h"
 #include "llmc/model/replay.h"
 #include "llmc/ranks/group.h"
 #include "device.h"
+#include "generate.h"
 #include "report.h"
 #include "saves.h"
 
@@ -29,7 +29,8 @@ typedef struct {
     Recompute     recompute;            /* what -r means here */
     Model         model;
     Optimizer     optimizer;
-    Decoder       decoder;              /* for samples; uses the model's weights */
+    Generator     samples;              /* uses the model's weights */
+    TextStyle     sample_style;
     Progress      progress;
     Log           log;
     Report       *report;               /* of rank 0 */

@@ -35,14 +35,19 @@ int run_check_gradients(const Run *r) {
 
 /* ---- memory and weights -------------------------------------------------------------------------------------- */
 
+static const volatile sig_atomic_t never;
+
 void run_allocate(Run *r) {
     const Settings *s = &r->s;
     const size_t N = (size_t)(tokens_per_step(r) / r->parallel.ranks);
     run_check_memory(r);
     if (!model_allocate(&r->model)) run_out_of_memory(r);
     r->shows_samples = s->sample_every > 0 && (r->leads || r->model.dp.level >= 3);      /* of sharded weights all ranks have a part */
-    if (r->shows_samples && !decoder_open(&r->decoder, r->dev, &r->config, 1, s->seq > 2 ? s->seq : 2, &r->model))
-        run_out_of_memory(r);
+    r->sample_style = (TextStyle){ .tokenizer = r->tokenizer, .stop = "" };
+    r->samples = (Generator){ .dev = r->dev, .sampler = { .temperature = 0.8f, .top_p = 0.95f }, .sequences = 1, .interrupted = &never,
+                              .silent = 1, .trusts = 1, .weights_of = &r->model };
+    if (r->shows_samples && !generator_open(&r->samples, &r->config, s->seq > 2 ? s->seq : 2, &r->sample_style)) run_out_of_memory(r);
+    r->samples.d.replay.off = 1;                            /* sharded weights move */
     r->model.balance_coef = s->balance;
     r->model.z_coef = s->z;
     r->model.forced = s->forced;

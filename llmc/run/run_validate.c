@@ -169,38 +169,15 @@ int run_validate(Run *r) {
     return 1;
 }
 
+/* From a token that ends a text, or a new line. */
 void run_show_sample(Run *r) {
-    Decoder *d = &r->decoder;
-    const Sampler sampler = { .temperature = 0.8f, .top_p = 0.95f };
-    uint64_t key = random_key((uint64_t)r->s.seed, (uint64_t)r->progress.step);
-    const int capacity = d->model.cache_capacity, newline = r->tokenizer ? tokenizer_id(r->tokenizer, "\n") : 0;
-    const int eos = r->tokenizer ? tokenizer_eos(r->tokenizer) : -1;
-    int *tokens = mem_alloc((size_t)r->s.sample_length * sizeof *tokens);
-    int count = 0, token = eos >= 0 ? eos : newline >= 0 ? newline : 0;
+    Generator *g = &r->samples;
+    const int newline = r->tokenizer ? tokenizer_id(r->tokenizer, "\n") : 0, eos = r->tokenizer ? tokenizer_eos(r->tokenizer) : -1;
+    const int first = eos >= 0 ? eos : newline >= 0 ? newline : 0;
     parallel_wait_all_weights(&r->model);
-    decoder_reset(d);
-    decoder_draw(d, sampler, &key);
-    while (count < r->s.sample_length) {
-        if (d->length == capacity) {                                     /* the context is full: its last half is read again */
-            const int half = capacity / 2;
-            decoder_reset(d);
-            key = random_key(key, 1);                                    /* the same positions draw other numbers */
-            decoder_draw(d, sampler, &key);
-            decoder_feed(d, tokens + count - half, half);
-        } else decoder_feed(d, &token, 1);
-        decoder_sample(d, &token);
-        tokens[count++] = token;
-    }
-    if (r->tokenizer) {
-        size_t bytes;
-        char *text = tokenizer_decode(r->tokenizer, tokens, (size_t)count, &bytes);
-        log_sample(&r->log, r->progress.step, text, bytes);
-        free(text);
-    } else {
-        Text ids = { 0 };
-        for (int i = 0; i < count; i++) text_add(&ids, "%d ", tokens[i]);
-        log_sample(&r->log, r->progress.step, ids.at, ids.length);
-        free(ids.at);
-    }
-    free(tokens);
+    generator_restart(g);
+    g->seed = random_key((uint64_t)r->s.seed, (uint64_t)r->progress.step);
+    generator_read(g, &first, 1, NULL, 0);
+    generator_write(g, r->s.sample_length, 0);
+    log_sample(&r->log, r->progress.step, g->stream[0].text.at, g->stream[0].text.length);
 }
