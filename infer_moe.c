@@ -156,6 +156,7 @@ static void on_interrupt(int signal_number) {
     (void)signal_number;
     if (++interrupts > 1) _exit(130);
 }
+static void listen_to_interrupts(void) { sigaction(SIGINT, &(struct sigaction){ .sa_handler = on_interrupt }, NULL); }
 
 static void message(const Session *q, const char *format, ...) PRINTF(2, 3);
 static void message(const Session *q, const char *format, ...) {
@@ -178,7 +179,7 @@ static Tokenizer *find_tokenizer(const Session *q) {
     const int vocab = config_ids(&q->config);
     char *path = *q->s.tokenizer ? text_format("%s", q->s.tokenizer) : text_format("%s/tokenizer.json", q->folder);
     if (*q->s.tokenizer || is_file(path)) {
-        if (!(t = tokenizer_load(path, &e))) fail(EXIT_INPUT, "%s", e.text);
+        if (!(t = tokenizer_load(path, &e))) fail_with(&e, EXIT_INPUT);
         if (tokenizer_vocab(t) > vocab)
             fail(EXIT_INPUT, "%s has %d tokens, the model only %d: it belongs to another model", path,
                  tokenizer_vocab(t), vocab);
@@ -241,11 +242,11 @@ static void load(Session *q, const char *asked) {
     LocalDevices local = { .count = q->s.gpus };
     q->folder = hf_find_model(asked, &e);
     if (!q->folder) fail(EXIT_CHECKPOINT, "%s%s", e.text, asked ? "" : ". To train one: ./train_moe");
-    if (!hf_load_config(q->folder, &q->config, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
+    if (!hf_load_config(q->folder, &q->config, &e)) fail_with(&e, EXIT_CHECKPOINT);
     config_pad_vocab(&q->config);
     q->g.dev = device_choose(q->s.device, &local, why_cpu);
     q->first_gpu = local.first;
-    if (!hf_check_weights(q->g.dev, &q->config, q->folder, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
+    if (!hf_check_weights(q->g.dev, &q->config, q->folder, &e)) fail_with(&e, EXIT_CHECKPOINT);
     q->tokenizer = find_tokenizer(q);
     const int trained = q->config.context;
     if (!q->s.context) q->s.context = trained;
@@ -266,7 +267,7 @@ static void load(Session *q, const char *asked) {
 static int load_part(Model *m, void *session) {
     Error e;
     const Session *q = session;
-    if (!hf_load_weights(m, q->folder, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
+    if (!hf_load_weights(m, q->folder, &e)) fail_with(&e, EXIT_CHECKPOINT);
     return 1;
 }
 /* Into an allocated model; then its experts can be watched. */
@@ -293,7 +294,6 @@ static void report_view(const Session *q) {
 
 static void open_generator(Session *q, int capacity) {
     const Settings *s = &q->s;
-    struct sigaction action = { .sa_handler = on_interrupt };
     Generator *g = &q->g;
     g->sampler = (Sampler){ .temperature = s->temperature, .top_p = s->top_p, .min_p = s->min_p, .top_k = s->top_k };
     g->seed = (uint64_t)s->seed;
@@ -306,7 +306,7 @@ static void open_generator(Session *q, int capacity) {
     g->interrupted = &interrupts;
     if (!generator_open(g, &q->config, capacity, &q->style)) out_of_memory(q, &g->d.model);
     load_weights(q, &g->d.model);
-    sigaction(SIGINT, &action, NULL);
+    listen_to_interrupts();
 }
 
 static void report(const Session *q) {
@@ -344,7 +344,7 @@ static void end_answer(const Stream *o) {
     if (fflush(stdout) && errno != EINTR) fail(EXIT_DISK, "cannot write the text: %s", strerror(errno));
 }
 
-static void say(Session *q, const char *line, size_t bytes) {
+static void answer_message(Session *q, const char *line, size_t bytes) {
     Error e;
     const int forgotten = q->talk.forgotten;
     while (bytes && (line[bytes - 1] == '\n' || line[bytes - 1] == '\r')) bytes--;
@@ -355,7 +355,7 @@ static void say(Session *q, const char *line, size_t bytes) {
         message(q, "the context of %d tokens was full: the oldest %d messages are forgotten\n", q->g.capacity, q->talk.forgotten - forgotten);
 }
 
-static void answer(Session *q, const char *line, size_t bytes) {
+static void continue_line(Session *q, const char *line, size_t bytes) {
     Generator *g = &q->g;
     Stream *o = &g->stream[0];
     int *ids;
@@ -381,11 +381,11 @@ static char *template_folder(const Session *q) {
     return path;
 }
 /* The chat template of -ct or of the folder. One that is unknown is an error: without it the answers would be bad, and nobody told why. */
-static void find_talk(Session *q) {
+static void find_template(Session *q) {
     Error e;
     size_t bytes;
     char *system = prompt_read(q->s.prompt, &bytes), *path = template_folder(q);
-    if (!converse_open(&q->talk, q->s.chat, path, system, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (!converse_open(&q->talk, q->s.chat, path, system, &e)) fail_with(&e, EXIT_USAGE);
     if (!q->talk.chat.form && q->talk.chat.unknown) fail(EXIT_INPUT, "%s; -ct NAME chooses one of " CHAT_NAMES, q->talk.chat.why);
     if (q->talk.chat.form && !q->tokenizer) fail(EXIT_INPUT, "a chat needs a tokenizer (-z)");
     free(system);
@@ -418,8 +418,8 @@ static void chat(Session *q) {
         if (n < 0 || is_command(line, "/quit")) break;
         interrupts = 0;
         if (is_command(line, "/reset")) { generator_reset(g); converse_reset(&q->talk); }
-        else if (talks) say(q, line, (size_t)n);
-        else answer(q, line, (size_t)n);
+        else if (talks) answer_message(q, line, (size_t)n);
+        else continue_line(q, line, (size_t)n);
     }
     if (interactive) fputc('\n', stderr);
     interrupts = 0;
@@ -437,7 +437,7 @@ static void serve(Session *q, Options o) {
     size_t bytes;
     char *prompt = prompt_read(q->s.prompt, &bytes), *path = template_folder(q);
     Chat chat = { 0 };
-    if (q->tokenizer && !chat_open(&chat, q->s.chat, path, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (q->tokenizer && !chat_open(&chat, q->s.chat, path, &e)) fail_with(&e, EXIT_USAGE);
     free(path);
     if (!chat.form && chat.unknown) warn("%s; -ct NAME chooses one of " CHAT_NAMES ". The page continues texts only", chat.why);
     chat.today = 1;
@@ -457,7 +457,7 @@ static void serve(Session *q, Options o) {
  * The file is cut into consecutive windows of the model's context. Within a window every token is predicted from those
  * before it; the last one predicts the first token of the next window. The file's first token is not predicted. */
 
-static void measure(Session *q) {
+static void measure_perplexity(Session *q) {
     const Device *dev = q->g.dev;
     Error e;
     Model m;
@@ -515,14 +515,13 @@ static void print_evaluation(const Session *q, const Questions *all, const Evalu
 }
 
 /* The file is read and checked before anything is allocated. */
-static void ask(Session *q) {
+static void answer_questions(Session *q) {
     Error e;
     Model m;
     Questions all;
     Evaluation v;
     size_t cut;
     FileWriter *details = NULL;
-    struct sigaction action = { .sa_handler = on_interrupt };
     const Settings *s = &q->s;
     if (!questions_read(&all, s->questions, q->tokenizer, config_ids(&q->config), &e)
         || !questions_cut(&all, s->questions, s->context, &cut, &e)) fail(EXIT_INPUT, "-ev %s", e.text);
@@ -534,7 +533,7 @@ static void ask(Session *q) {
     if (!model_allocate(&m)) out_of_memory(q, &m);
     load_weights(q, &m);
     m.used_vocab = config_ids(&q->config);     /* likelihoods of all ids that the file has, as in other programs */
-    sigaction(SIGINT, &action, NULL);
+    listen_to_interrupts();
     const double start = now();
     if (!evaluate(&m, &all, &interrupts, s->verbose > 0, details, &v, &e)) fail(EXIT_NUMERICS, "-ev %s", e.text);
     if (details && !file_finish(details, &e)) fail(EXIT_DISK, "-eo %s", e.text);
@@ -549,7 +548,7 @@ static void ask(Session *q) {
 /* What follows from the options and the terminal: the escapes of the stop string, a seed from the clock, colors. */
 static void prepare(Session *q, Options o) {
     Settings *s = &q->s;
-    if (s->mode == CHAT) find_talk(q);
+    if (s->mode == CHAT) find_template(q);
     const char *stop = s->mode == CHAT && !q->talk.chat.form && !option_given(o, "st") ? "\\n\\n" : s->stop;
     const char *none = getenv("NO_COLOR");
     q->stop = stop_string(stop);
@@ -578,8 +577,8 @@ int main(int argc, char **argv) {
     load(q, folder);
     prepare(q, options);
 
-    if (*q->s.file) measure(q);
-    else if (*q->s.questions) ask(q);
+    if (*q->s.file) measure_perplexity(q);
+    else if (*q->s.questions) answer_questions(q);
     else if (q->s.mode == CHAT) chat(q);
     else if (q->s.mode == WEB) serve(q, options);
     else generate(q);

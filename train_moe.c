@@ -38,12 +38,12 @@ static void send_step(Run *r) {
         const size_t at = (size_t)micro * N;
         if (!data_batch(r->data, first + micro_index * s->batch, s->batch, s->seq, (uint64_t)s->seed,
                         r->inputs + at, r->targets + at, r->positions + at, &e))
-            fail(EXIT_DISK, "%s", e.text);
+            fail_with(&e, EXIT_DISK);
         r->keys[micro] = random_key((uint64_t)s->seed,
                                     (uint64_t)(step * r->micro_batches * r->parallel.ranks + micro_index));
     }
     r->counted = data_counted(r->data, first, (int)samples_per_step(r), s->seq, (uint64_t)s->seed, &e);
-    if (r->counted < 0) fail(EXIT_DISK, "%s", e.text);
+    if (r->counted < 0) fail_with(&e, EXIT_DISK);
     model_send(&r->model, r->inputs, r->targets, data_has_chats(r->data) ? r->positions : NULL, r->keys, s->batch, s->seq);
     const float scale = 1.0f / (float)r->counted;
     model_scale_loss(&r->model, (double)scale);

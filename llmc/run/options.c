@@ -75,7 +75,7 @@ static int set(const Option *o, void *settings, const char *text, Error *e) {
 }
 static void must_set(const Option *o, void *settings, const char *text) {
     Error e;
-    if (!set(o, settings, text, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (!set(o, settings, text, &e)) fail_with(&e, EXIT_USAGE);
 }
 
 int option_read(const Option *o, void *settings, const JsonValue *value, Error *e) {

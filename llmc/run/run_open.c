@@ -15,7 +15,7 @@ static void restore_settings_from_log(Run *r) {
     Error e;
     size_t bytes;
     char *path = text_format("%s/log.jsonl", r->s.out), *text = file_read(path, &bytes, &e);
-    if (!text) fail(EXIT_DISK, "%s", e.text);
+    if (!text) fail_with(&e, EXIT_DISK);
     const size_t line = strcspn(text, "\n");
     Json *start = NULL;
     error_set(&e, "it has no end");
@@ -48,8 +48,8 @@ void run_find_launch(Run *r) {
     Launch flags = { .launcher = "flags", .process = s->process, .processes = s->processes, .port = s->port };
     Error e;
     snprintf(flags.address, sizeof flags.address, "%s", s->address);
-    if (!launch_find(&r->launch, &flags, launch_getenv, &e)) fail(EXIT_USAGE, "%s", e.text);
-    if (!s->check && s->steps != 0 && !secret_check(&r->launch, launch_getenv, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (!launch_find(&r->launch, &flags, launch_getenv, &e)) fail_with(&e, EXIT_USAGE);
+    if (!s->check && s->steps != 0 && !secret_check(&r->launch, launch_getenv, &e)) fail_with(&e, EXIT_USAGE);
     r->leads = r->launch.process == 0;
 }
 
@@ -76,7 +76,7 @@ void run_open_folder(Run *r) {
     if (!*s->out) fail(EXIT_USAGE, "-o needs the name of a folder");
     if (is_file(s->out)) fail(EXIT_DISK, "%s is a file; -o needs a folder, or the name of a new one", s->out);
     const Holding holding = checkpoint_exists(s->out, &e);
-    if (holding == HOLDS_UNKNOWN) fail(EXIT_DISK, "%s", e.text);
+    if (holding == HOLDS_UNKNOWN) fail_with(&e, EXIT_DISK);
     if (!holding) {                         /* claim_folder makes it once everything else has been checked */
         if (s->resume && r->leads) text_print(stdout, "%s: no run to continue; a new one begins\n", s->out);
         return;
@@ -95,7 +95,7 @@ void run_open_folder(Run *r) {
         run_announce(r, "checking", newest, checkpoint_bytes(newest));
         free(newest);
         if (!(r->from = checkpoint_open(s->out, usable, &e))
-            || !(r->restored = settings_restore(s, checkpoint_options(r->from), &e))) fail(EXIT_CHECKPOINT, "%s", e.text);
+            || !(r->restored = settings_restore(s, checkpoint_options(r->from), &e))) fail_with(&e, EXIT_CHECKPOINT);
     } else if (s->resume) {
         warn("%s: no checkpoint was saved yet; starting from the beginning", s->out);
         restore_settings_from_log(r);
@@ -108,9 +108,9 @@ void run_claim_folder(Run *r) {
     if (!r->locked) {
         lock_folder(r);
         const Holding holding = checkpoint_exists(r->s.out, &e);
-        if (holding == HOLDS_UNKNOWN) fail(EXIT_DISK, "%s", e.text);
+        if (holding == HOLDS_UNKNOWN) fail_with(&e, EXIT_DISK);
         if (holding) fail(EXIT_USAGE, "%s: another run has started here in the meantime", r->s.out);
-    } else if (!checkpoint_clear(r->s.out, &e)) fail(EXIT_DISK, "%s", e.text);
+    } else if (!checkpoint_clear(r->s.out, &e)) fail_with(&e, EXIT_DISK);
 }
 
 /* ---- device, data, model --------------------------------------------------------------------------------- */
@@ -124,7 +124,7 @@ void run_choose_device(Run *r) {
     if (names && (!plans || !(gpu || automatic)))
         fail(EXIT_USAGE, "-gm is for the plan of a run on a GPU: it needs -x 0, and -dv cuda or none");
     if (plans && (names || (gpu && !device_usable(r->s.device)))) {
-        if (!(r->dev = device_imagine(r->s.device, r->s.gpu_memory, r->s.ranks, &e))) fail(EXIT_USAGE, "%s", e.text);
+        if (!(r->dev = device_imagine(r->s.device, r->s.gpu_memory, r->s.ranks, &e))) fail_with(&e, EXIT_USAGE);
         r->local_devices.count = r->dev->count();
         return;
     }
@@ -173,7 +173,7 @@ void run_open_data(Run *r) {
     if (r->from && is_file(s->tokenizer) && !s->allow_data && !checkpoint_has_tokenizer(r->from, s->tokenizer))
         fail(EXIT_CHECKPOINT, "%s is not the tokenizer of the run in %s, which is %s. To continue anyway: --allow-data-change 1",
              s->tokenizer, s->out, trained);
-    if (!(r->data = data_open_text(&request, &r->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
+    if (!(r->data = data_open_text(&request, &r->tokenizer, &e))) fail_with(&e, EXIT_INPUT);
     if (r->from && r->tokenizer && data_trains_tokenizer(&request) && tokenizer_vocab(r->tokenizer) != strtol(s->tokenizer, NULL, 10))
         fail(EXIT_USAGE, "-tk %s: the run in %s goes on with its own tokenizer, of %d tokens. Another one needs a new run (-o)",
              s->tokenizer, s->out, tokenizer_vocab(r->tokenizer));
@@ -199,7 +199,7 @@ static void describe_kinds(const Settings *s, Config *c) {
 }
 static void describe_config(const Settings *s, Config *c) {
     Error e;
-    if (!config_parse(c, s->model, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (!config_parse(c, s->model, &e)) fail_with(&e, EXIT_USAGE);
     describe_kinds(s, c);
 }
 
@@ -218,7 +218,7 @@ static void resume_config(Run *r, int given) {
     if (is_folder(r->s.model)) {
         if (same) return;
         if (!hf_load_config(r->s.model, &asked, &e) || (*r->s.upcycle && asked.experts == 1 && !family_upcycle(&asked, r->s.upcycle, &e)))
-            fail(EXIT_INPUT, "%s", e.text);
+            fail_with(&e, EXIT_INPUT);
     } else if (same) describe_kinds(&r->s, &asked);
     else describe_config(&r->s, &asked);
     asked.vocab = c->vocab;
@@ -234,12 +234,12 @@ static void load_config(Run *r) {
     const Settings *s = &r->s;
     Config *c = &r->config;
     Error e;
-    if (!hf_load_config(s->model, c, &e)) fail(EXIT_INPUT, "%s", e.text);
+    if (!hf_load_config(s->model, c, &e)) fail_with(&e, EXIT_INPUT);
     if (r->tokenizer && tokenizer_vocab(r->tokenizer) > c->vocab)
         fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, tokenizer_vocab(r->tokenizer));
-    if (!hf_check_weights(r->dev, c, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
+    if (!hf_check_weights(r->dev, c, s->model, &e)) fail_with(&e, EXIT_INPUT);
     r->dense = *c;
-    if (*s->upcycle && !family_upcycle(c, s->upcycle, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (*s->upcycle && !family_upcycle(c, s->upcycle, &e)) fail_with(&e, EXIT_USAGE);
     if (!r->restored && (!*s->upcycle || data_has_chats(r->data)))
         settings_fine_tune(&r->s, r->dev->is_gpu, c->channels, c->context, data_has_chats(r->data));
     char *theirs = text_format("%s/tokenizer.json", s->model);
@@ -299,7 +299,7 @@ void run_choose_model(Run *r) {
     c->fp8 = s->precision == FP8_IF_FASTER ? FP8_WHERE_FASTER : s->precision == FP8_ALWAYS ? FP8_ALL : 0;
     check_precision(r);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt nearest: the MLP of this model has no experts");
-    if (!data_check(r->data, s->seq, config_ids(c), &e)) fail(EXIT_INPUT, "%s", e.text);
+    if (!data_check(r->data, s->seq, config_ids(c), &e)) fail_with(&e, EXIT_INPUT);
     if (is_model && !r->restored && data_has_chats(r->data)) settings_fit_rows(&r->s, data_epoch_samples(r->data, s->seq));
 }
 
@@ -344,7 +344,7 @@ void run_join_ranks(Run *r) {
         char *const secret = r->launch.processes > 1 ? secret_find(&r->launch, s->out, launch_getenv, s->join_seconds, &e) : NULL;
         if (!secret && r->launch.processes > 1) fail_with(&e, EXIT_USAGE);
         o.secret = secret;
-        if (!(r->processes = group_join(&o, &e))) fail(EXIT_PEER, "%s", e.text);
+        if (!(r->processes = group_join(&o, &e))) fail_with(&e, EXIT_PEER);
         r->parallel.ranks = group_size(r->processes);
         free(secret);
     }

@@ -114,7 +114,7 @@ void run_begin_log(Run *r) {
     r->saves.what.options = json.at;
     if (!r->leads) { log_silence(&r->log); return; }
     Text start = start_event(r);
-    if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, start.at, &e)) fail(EXIT_DISK, "%s", e.text);
+    if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, start.at, &e)) fail_with(&e, EXIT_DISK);
     free(start.at);
     if (r->first_step) log_resume(r);
     write_settings(r);

@@ -99,7 +99,7 @@ static void upcycle(Run *r) {
     for (int i = 0; i < r->model.manifest.count; i++)
         if (r->model.manifest.at[i].kind == TENSOR_ROUTER) model_initialize_tensor(&r->model, i, (uint64_t)r->s.seed);
     parallel_gather_weights(&r->model, 0);
-    if (!hf_load_upcycled(&r->model, &r->dense, r->s.model, &e)) fail(EXIT_INPUT, "%s", e.text);
+    if (!hf_load_upcycled(&r->model, &r->dense, r->s.model, &e)) fail_with(&e, EXIT_INPUT);
 }
 
 void run_start_or_resume(Run *r) {
@@ -122,7 +122,7 @@ void run_start_or_resume(Run *r) {
         if (is_folder(s->model)) run_announce(r, "reading", s->model, (double)(r->model.manifest.learnable * r->dev->floatX_size));
         if (!is_folder(s->model)) draw_weights(r);
         else if (*s->upcycle) upcycle(r);
-        else if (!hf_load_weights(&r->model, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
+        else if (!hf_load_weights(&r->model, s->model, &e)) fail_with(&e, EXIT_INPUT);
         optimizer_start(&r->optimizer, &r->model);
         group_barrier(r->parallel.group);                    /* wait until every rank has validated its input */
         if (r->leads) run_claim_folder(r);

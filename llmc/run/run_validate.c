@@ -83,7 +83,7 @@ static int validation_sums(Run *r, double *total, double *count, int *load) {
         if (stops) break;
         if (i >= batches) { parallel_pass_weights(m); break; }
         if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, r->positions, &e))
-            fail(EXIT_DISK, "%s", e.text);
+            fail_with(&e, EXIT_DISK);
         for (int n = 0; n < N; n++) *count += r->targets[n] >= 0;
         model_batch(m, r->inputs, r->targets, s->batch, s->seq);
         if (data_has_chats(r->data)) model_pack(m, r->positions);

@@ -261,14 +261,14 @@ static void explain_here(Options o) {
     LocalDevices local = { .count = 1 };
     const int absent = *s->gpu_memory || (!strncmp(s->device, "cuda", 4) && !device_usable(s->device));
     const Device *dev = absent ? device_imagine(s->device, s->gpu_memory, 1, &e) : device_choose(s->device, &local, why_cpu);
-    if (!dev) fail(EXIT_USAGE, "%s", e.text);
+    if (!dev) fail_with(&e, EXIT_USAGE);
     Config c;
     Tokenizer *bytes;
     const int is_model = is_folder(s->model);
     const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = "", .chat = *s->chat ? s->chat : "chatml", .any_bytes = 1 };
-    if (is_model && !hf_load_config(s->model, &c, &e)) fail(EXIT_INPUT, "%s", e.text);
+    if (is_model && !hf_load_config(s->model, &c, &e)) fail_with(&e, EXIT_INPUT);
     Data *data = data_open_text(&request, &bytes, &e);
-    if (!data) fail(EXIT_INPUT, "%s", e.text);
+    if (!data) fail_with(&e, EXIT_INPUT);
     /* a token of a BPE is about four bytes */
     const int64_t tokens = data_tokens(data, DATA_TRAIN) / ((*s->tokenizer || is_model) && data_is_text(data) ? 4 : 1);
     settings_suit(s, dev->is_gpu, tokens);

@@ -149,7 +149,7 @@ int prompt_tokens(const Tokenizer *t, int vocab, const char *text, size_t bytes,
 int prompt_encode(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int most, int **ids) {
     size_t count;
     Error e;
-    if (!prompt_tokens(t, vocab, text, bytes, begin, ids, &count, &e)) fail(EXIT_INPUT, "%s", e.text);
+    if (!prompt_tokens(t, vocab, text, bytes, begin, ids, &count, &e)) fail_with(&e, EXIT_INPUT);
     if (count > (size_t)most) {
         warn("the prompt has %zu tokens, too many for the context: only the last %d are read", count, most);
         memmove(*ids, *ids + (count - (size_t)most), (size_t)most * sizeof **ids);
