@@ -669,7 +669,7 @@ int main(int argc, char **argv) {
         backward(N, T);
         Update u = { learning_rate(step, steps), gradient_norm(), step + 1 };
         each_tensor(adamw, &u);
-        printf("step %d/%d | loss %.6f | norm %.4f | lr %.2e | balance %.2f | %.0f ms\n", step + 1,
+        printf("step %d/%d | loss %.6f | norm %.5f | lr %.2e | balance %.2f | %.0f ms\n", step + 1,
                steps, loss, u.norm, u.rate, acts[L-1].mlp.balance, 1e3 * (seconds() - begin));
     }
     printf("val loss %.6f\n", validate(train, bytes));
