@@ -134,15 +134,13 @@ static int write_index(const char *folder, const Layout *p, Error *e) {
 }
 
 static int set_type(const char *folder, const char *type, Error *e) {
-    size_t bytes;
-    char *path = text_format("%s/config.json", folder), *text = file_read(path, &bytes, e);
-    Json *json = text ? json_parse(text, bytes, e) : NULL;
+    char *path = text_format("%s/config.json", folder);
+    Json *json = hf_json(folder, "config.json", e);
     Text out = { 0 };
     if (json) config_with_type(json_root(json), type, &out);
     const int ok = json && file_write(path, out.at, out.length, e);
     json_free(json);
     free(out.at);
-    free(text);
     free(path);
     return ok;
 }

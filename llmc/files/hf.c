@@ -6,7 +6,6 @@
 #include "llmc/model/ranges.h"
 #include "llmc/model/routers.h"
 #include "llmc/base/text.h"
-#include "llmc/base/json.h"
 #include "config_json.h"
 #include "load.h"
 #include "pieces.h"
@@ -23,30 +22,21 @@ enum { BUFFER = 1 << 20 };              /* elements moved at a time */
 
 /* ---- finding a model --------------------------------------------------------------------------------------- */
 
+static int has_file(const char *folder, const char *name) {
+    char *path = text_format("%s/%s", folder, name);
+    const int has = is_file(path);
+    free(path);
+    return has;
+}
 static int is_model(const char *folder) {
-    static const char *const weights[] = { "model.safetensors", "model.safetensors.index.json" };
-    int found = 0;
-    for (int i = 0; i < 2; i++) {
-        char *config = text_format("%s/config.json", folder), *path = text_format("%s/%s", folder, weights[i]);
-        found |= is_file(config) && is_file(path);
-        free(config);
-        free(path);
-    }
-    return found;
+    return has_file(folder, "config.json") && (has_file(folder, "model.safetensors") || has_file(folder, "model.safetensors.index.json"));
 }
 
 /* Weights as older folders have them: Python objects, which only Python can read. */
 #define PICKLES "its weights are pytorch_model.bin, which only Python reads. To convert them: python3 -c \"import transformers as t; " \
                 "t.AutoModelForCausalLM.from_pretrained('FOLDER', dtype='auto').save_pretrained('NEW')\" and copy the tokenizer's files"
 static int has_pickles(const char *folder) {
-    static const char *const names[] = { "pytorch_model.bin", "pytorch_model.bin.index.json" };
-    int found = 0;
-    for (int i = 0; i < 2; i++) {
-        char *path = text_format("%s/%s", folder, names[i]);
-        found |= is_file(path);
-        free(path);
-    }
-    return found && !is_model(folder);
+    return !is_model(folder) && (has_file(folder, "pytorch_model.bin") || has_file(folder, "pytorch_model.bin.index.json"));
 }
 
 static int later(struct timespec a, struct timespec b) {
@@ -80,10 +70,7 @@ static char *newest_model(void) {
 
 /* Why there is no model of this name. */
 static const char *no_model(const char *asked) {
-    char *run = text_format("%s/run.json", asked);
-    const int is_state = is_file(run);
-    free(run);
-    return is_state ? "this is the state of a run, from which -y 1 resumes; with config.json and tokenizer.json of the run beside it, it is a model"
+    return has_file(asked, "run.json") ? "this is the state of a run, from which -y 1 resumes; with config.json and tokenizer.json of the run beside it, it is a model"
          : is_folder(asked) ? "there is no model in this folder" : is_file(asked) ? "this is a file" : "no such folder (a prompt is given with -i)";
 }
 
@@ -102,21 +89,23 @@ char *hf_find_model(const char *asked, Error *e) {
 
 /* ---- reading ------------------------------------------------------------------------------------------------- */
 
-int hf_load_config(const char *folder, Config *c, Error *e) {
-    if (has_pickles(folder)) return error_set(e, "%s: " PICKLES, folder);
-    char *path = text_format("%s/config.json", folder);
+Json *hf_json(const char *folder, const char *name, Error *e) {
+    char *path = text_format("%s/%s", folder, name);
     size_t bytes;
-    int ok = 0;
     Error why;
     char *text = file_read(path, &bytes, e);
-    if (text) {
-        Json *json = json_parse(text, bytes, &why);
-        if (!json) error_set(e, "%s: %.900s", path, why.text);
-        else if (!(ok = config_from_json(c, json_root(json), &why))) error_set(e, "%s/%.900s", folder, why.text);
-        json_free(json);
-    }
+    Json *json = text ? json_parse(text, bytes, &why) : NULL;
+    if (text && !json) error_set(e, "%s: %.900s", path, why.text);
     free(text);
     free(path);
+    return json;
+}
+int hf_load_config(const char *folder, Config *c, Error *e) {
+    if (has_pickles(folder)) return error_set(e, "%s: " PICKLES, folder);
+    Json *json = hf_json(folder, "config.json", e);
+    Error why;
+    const int ok = json && (config_from_json(c, json_root(json), &why) || error_set(e, "%s/%.900s", folder, why.text));
+    json_free(json);
     return ok;
 }
 
@@ -371,18 +360,14 @@ const char *hf_origin_type(const HfOrigin *o, const char *tensor) {
 
 HfOrigin *hf_origin_open(const char *folder, const char *weights) {
     Error e;
-    size_t bytes;
-    char *path = text_format("%s/config.json", folder), *text = is_file(path) ? file_read(path, &bytes, &e) : NULL;
-    Json *config = text ? json_parse(text, bytes, &e) : NULL;
+    Json *config = hf_json(folder, "config.json", &e);
     HfOrigin *o = config ? mem_alloc(sizeof *o) : NULL;
-    free(path);
-    free(text);
     if (!o) return NULL;
     o->config = config;
     o->weights = is_folder(weights) ? safetensors_open(weights, &e) : NULL;
     o->type = type_of_most(o);
     for (int i = 0; i < COMPANIONS; i++) {
-        path = text_format("%s/%s", folder, companions[i]);
+        char *path = text_format("%s/%s", folder, companions[i]);
         if (is_file(path)) o->file[i].data = file_read(path, &o->file[i].bytes, &e);
         free(path);
     }
@@ -448,17 +433,13 @@ int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer
 
 static int add_ends(const char *folder, const char *file, int ids[MOST_ENDS]) {
     Error e;
-    size_t bytes;
     int n = 0;
-    char *path = text_format("%s/%s", folder, file), *text = is_file(path) ? file_read(path, &bytes, &e) : NULL;
-    Json *json = text ? json_parse(text, bytes, &e) : NULL;
+    Json *json = hf_json(folder, file, &e);
     const JsonValue *v = json ? json_get(json_root(json), "eos_token_id") : NULL;
     if (json_is(v, JSON_INT)) ids[n++] = (int)json_int(v, -1);
     else for (const JsonValue *id = json_is(v, JSON_ARRAY) ? json_first(v) : NULL; id && n < MOST_ENDS; id = id->next)
         ids[n++] = (int)json_int(id, -1);
-    if (json) json_free(json);
-    free(text);
-    free(path);
+    json_free(json);
     return n;
 }
 int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, int ids[MOST_ENDS]) {

@@ -11,7 +11,6 @@ enum { MOST_NAMES = 8 };
 typedef const char *const Names[MOST_NAMES];                /* in the order of the enum; NULL after the last */
 static Names scores_names     = { "topk-softmax", "softmax-topk", "softmax-renorm", "sigmoid", "sigmoid-each" };
 static Names activation_names = { "silu", "gelu_pytorch_tanh", "relu2", [CLAMPED] = "silu" };    /* Hugging Face's; clamped: by family, not by name */
-static Names activation_short = { "swiglu", "gelu", "relu2" };                  /* of the option */
 
 static int by_name(Names names, const char *name) {
     for (int i = 0; names[i]; i++) if (!strcmp(name, names[i])) return i;
@@ -25,9 +24,9 @@ int scores_by_name(const char *name, Scores *s) {
     return i >= 0;
 }
 int activation_by_name(const char *name, Activation *a) {
-    const int i = by_name(activation_short, name), long_name = by_name(activation_names, name);
-    if (i >= 0 || long_name >= 0) *a = i >= 0 ? i : long_name;
-    return i >= 0 || long_name >= 0;
+    const int i = by_name(activation_names, name);
+    if (i >= 0) *a = i;
+    return i >= 0;
 }
 
 /* ---- descriptor ---------------------------------------------------------------------------------------- */
