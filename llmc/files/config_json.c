@@ -152,11 +152,14 @@ static int read_real(double *to, const char *key, const JsonValue *v, double oth
 /* Fields of these types are read and written as ints, by their place. */
 _Static_assert(sizeof(Scores) == sizeof(int) && sizeof(Activation) == sizeof(int) && sizeof(HeadNorm) == sizeof(int), "enums are ints");
 
+static const char *const activation_names[] = { "silu", "gelu_pytorch_tanh", "relu2", [CLAMPED] = "silu" };  /* CLAMPED: by family */
 static int read_name(Config *c, int i, const JsonValue *v, const Reader *r) {
     const int is_score = keys[i].kind == SCORE;
-    const char *name = v ? json_string(v, "") : is_score ? scores_name(0) : activation_name(0);
-    if (is_score ? scores_by_name(name, &c->scores) : activation_by_name(name, &c->activation)
-        && !strcmp(name, activation_name(c->activation)) && (r->family == FAMILY_SMOE || c->activation == SWIGLU)) return 1;
+    const Activation last = is_score ? 0 : r->family == FAMILY_SMOE ? RELU2 : SWIGLU;
+    const char *name = v ? json_string(v, "") : is_score ? scores_name(0) : activation_names[SWIGLU];
+    if (is_score && scores_by_name(name, &c->scores)) return 1;
+    for (Activation a = SWIGLU; a <= last && !is_score; a++)
+        if (!strcmp(name, activation_names[a])) return c->activation = a, 1;
     return error_set(r->e, "config.json: \"%s\" is \"%s\", which this program does not know in a %s",
                      keys[i].key, name, family_name(r->family));
 }
@@ -543,7 +546,7 @@ static void write_value(const Config *c, int i, Text *out) {
     case FLAG: case BIASES: text_add(out, number ? "true" : "false"); break;
     case RENORM:     text_add(out, SUMS_TO_ONE(c->scores) ? "true" : "false"); break;
     case SCORE:      text_add(out, "\"%s\"", scores_name(number)); break;
-    case ACTIVATION: text_add(out, "\"%s\"", activation_name(number)); break;
+    case ACTIVATION: text_add(out, "\"%s\"", activation_names[number]); break;
     }
 }
 
@@ -580,6 +583,15 @@ static int is_kept(const Config *c, const Config *was, int i) {
     return keys[i].kind == VOCAB ? config_ids(c) == config_ids(was) : value_of(c, i) == value_of(was, i);
 }
 
+/* The beginning of a member. separator: what stands before it, and then before the next one. */
+static void write_key(const JsonValue *v, const char **separator, Text *out) {
+    text_add_string(out, *separator);
+    text_add_json(out, v->key, v->key_length);
+    text_add_string(out, ": ");
+    *separator = ",\n  ";
+}
+static int is_type(const JsonValue *v) { return !strcmp(v->key, "dtype") || !strcmp(v->key, "torch_dtype"); }
+
 int config_to_json_like(const Config *c, const char *dtype, const JsonValue *origin, Text *out) {
     const Family f = config_family(c);
     Config was;
@@ -588,15 +600,11 @@ int config_to_json_like(const Config *c, const char *dtype, const JsonValue *ori
     if (!config_from_json(&was, origin, &e) || was.family != (int)f) return 0;
     for (const JsonValue *v = json_first(origin); v; v = v->next) {
         const int row = row_of(v->key, f);
-        const int is_dtype = !strcmp(v->key, "dtype") || !strcmp(v->key, "torch_dtype");
         if (!strcmp(v->key, "descriptor") || !strcmp(v->key, "quantization_config") || (row >= 0 && keys[row].kind == PADDED)) continue;
-        text_add_string(out, separator);
-        text_add_json(out, v->key, v->key_length);
-        text_add_string(out, ": ");
-        if (is_dtype) text_add(out, "\"%s\"", config_type(dtype));
+        write_key(v, &separator, out);
+        if (is_type(v)) text_add(out, "\"%s\"", config_type(dtype));
         else if (row < 0 || is_kept(c, &was, row)) json_write(out, v, 1);
         else write_value(c, row, out);
-        separator = ",\n  ";
     }
     if (f == FAMILY_SMOE && !json_get(origin, "auto_map")) text_add(out, "%s" AUTO_MAP, separator);
     for (int i = 0; i < KEYS; i++) {
@@ -612,12 +620,9 @@ int config_to_json_like(const Config *c, const char *dtype, const JsonValue *ori
 void config_with_type(const JsonValue *config, const char *dtype, Text *out) {
     const char *separator = "{\n  ";
     for (const JsonValue *v = json_first(config); v; v = v->next) {
-        text_add_string(out, separator);
-        text_add_json(out, v->key, v->key_length);
-        text_add_string(out, ": ");
-        if (!strcmp(v->key, "dtype") || !strcmp(v->key, "torch_dtype")) text_add(out, "\"%s\"", config_type(dtype));
+        write_key(v, &separator, out);
+        if (is_type(v)) text_add(out, "\"%s\"", config_type(dtype));
         else json_write(out, v, 1);
-        separator = ",\n  ";
     }
     text_add_string(out, "\n}\n");
 }

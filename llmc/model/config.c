@@ -5,28 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- names of enum values: those of files and options -------------------------------------------------------- */
-
-enum { MOST_NAMES = 8 };
-typedef const char *const Names[MOST_NAMES];                /* in the order of the enum; NULL after the last */
-static Names scores_names     = { "topk-softmax", "softmax-topk", "softmax-renorm", "sigmoid", "sigmoid-each" };
-static Names activation_names = { "silu", "gelu_pytorch_tanh", "relu2", [CLAMPED] = "silu" };    /* Hugging Face's; clamped: by family, not by name */
-
-static int by_name(Names names, const char *name) {
-    for (int i = 0; names[i]; i++) if (!strcmp(name, names[i])) return i;
-    return -1;
-}
-const char *scores_name(Scores s)         { return scores_names[s]; }
-const char *activation_name(Activation a) { return activation_names[a]; }
+static const char *const scores_names[] = { "topk-softmax", "softmax-topk", "softmax-renorm", "sigmoid", "sigmoid-each" };
+const char *scores_name(Scores s) { return scores_names[s]; }
 int scores_by_name(const char *name, Scores *s) {
-    const int i = by_name(scores_names, name);
-    if (i >= 0) *s = i;
-    return i >= 0;
-}
-int activation_by_name(const char *name, Activation *a) {
-    const int i = by_name(activation_names, name);
-    if (i >= 0) *a = i;
-    return i >= 0;
+    for (int i = 0; i <= SIGMOID_EACH; i++) if (!strcmp(name, scores_names[i])) return *s = i, 1;
+    return 0;
 }
 
 /* ---- descriptor ---------------------------------------------------------------------------------------- */

@@ -98,10 +98,8 @@ void config_descriptor(const Config *c, char text[128]);    /* the other way; co
 int  config_check(const Config *c, Error *e);
 enum { LAYERS_MAX = 10000, SIZE_LIMIT = 1 << 24 };                  /* SIZE_LIMIT: of every size but the layers */
 
-const char *scores_name(Scores s);
-const char *activation_name(Activation a);
+const char *scores_name(Scores s);                                  /* in files and of the option */
 int scores_by_name(const char *name, OUT Scores *s);                /* 0 if unknown */
-int activation_by_name(const char *name, OUT Activation *a);
 
 int config_value_size(const Config *c);             /* of a head */
 double rope_mscale(double factor, double by);       /* by how much YaRN makes scores of a context that is `factor` times as long larger */
