@@ -1,7 +1,8 @@
-/* test_house.c: the rules of the source tree. A table says which folder may include which; includes form no circle,
- * and inside a folder of llmc neither do calls (through pointers they may); functions have a limit. The sources are read
- * as text, in the style that they are written in: a function begins and ends at the left margin. A synthetic tree with
- * faults of each kind shows that they are found. */
+/* test_house.c: the rules of the source tree. A table says which folder may include which; includes
+ * form no circle, and inside a folder of llmc neither do calls (through pointers they may);
+ * functions and columns have a limit, and some words are no part of names. The sources are read as
+ * text, in the style that they are written in: a function begins and ends at the left margin. A
+ * synthetic tree with faults of each kind shows that they are found. */
 #define _DEFAULT_SOURCE
 #include "test.h"
 #include "kernels/kernels.h"
@@ -14,8 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The first row that a file matches lists what it may include. A name that ends in / stands for the whole folder; others are
- * patterns, in which * does not match a /. Callers stand above what they call. */
+/* The first row that a file matches lists what it may include. A name that ends in / stands for the
+ * whole folder; others are patterns, in which * does not match a /. Callers stand above what they
+ * call. */
 static const struct { const char *files, *may; } rows[] = {
     { "*.c",            "llmc/ kernels/*.h" },                                  /* the programs */
     { "llmc/run/",      "llmc/run/ llmc/files/ llmc/model/ llmc/ranks/ llmc/data/ llmc/base/ kernels/*.h" },
@@ -33,20 +35,38 @@ static const struct { const char *files, *may; } rows[] = {
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
-/* Lines of a function, from its name to its closing brace, and of a macro. The main loop of a kernel may be longer if cutting
- * it costs speed: a comment in the function or directly above it then contains the words "main loop". */
+/* Lines of a function, from its name to its closing brace, and of a macro. The main loop of a
+ * kernel may be longer if cutting it costs speed: a comment in the function or directly above it
+ * then contains the words "main loop". */
 enum { LONGEST = 60, LONGEST_MAIN_LOOP = 80, LONGEST_TEST = 80 };
+enum { WIDEST = 120, WIDEST_COMMENT = 100 };
+
+/* Words that no identifier contains, and what says the same (CONTRIBUTING.md, Words), but in files
+ * whose path contains `but`. */
+static const struct { const char *words, *instead, *but; } words[] = {
+    { " turn turns turned ", "angles, slice, iteration, transposed", "chat" },
+    { " few ", "small, decode", NULL },
+    { " meet meets meeting meetings ", "barrier", NULL },
+    { " room rooms ", "buffer, capacity, folder", NULL },
+    { " place places placed ", "offset, position", NULL },
+    { " tell tells told ask asks asked ", "publish, observe, report, request", NULL },
+    { " whole ", "full, complete", NULL },
+    { " share shares ", "part, shard, fraction", NULL },
+};
 
 enum { MOST_INCLUDES = 64 };
 typedef struct {
-    char *path, *text, *code;                   /* path: from the root of the tree; code: text with blanks for comments and quotes */
+    char *path, *text, *code;   /* path: from the root of the tree; code: text with blanks for comments and quotes */
     int   include[MOST_INCLUDES], line[MOST_INCLUDES], includes;        /* indices of files; lines */
 } Source;
-/* A rule that the tree does not keep yet counts its faults there (-v prints them) and fails in the synthetic tree only. */
-enum { FORM, CIRCLES, RULES };
+/* A rule that the tree does not keep yet counts its faults there (-v prints them) and fails in the
+ * synthetic tree only. */
+enum { FORM, CIRCLES, COLUMNS, WORDS, RULES };
 static const struct { const char *what; int fails; } rules[RULES] = {
     [FORM]    = { "includes that are not allowed and functions that are too long", 1 },
     [CIRCLES] = { "includes and calls that are part of a circle in a folder of llmc", 0 },
+    [COLUMNS] = { "lines that are too wide", 0 },
+    [WORDS]   = { "identifiers with a word that has another meaning elsewhere, or several here", 0 },
 };
 typedef struct { int from, to, line; char *what; } Edge;    /* why a file needs another of its folder */
 typedef struct {
@@ -62,7 +82,7 @@ static void fault(Tree *t, int rule, const Source *s, int line, const char *what
     t->faults[rule]++;
 }
 
-/* ---- reading a tree ------------------------------------------------------------------------------------------------ */
+/* ---- reading a tree -------------------------------------------------------------------------- */
 
 static int is_source(const char *name) {
     const char *dot = strrchr(name, '.');
@@ -79,7 +99,7 @@ static char *code_of(const char *text) {
             while (*end && *end != *c && *end != '\n') end += *end == '\\' ? 2 : 1;
             end += *end == *c;
         } else continue;
-        for (; c < end; c++) if (*c != '\n') *c = ' ';
+        for (const int quote = *c != '/'; c < end; c++) if (*c != '\n' && !(quote && *c == '"')) *c = ' ';
     }
     return code;
 }
@@ -120,7 +140,7 @@ static void tree_free(Tree *t) {
     for (int r = 0; r < RULES; r++) free(t->says[r].at);
 }
 
-/* ---- includes ------------------------------------------------------------------------------------------------------ */
+/* ---- includes -------------------------------------------------------------------------------- */
 
 static int matches(const char *path, const char *pattern) {
     const size_t n = strlen(pattern);
@@ -144,21 +164,23 @@ static void read_includes(Tree *t, Source *s) {
     int row = 0, number = 1;
     while (row < ROWS && !matches(s->path, rows[row].files)) row++;
     if (row == ROWS) fault(t, FORM, s, 1, "no row of the table is for this file", "");
-    for (const char *line = s->text; row < ROWS && *line; line += strcspn(line, "\n"), line += *line == '\n', number++) {
+    for (const char *line = s->text; row < ROWS && *line; line += strcspn(line, "\n"),
+         line += *line == '\n', number++) {
         char code[256], name[256];
         snprintf(code, sizeof code, "%.*s", (int)strcspn(line, "\n"), line);
         if (sscanf(code, " # include \"%255[^\"]\"", name) != 1) continue;
         const int found = resolve(t, s, name);
         t->includes++;
         if (found < 0) fault(t, FORM, s, number, "there is no file ", name);
-        else if (!may_include(rows[row].may, t->at[found].path)) fault(t, FORM, s, number, "may not include ", t->at[found].path);
+        else if (!may_include(rows[row].may, t->at[found].path))
+            fault(t, FORM, s, number, "may not include ", t->at[found].path);
         if (found < 0) continue;
         if (s->includes == MOST_INCLUDES) fail(EXIT_USAGE, "%s: more than %d includes", s->path, MOST_INCLUDES);
         s->include[s->includes] = found;
         s->line[s->includes++] = number;
     }
 }
-/* ---- functions ----------------------------------------------------------------------------------------------------- */
+/* ---- functions ------------------------------------------------------------------------------- */
 
 /* Does the code end with the opening brace of a function: `) {`? */
 static int opens_function(const char *code) {
@@ -179,7 +201,8 @@ static void judge(Tree *t, const Source *s, const char *what, int first, int las
     if (last - first + 1 > limit) fault(t, FORM, s, first, what, counts);
 }
 static void read_functions(Tree *t, const Source *s) {
-    int number = 1, first = 0, macro = 0, in_template = 0, inside = 0, main_loop = 0;   /* first: line of the signature, 0: none */
+    /* first: line of the signature, 0: none */
+    int number = 1, first = 0, macro = 0, in_template = 0, inside = 0, main_loop = 0;
     for (const char *line = s->text; *line; line += strcspn(line, "\n"), line += *line == '\n', number++) {
         const size_t n = strcspn(line, "\n");
         char code[512];
@@ -206,9 +229,50 @@ static void read_functions(Tree *t, const Source *s) {
     }
 }
 
-/* ---- circles ------------------------------------------------------------------------------------------------------- */
+static int is_name(int c) { return c == '_' || isalnum(c); }
 
-/* What a file is a part of: in llmc X.c, X.h and X_impl.h are one node of the graph, which the first of them stands for. */
+/* ---- columns and words ----------------------------------------------------------------------- */
+
+static void read_columns(Tree *t, const Source *s) {
+    int number = 1;
+    for (const char *line = s->text; *line; line += strcspn(line, "\n"), line += *line == '\n', number++) {
+        const size_t n = strcspn(line, "\n"), blanks = strspn(s->code + (line - s->text), " ");
+        int columns = 0;
+        for (size_t i = 0; i < n; i++) columns += (line[i] & 0xC0) != 0x80;         /* of UTF-8, the characters */
+        if (columns > (blanks < n ? WIDEST : WIDEST_COMMENT))
+            fault(t, COLUMNS, s, number, blanks < n ? "code" : "comment", " is too wide");
+    }
+}
+/* The parts of a name: one, two, three of one_two or oneTwoThree. */
+static void judge_name(Tree *t, const Source *s, int line, const char *name, int n) {
+    char part[64] = " ";
+    for (int i = 0, length = 1; i <= n; i++) {
+        const int ends = i == n || name[i] == '_'
+            || (i && isupper((unsigned char)name[i]) && islower((unsigned char)name[i - 1]));
+        if (ends) memcpy(part + length, " ", 2), length = 1;
+        for (size_t w = 0; ends && w < sizeof words / sizeof *words; w++) {
+            if (!strstr(words[w].words, part) || strlen(part) < 3 || (words[w].but && strstr(s->path, words[w].but)))
+                continue;
+            char *says = text_format("%.*s: better ", n, name);
+            fault(t, WORDS, s, line, says, words[w].instead);
+            free(says);
+        }
+        if (i < n && name[i] != '_' && length < 60) part[length++] = (char)tolower((unsigned char)name[i]);
+    }
+}
+static void read_words(Tree *t, const Source *s) {
+    int line = 1;
+    for (const char *c = s->code, *name; *c; c++) {
+        line += *c == '\n';
+        for (name = c; is_name((unsigned char)*c); ) c++;
+        if (c > name) judge_name(t, s, line, name, (int)(c-- - name));
+    }
+}
+
+/* ---- circles --------------------------------------------------------------------------------- */
+
+/* What a file is a part of: in llmc X.c, X.h and X_impl.h are one node of the graph, which the
+ * first of them stands for. */
 static size_t stem(const char *path) {
     const char *impl = strstr(path, "_impl.");
     return impl ? (size_t)(impl - path) : strcspn(path, ".");
@@ -222,20 +286,24 @@ static int node(const Tree *t, int i) {
 }
 static void needs(Tree *t, int from, int to, int line, const char *name, int length) {
     if (node(t, from) == node(t, to) && (length || from != to)) return;
-    if (!(t->edge = realloc(t->edge, (size_t)(t->edges + 1) * sizeof *t->edge))) fail(EXIT_MEMORY, "no memory for edges");
-    t->edge[t->edges++] = (Edge){ from, to, line, text_format(length ? "calls %.*s of %s" : "includes %.*s%s", length, name, t->at[to].path) };
+    if (!(t->edge = realloc(t->edge, (size_t)(t->edges + 1) * sizeof *t->edge)))
+        fail(EXIT_MEMORY, "no memory for edges");
+    t->edge[t->edges++] = (Edge){ from, to, line, text_format(length ? "calls %.*s of %s" : "includes %.*s%s", length,
+                                                              name, t->at[to].path) };
 }
-static int is_name(int c) { return c == '_' || isalnum(c); }
-/* The name that a line defines for other files, which stands before its first parenthesis; NULL if it does not. */
+/* The name that a line defines for other files, which stands before its first parenthesis; NULL if
+ * it does not. */
 static const char *defined(const char *line, int *length) {
     const size_t n = strcspn(line, "\n"), open = strcspn(line, "(\n");
     size_t from = open;
     while (from && is_name(line[from - 1])) from--;
     *length = (int)(open - from);
-    if (!is_name(*line) || !from || !*length || open == n || !strncmp(line, "static ", 7) || !strncmp(line, "typedef ", 8)) return NULL;
+    if (!is_name(*line) || !from || !*length || open == n || !strncmp(line, "static ", 7)
+        || !strncmp(line, "typedef ", 8)) return NULL;
     return line[n - 1] == ';' && !memchr(line, '{', n) ? NULL : line + from;
 }
-/* The first call of a function of file `of` in each other file of its folder. A field of this name is another thing. */
+/* The first call of a function of file `of` in each other file of its folder. A field of this name
+ * is another thing. */
 static void find_calls(Tree *t, int of, const char *name, int length) {
     char *call = text_format("%.*s(", length, name);
     const size_t folder = (size_t)(strrchr(t->at[of].path, '/') - t->at[of].path);
@@ -280,42 +348,66 @@ static void tree_read(Tree *t, const char *root) {
     *t = (Tree){ .root = root };
     add_folder(t, "", 0);
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) add_folder(t, folders[i], 1);
-    for (int i = 0; i < t->count; i++) read_includes(t, &t->at[i]), read_functions(t, &t->at[i]);
+    for (int i = 0; i < t->count; i++)
+        read_includes(t, &t->at[i]), read_functions(t, &t->at[i]), read_columns(t, &t->at[i]), read_words(t, &t->at[i]);
     find_circles(t);
 }
 
-/* ---- can it fail? -------------------------------------------------------------------------------------------------- */
+/* ---- can it fail? ---------------------------------------------------------------------------- */
 
-static const struct { const char *path, *text; int lines; const char *fault; } synthetic[] = {    /* lines: of a function after the text */
+#define TEN "iiiiiiiiii"
+#define NINETY TEN TEN TEN TEN TEN TEN TEN TEN TEN
+static const struct { const char *path, *text; int lines; const char *fault; } synthetic[] = {
+    /* lines: of a function after the text */
     { "train.c",               "#include \"llmc/run/run.h\"\n#include <math.h>\n", 60, NULL },
     { "llmc/run/run.h",        "#include \"llmc/files/hf.h\"\n", 0, NULL },
     { "llmc/files/hf.h",       "#include \"llmc/model/model.h\"\n", 0, NULL },
     { "llmc/model/model.h",    "#include \"llmc/ranks/group.h\"\n#include \"kernels/kernels.h\"\n", 0, NULL },
-    { "llmc/model/up.c",       "#include \"model.h\"\n#include \"llmc/files/hf.h\"\n", 0, "llmc/model/up.c:2: may not include llmc/files/hf.h\n" },
-    { "llmc/model/inside.c",   "\n  #  include \"llmc/ranks/net.h\"\n", 0, "llmc/model/inside.c:2: may not include llmc/ranks/net.h\n" },
+    { "llmc/model/up.c",       "#include \"model.h\"\n#include \"llmc/files/hf.h\"\n", 0,
+      "llmc/model/up.c:2: may not include llmc/files/hf.h\n" },
+    { "llmc/model/inside.c",   "\n  #  include \"llmc/ranks/net.h\"\n", 0,
+      "llmc/model/inside.c:2: may not include llmc/ranks/net.h\n" },
     { "llmc/ranks/group.h",    "#include \"kernels/comm.h\"\n", 0, NULL },
     { "llmc/ranks/net.h",      "", 0, NULL },
-    { "llmc/base/base.h",      "#include \"llmc/ranks/net.h\"\n", 0, "llmc/base/base.h:1: may not include llmc/ranks/net.h\n" },
+    { "llmc/base/base.h",      "#include \"llmc/ranks/net.h\"\n", 0,
+      "llmc/base/base.h:1: may not include llmc/ranks/net.h\n" },
     { "llmc/data/lost.c",      "#include \"nothing.h\"\n", 0, "llmc/data/lost.c:1: there is no file nothing.h\n" },
-    { "llmc/data/a.h",         "/* #include \"none.h\" */\n#include \"b.h\"\n", 0, "llmc/data/a.h:2: in a circle: includes llmc/data/b.h\n" },
+    { "llmc/data/a.h",         "/* #include \"none.h\" */\n#include \"b.h\"\n", 0,
+      "llmc/data/a.h:2: in a circle: includes llmc/data/b.h\n" },
     { "llmc/data/b.h",         "#include \"c.h\"\n", 0, "llmc/data/b.h:1: in a circle: includes llmc/data/c.h\n" },
     { "llmc/data/c.h",         "\n\n#include \"a.h\"\n", 0, "llmc/data/c.h:3: in a circle: includes llmc/data/a.h\n" },
-    { "llmc/data/d.c",         "#include \"e.h\"\nint d(void) { return 0; }   /* e(1) */\n", 0, "llmc/data/d.c:1: in a circle: includes llmc/data/e.h\n" },
+    { "llmc/data/d.c",         "#include \"e.h\"\nint d(void) { return 0; }   /* e(1) */\n", 0,
+      "llmc/data/d.c:1: in a circle: includes llmc/data/e.h\n" },
     { "llmc/data/e.h",         "", 0, NULL },
-    { "llmc/data/e.c",         "#include \"e_impl.h\"\nint e(int a) {\n    return d();\n}\n", 0, "llmc/data/e.c:3: in a circle: calls d of llmc/data/d.c\n" },
+    { "llmc/data/e.c",         "#include \"e_impl.h\"\nint e(int a) {\n    return d();\n}\n", 0,
+      "llmc/data/e.c:3: in a circle: calls d of llmc/data/d.c\n" },
     { "llmc/data/e_impl.h",    "#include \"e.h\"\n", 0, NULL },
     { "llmc/data/f.c",         "#include \"e.h\"\nint f(int a) {\n    return e(f);\n}\n", 0, NULL },
     { "llmc/data/g.c",         "int g(int a) {\n    return x.f(g, \"f(1)\", f);\n}\n", 0, NULL },
     { "llmc/elsewhere.c",      "", 0, "llmc/elsewhere.c:1: no row of the table is for this file\n" },
     { "kernels/kernels.h",     "", 0, NULL },
-    { "kernels/comm.h",        "#include \"llmc/base/base.h\"\n", 0, "kernels/comm.h:1: may not include llmc/base/base.h\n" },
+    { "kernels/comm.h",  "#include \"llmc/base/base.h\"\n", 0, "kernels/comm.h:1: may not include llmc/base/base.h\n" },
     { "kernels/cuda/impl.cuh", "#include \"kernels/kernels.h\"\n", 0, NULL },
-    { "kernels/cpu/up.c",      "#include \"kernels/cuda/impl.cuh\"\n", 0, "kernels/cpu/up.c:1: may not include kernels/cuda/impl.cuh\n" },
+    { "kernels/cpu/up.c",      "#include \"kernels/cuda/impl.cuh\"\n", 0,
+      "kernels/cpu/up.c:1: may not include kernels/cuda/impl.cuh\n" },
     { "kernels/cuda/long.cu",  "", 61, "kernels/cuda/long.cu:1: function of 61 lines, at most 60\n" },
     { "kernels/cuda/loop.cu",  "/* The main loop. */\n", 80, NULL },
-    { "kernels/cuda/loops.cu", "/* The main loop. */\n", 81, "kernels/cuda/loops.cu:2: function of 81 lines, at most 80\n" },
-    { "kernels/cuda/later.cu", "/* Not the main loop. */\n\n", 61, "kernels/cuda/later.cu:3: function of 61 lines, at most 60\n" },
-    { "kernels/cuda/self.h",   "#include \"self.h\"\n", 0, "kernels/cuda/self.h:1: in a circle: includes kernels/cuda/self.h\n" },
+    { "kernels/cuda/loops.cu", "/* The main loop. */\n", 81,
+      "kernels/cuda/loops.cu:2: function of 81 lines, at most 80\n" },
+    { "kernels/cuda/later.cu", "/* Not the main loop. */\n\n", 61,
+      "kernels/cuda/later.cu:3: function of 61 lines, at most 60\n" },
+    { "kernels/cuda/self.h",   "#include \"self.h\"\n", 0,
+      "kernels/cuda/self.h:1: in a circle: includes kernels/cuda/self.h\n" },
+    { "llmc/base/code.c",      "int " NINETY TEN TEN "iiiii;\nint " NINETY TEN TEN "iiiiii;\n", 0,
+      "llmc/base/code.c:2: code is too wide\n" },
+    { "llmc/base/comment.c",   "/* " NINETY "iiii */\n/* " NINETY "iiiii */\n", 0,
+      "llmc/base/comment.c:2: comment is too wide\n" },
+    { "llmc/base/quote.c",     "\"" NINETY TEN "\"\n", 0, NULL },
+    { "llmc/base/word.c",      "char *few_shared = \"room\"; /* turn */\n", 0,
+      "llmc/base/word.c:1: few_shared: better small, decode\n" },
+    { "llmc/data/chat.c",      "int turns, furniture, roomy;\n", 0, NULL },
+    { "tests/word.c",          "\n  nextTurn(1);\n", 0,
+      "tests/word.c:2: nextTurn: better angles, slice, iteration, transposed\n" },
     { "bench/b.c",             "static const int x[] = {\n    1\n};\nMADE(x)\nstatic int one(void) { return 1; }\n", 61,
                                "bench/b.c:6: function of 61 lines, at most 60\n" },
     { "tests/t.c",             "#include \"llmc/run/run.h\"\n", 80, NULL },
@@ -324,7 +416,8 @@ static const struct { const char *path, *text; int lines; const char *fault; } s
 enum { SYNTHETIC = sizeof synthetic / sizeof *synthetic };
 
 static void write_synthetic(const char *root, int i) {
-    char *path = text_format("%s/%s", root, synthetic[i].path), *folder = text_format("%.*s", (int)(strrchr(path, '/') - path), path);
+    char *path = text_format("%s/%s", root, synthetic[i].path),
+        *folder = text_format("%.*s", (int)(strrchr(path, '/') - path), path);
     Text t = { 0 };
     Error e;
     text_add_string(&t, synthetic[i].text);
@@ -349,8 +442,8 @@ static void finds_faults(void) {
         if (synthetic[i].fault)
             check(says(&t, synthetic[i].fault), "house: in a synthetic tree, finds %s", synthetic[i].fault);
     for (int r = 0; r < RULES; r++) expected -= t.faults[r];
-    check(!expected && t.count == SYNTHETIC, "house: %d files of %d, %d faults not found, or too many:\n%s%s", t.count, SYNTHETIC, expected,
-          t.says[FORM].at, t.says[CIRCLES].at);
+    check(!expected && t.count == SYNTHETIC, "house: %d files of %d, %d faults not found, or too many:\n%s%s%s%s",
+          t.count, SYNTHETIC, expected, t.says[FORM].at, t.says[CIRCLES].at, t.says[COLUMNS].at, t.says[WORDS].at);
     tree_free(&t), free(root);
 }
 
@@ -360,7 +453,8 @@ static void figures_are_drawn(void) {
         skip("no python3 or no documents here: the figures were not compared");
         return;
     }
-    check(!system("python3 docs/figures/figures.py -check"), "house: docs/figures/*.svg are what docs/figures/figures.py makes");
+    check(!system("python3 docs/figures/figures.py -check"),
+          "house: docs/figures/*.svg are what docs/figures/figures.py makes");
 }
 static int lines_of(const char *path) {
     FILE *f = fopen(path, "r");
@@ -369,16 +463,21 @@ static int lines_of(const char *path) {
     if (f) fclose(f);
     return lines;
 }
-/* What documents name exists: files, headings, targets of make, options, groups of tests, functions. */
+/* What documents name exists: files, headings, targets of make, options, groups of tests,
+ * functions. */
 static void documents_are_true(void) {
     if (system("command -v python3 > /dev/null && test -f README.md")) {
         skip("no python3 or no documents here: what they name was not looked for");
         return;
     }
-    check(!system("python3 tests/documents.py > /dev/null"), "house: what the documents name exists (python3 tests/documents.py)");
-    static const char wrong[] = "`make tset`\n`llmc/model/mo.c`\n[map](map.md)\n`./train_moe -zz 1`\n`-bq 3`\n`./run_tests kernel`\n"
-                                "`describe_" "layers`\n    ./infer_moe out -zq 1\n# A heading: `x`\n[right](#a-heading-x)\n[wrong](#a-heading)\n";
-    char *path = scratch_path("wrong.md"), *said = scratch_path("said"), *command = text_format("python3 tests/documents.py %s > %s", path, said);
+    check(!system("python3 tests/documents.py > /dev/null"),
+          "house: what the documents name exists (python3 tests/documents.py)");
+    static const char wrong[] = "`make tset`\n`llmc/model/mo.c`\n[map](map.md)\n`./train_moe -zz 1`\n`-bq "
+        "3`\n`./run_tests kernel`\n"
+                                "`describe_" "layers`\n    ./infer_moe out -zq 1\n# A heading: "
+                                "`x`\n[right](#a-heading-x)\n[wrong](#a-heading)\n";
+    char *path = scratch_path("wrong.md"), *said = scratch_path("said"),
+        *command = text_format("python3 tests/documents.py %s > %s", path, said);
     FILE *f = fopen(path, "w");
     if (f) { fputs(wrong, f); fclose(f); }
     check(f && system(command) == 256, "house: documents.py finds faults");
@@ -387,24 +486,28 @@ static void documents_are_true(void) {
     free(path), free(said), free(command);
 }
 
-/* The limits of tests/size.sh hold, and README.md has its table. In a synthetic tree that is just within the limits, a
- * line more in each file, too long for two of them and with a word that two must not have, a file without a row and a
- * row that README.md lacks are twelve faults. */
+/* The limits of tests/size.sh hold, and README.md has its table. In a synthetic tree that is just
+ * within the limits, a line more in each file, too long for two of them and with a word that two
+ * must not have, a file without a row and a row that README.md lacks are twelve faults. */
 static void sizes_hold(void) {
-    check(!system("sh tests/size.sh -c"), "house: sizes are within their limits, and those of README.md (sh tests/size.sh)");
-    char *root = scratch_path("sizes"), *said = scratch_path("sizes.txt"), *faults = text_format("sh tests/size.sh -c %s > %s", root, said);
-    char *within = text_format("mkdir -p %s/llmc/model %s/kernels/cuda %s/tests && cd %s && n() { yes x | head -n $1 > $2; } && n 680 smoe.c && "
-        "n 150 llmc/model/moe.c && n 150 llmc/model/attention.c && n 2700 llmc/model/pass.c && n 150 Makefile && n 36500 kernels/cuda/x.cu && "
-        "printf '<!-- size -->\n<!-- /size -->\n' > README.md && cd - > /dev/null && sh tests/size.sh -w %s", root, root, root, root, root);
-    char *beyond = text_format("cd %s && for f in smoe.c llmc/model/moe.c llmc/model/attention.c Makefile; do printf '%%0130dfp8_\n' 0 >> $f; done && "
-                               "yes x | head -n 60 > tests/t.c && : > other.c", root);
+    check(!system("sh tests/size.sh -c"),
+          "house: sizes are within their limits, and those of README.md (sh tests/size.sh)");
+    char *root = scratch_path("sizes"), *said = scratch_path("sizes.txt"),
+        *faults = text_format("sh tests/size.sh -c %s > %s", root, said);
+    char *within = text_format("mkdir -p %s/llmc/model %s/kernels/cuda %s/tests && cd %s && n() { yes x | head -n $1 "
+        "> $2; } && n 680 smoe.c && n 150 llmc/model/moe.c && n 150 llmc/model/attention.c && n 2700 llmc/model/pass.c "
+        "&& n 150 Makefile && n 36500 kernels/cuda/x.cu && printf '<!-- size -->\n<!-- /size -->\n' > README.md && cd "
+        "- > /dev/null && sh tests/size.sh -w %s", root, root, root, root, root);
+    char *beyond = text_format("cd %s && for f in smoe.c llmc/model/moe.c llmc/model/attention.c Makefile; do printf "
+                               "'%%0130dfp8_\n' 0 >> $f; done && yes x | head -n 60 > tests/t.c && : > other.c", root);
     check(!system(within) && !system(faults), "house: a synthetic tree just within the limits has no fault");
     check(!system(beyond) && system(faults) == 256, "house: beyond them it has");
     check(lines_of(said) == 12, "house: all of them, %d", lines_of(said));
     free(root), free(said), free(faults), free(within), free(beyond);
 }
 
-/* The example of math.md, section 8, is what cpu-f64 computes: its lines are written here from the results and looked for there. */
+/* The example of math.md, section 8, is what cpu-f64 computes: its lines are written here from the
+ * results and looked for there. */
 static void looks_for(const char *document, Text *line) {
     check(strstr(document, line->at) != NULL, "house: docs/math.md has the computed line: %s", line->at);
     free(line->at);
@@ -414,14 +517,18 @@ static void add_integers(Text *line, const char *name, const int *x, int n) {
     text_add(line, "%-12s", name);
     for (int i = 0; i < n; i++) text_add(line, "    %d", x[i]);
 }
-static void add_pair(Text *line, const double *x) { text_add(line, "(%g, %g)", round(x[0] * 1000) / 1000, round(x[1] * 1000) / 1000); }
+static void add_pair(Text *line, const double *x) {
+    text_add(line, "(%g, %g)", round(x[0] * 1000) / 1000, round(x[1] * 1000) / 1000);
+}
 static void example_is_computed(void) {
     enum { N = 4, E = 3, K = 2, S = N * K, C = 2 };
     static const double H[N * C] = { 1, 0, 0, 1, 1, 2, 2, -1 }, Wr[E * C] = { 1, 0, 0, 1, .5, .8 };
-    static const double W[E * C * C] = { 1, 2, 0, 1, 1, 0, 1, -1, 2, 0, 0, 3 }, dout[N * C] = { 1, 0, 1, 0, 1, 0, 1, 0 };
+    static const double W[E * C * C] = { 1, 2, 0, 1, 1, 0, 1, -1, 2, 0, 0, 3 },
+        dout[N * C] = { 1, 0, 1, 0, 1, 0, 1, 0 };
     double logits[N * E], weight[S], lse[N], grouped[S * C], out[N * C], dweight[S], dlogits[N * E];
     int expert[S], load[E], start[E + 1], slot_of_row[S], token_of_row[S], row_of_slot[S];
-    Plan p = { .N = N, .E = E, .K = K, .S = S, .start = start, .slot_of_row = slot_of_row, .token_of_row = token_of_row, .row_of_slot = row_of_slot };
+    Plan p = { .N = N, .E = E, .K = K, .S = S, .start = start, .slot_of_row = slot_of_row, .token_of_row = token_of_row,
+               .row_of_slot = row_of_slot };
     const Device *d = device_find("cpu-f64");
     size_t bytes;
     Error e;
@@ -429,21 +536,26 @@ static void example_is_computed(void) {
     Text line = { 0 };
     if (!document) { skip("no documents here: the example of math.md was not computed"); return; }
     d->matmul_forward((floatX *)logits, (const floatX *)H, (const floatX *)Wr, N, C, E);
-    d->router_forward(expert, (real *)weight, (real *)lse, (floatX *)logits, NULL, TOPK_SOFTMAX, (Groups){ 0 }, 0, N, E, K);
+    d->router_forward(expert, (real *)weight, (real *)lse, (floatX *)logits, NULL, TOPK_SOFTMAX, (Groups){ 0 },
+                      0, N, E, K);
     d->route_plan(&p, load, expert);
     d->parallel_linear_forward((floatX *)grouped, (const floatX *)H, (const floatX *)W, &p, C, C, BY_TOKEN, GROUPED);
     d->combine_forward((floatX *)out, (floatX *)grouped, (real *)weight, NULL, &p, C, GROUPED);
-    for (int s = 0; s < S; s++) dweight[s] = dout[s / K * C] * grouped[row_of_slot[s] * C] + dout[s / K * C + 1] * grouped[row_of_slot[s] * C + 1];
-    d->router_backward((floatX *)dlogits, (real *)dweight, (real *)weight, (real *)lse, expert, NULL, (floatX *)logits, load, 0, 0, N, TOPK_SOFTMAX, N, E, K);
+    for (int s = 0; s < S; s++) dweight[s] = dout[s / K * C] * grouped[row_of_slot[s] * C]
+        + dout[s / K * C + 1] * grouped[row_of_slot[s] * C + 1];
+    d->router_backward((floatX *)dlogits, (real *)dweight, (real *)weight, (real *)lse, expert, NULL, (floatX *)logits,
+                       load, 0, 0, N, TOPK_SOFTMAX, N, E, K);
     for (int n = 0; n < N; n++) {
         const double *l = logits + n * E, *w = weight + n * K;
-        text_add(&line, "| %d | %g, %g, %g | %d, %d | %.3f, %.3f |", n, l[0], l[1], l[2], expert[n * K], expert[n * K + 1], w[0], w[1]);
+        text_add(&line, "| %d | %g, %g, %g | %d, %d | %.3f, %.3f |", n, l[0], l[1], l[2], expert[n * K],
+                 expert[n * K + 1], w[0], w[1]);
         looks_for(document, &line);
     }
     add_integers(&line, "slot_of_row", slot_of_row, S), looks_for(document, &line);
     add_integers(&line, "row_of_slot", row_of_slot, S), looks_for(document, &line);
     add_integers(&line, "token_of_row", token_of_row, S), looks_for(document, &line);
-    text_add(&line, "load = (%d, %d, %d)         start = (%d, %d, %d, %d)", load[0], load[1], load[2], start[0], start[1], start[2], start[3]);
+    text_add(&line, "load = (%d, %d, %d)         start = (%d, %d, %d, %d)", load[0], load[1], load[2], start[0],
+             start[1], start[2], start[3]);
     looks_for(document, &line);
     text_add(&line, "y = W[e] h      ");
     for (int row = 0; row < S; row++) {
@@ -461,9 +573,10 @@ static void tree_is_in_order(void) {
     Tree t;
     tree_read(&t, ".");
     for (int r = 0; r < RULES; r++)
-        check(!rules[r].fails || !t.faults[r], "house: %d %s\n%s", t.faults[r], rules[r].what, t.says[r].at ? t.says[r].at : "");
-    check(t.count > 100 && t.includes > 300 && t.functions > 1000, "house: read %d files, %d includes, %d functions and macros "
-          "(run from the folder of the Makefile)", t.count, t.includes, t.functions);
+        check(!rules[r].fails || !t.faults[r], "house: %d %s\n%s", t.faults[r], rules[r].what,
+              t.says[r].at ? t.says[r].at : "");
+    check(t.count > 100 && t.includes > 300 && t.functions > 1000, "house: read %d files, %d includes, %d functions "
+          "and macros (run from the folder of the Makefile)", t.count, t.includes, t.functions);
     tree_free(&t);
 }
 
