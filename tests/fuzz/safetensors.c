@@ -17,8 +17,9 @@ void fuzz_start(void) {
 }
 
 /* A tensor is at most as large as its file, which is small. */
-static void read_all(Safetensors *s) {
+static void read_all(Safetensors *s, size_t size) {          /* size: of its file; tensors do not overlap */
     Error e;
+    size_t total = 0;
     safetensors_note(s, "format");
     for (size_t i = 0; i < safetensors_count(s); i++) {
         const FileTensor *t = safetensors_at(s, i);
@@ -29,7 +30,9 @@ static void read_all(Safetensors *s) {
         fuzz_check(!safetensors_read(s, t, 1, bytes, t->bytes, &e) && !safetensors_read(s, t, t->bytes + 1, bytes, 0, &e));
         safetensors_read_double(s, t, 0, values, t->count < 1000 ? t->count : 1000, &e);
         free(bytes), free(values);
+        total += t->bytes;
     }
+    fuzz_check(total <= size);
 }
 /* Of one file: the same tensors in a file of the program's own, which it must be able to read. */
 static void write_again(Safetensors *s) {
@@ -56,6 +59,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };
     const unsigned form = fuzz_choice(&rest, 3);
     const char *path = set;
+    size_t in_file = form ? SIZE_MAX : rest.bytes;
     Error e = { 0 };
     if (form == 0) path = fuzz_file("a.safetensors", rest.at, rest.bytes);
     if (form == 2) {
@@ -67,12 +71,12 @@ void fuzz_one(const uint8_t *data, size_t size) {
         const Part header = fuzz_part(&rest), tensors = fuzz_part(&rest);
         char *file = fuzz_tensors(header, tensors, &bytes);
         const char *at = fuzz_file(form == 1 ? "a.safetensors" : i ? "set/b" : "set/a", file, bytes);
-        if (form == 1) path = at;
+        if (form == 1) path = at, in_file = bytes;
         free(file);
     }
     Safetensors *s = safetensors_open(path, &e);
     if (s) {
-        read_all(s);
+        read_all(s, in_file);
         if (form < 2) write_again(s);
     } else fuzz_check(*e.text);
     safetensors_close(s);
