@@ -204,7 +204,7 @@ expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm H100 -e m6
 expect 2 'needs -x 0' $train $data -x 5 -gm h100 -o new
 expect 2 'needs -x 0, and -dv cuda' $train $data -x 0 -gm h100 -dv cpu
 [ -e /dev/nvidiactl ] || expect 2 'To plan .* for a GPU that is not here: .*-x 0 -gm' $train $data -x 5 -dv cuda-f64 -o new
-expect 0 'moe.c' $train --version
+expect 0 'smoe.c' $train --version
 
 # ---- data: exit code 3 -------------------------------------------------------------------------------------------------------
 

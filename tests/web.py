@@ -169,7 +169,7 @@ class Stream:
 
 def test_answers(server, folder):
     status, head, page = server.ask()
-    check(status == 200 and b"<title>moe.c" in page, f"the page: {status}")
+    check(status == 200 and b"<title>smoe.c" in page, f"the page: {status}")
     script = re.search(rb"<script>(.*?)</script>", page, re.S)[1]
     style = re.search(rb"<style>(.*?)</style>", page, re.S)[1]
     for part in script, style:

@@ -1,4 +1,4 @@
-"""modeling_smoe.py: a model of moe.c in PyTorch, for Transformers: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True).
+"""modeling_smoe.py: a model of smoe.c in PyTorch, for Transformers: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True).
 
 Every block of the residual stream x has two parts:
 
@@ -8,7 +8,7 @@ Every block of the residual stream x has two parts:
 Both may be mixtures. A router gives every token K of E experts, each with a weight, and the answer is the weighted sum of theirs. An
 expert of the MLP is a small MLP. An expert of attention (Zhang et al. 2022, arXiv 2210.05144) is a projection of queries and one of the
 output; keys and values are shared by all. This is the same arithmetic as the trainer's, written to be read, not to be fast. The losses
-that balance experts are not here: to train the model further, use moe.c."""
+that balance experts are not here: to train the model further, use smoe.c."""
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -291,7 +291,7 @@ void options_parse(Options o, int argc, char **argv, const char *usage, const ch
             if (a + 1 < argc && argv[a + 1][0] != '-') topic = argv[++a];
             continue;
         }
-        if (!strcmp(flag, "--version")) { printf("moe.c %s\n", MOE_VERSION); exit(EXIT_DONE); }
+        if (!strcmp(flag, "--version")) { printf("smoe.c %s\n", MOE_VERSION); exit(EXIT_DONE); }
         if (flag[0] != '-' || !flag[1]) {
             if (word == max_words)
                 fail(EXIT_USAGE, "%s: not an option (options begin with -, such as -%s, --%s; --help lists them)", flag, o.rows->letter, o.rows->name);

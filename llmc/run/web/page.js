@@ -291,7 +291,7 @@ if (innerWidth < 800) $('sampling').open = false;
 (async () => {
     try {
         const m = state.model = await (await ask('model')).json();
-        document.title = m.model + ' · moe.c';
+        document.title = m.model + ' · smoe.c';
         $('model').textContent = m.model + ', ' + short(m.parameters) + ' parameters' + (m.active < m.parameters ? ', ' + short(m.active) + ' active' : '') +
             ', context ' + m.context + ', ' + m.device;
         $('prompt').value = m.prompt;
