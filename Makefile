@@ -78,7 +78,7 @@ endif
 
 # kernels/cpu is compiled once for each number type, most of kernels/cuda for two; the rest once.
 PRECISIONS := F32 BF16 F64
-CUDA_ONCE := $(patsubst %,kernels/cuda/%,context nccl copies meeting)
+CUDA_ONCE := $(patsubst %,kernels/cuda/%,context nccl copies barrier)
 CUDA_TWICE := $(filter-out $(CUDA_ONCE:=.cu),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))
 CUDA_KERNELS := $(foreach p,F32 BF16,$(CUDA_TWICE:%.cu=$B/$p/%.o)) $(CUDA_ONCE:%=$B/%.o)
 KERNELS := $(foreach p,$(PRECISIONS),$(patsubst %.c,$B/$p/%.o,$(wildcard kernels/cpu/*.c)))

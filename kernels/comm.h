@@ -56,8 +56,8 @@ struct Comm {
      * recording. */
     void (*record)(Comm *c, int i);
     void (*wait)(Comm *c, int i);
-    /* The host itself waits likewise, so that it does not queue work far ahead of what other ranks have sent. Not while recording. */
-    void (*join)(Comm *c, int i);
+    /* wait, by the host itself, so that it does not queue work far ahead of what other ranks have sent. Not while recording. */
+    void (*host_wait)(Comm *c, int i);
     const char *(*error)(Comm *c);                  /* why pending operations will never finish, or NULL; from any thread */
     void (*close)(Comm *c);                         /* after all ranks are done; waits for queued operations */
 };

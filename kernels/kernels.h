@@ -99,6 +99,8 @@ enum { MOST_GROUPS = 32 };
 /* Products process rows in tiles, and an expert's last tile is seldom full. In training, routing can be rounded so that it is: an
  * expert chosen by f tokens keeps the multiple of the tile nearest to f, of two the lower. */
 enum { ROW_TILE = 128 };                /* rows of a tile in the products of a GPU */
+/* Multiprocessors of an H100 or H200. The sizes of launches, and so the orders of sums, are made for it, whatever GPU is there. */
+enum { MULTIPROCESSORS = 132 };
 
 /* Which key/value head a query head uses. */
 typedef enum {
@@ -158,8 +160,8 @@ typedef struct {
     Dtype dtype;                        /* of its gradient */
     size_t gradient;                    /* where that begins, in elements of that dtype; aligned as the weight is */
     float  rate;                        /* multiplies the learning rate */
-    size_t without_v;                   /* elements before it that have no v: v begins at offset - shift - without_v */
-    size_t at;                          /* of a matrix, or a part of one: where it is in Muon's buffers */
+    size_t shift_v;                     /* v begins at offset - shift - shift_v, because matrices of Muon have none */
+    size_t muon_offset;                 /* of a matrix, or a part of one: in Muon's buffers */
 } Segment;
 typedef struct {
     float lr, beta1, beta2, eps, decay; /* decay: decoupled; multiplied by the segment's decay */
@@ -553,13 +555,13 @@ struct Device {
     /* ---- Muon: matrices of equal shape ----------------------------------------------------------------------
      * w = w (1 - lr decay) - lr 0.2 sqrt(max(rows, columns)) O,  O = orthogonalize(beta m + (1-beta) g),  m = beta m + (1-beta) g
      *
-     * muon_momentum: g = gradient * min(1, clip/norm); m of each part, and beta m + (1-beta) g (Nesterov) at x + at. x NULL: only m, with
+     * muon_momentum: g = gradient * min(1, clip/norm); m of each part, and beta m + (1-beta) g (Nesterov) at x + muon_offset. x NULL: only m, with
      *   the same bits.
      * orthogonalize: b.out = for each of `count` matrices x of b.x: x_0 = x / |x| (Frobenius); five times
      *     A = x_i x_i^T,  x_i+1 = (a I + b A + c A A) x_i     (a, b, c) = (3.4445, -4.7750, 2.0315)
      *   With more rows than columns A = x_i^T x_i, and the polynomial is the right factor. Zeros stay zeros, and what has a squared norm
      *   of at most MUON_LEAST counts as zeros. b.x and the other buffers are scratch. d: the device itself.
-     * muon_update: of each part w, with out + at as its part of O. master, and rounding without it: as adamw.
+     * muon_update: of each part w, with out + muon_offset as its part of O. master, and rounding without it: as adamw.
      *
      * parts: matrices or parts of some, in device memory; most: elements of the largest. grad_sq_norm: of all gradients; if it is not
      * finite, m and w stay. a: in device memory. count: at most MUON_MATRICES.

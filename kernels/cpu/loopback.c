@@ -46,7 +46,7 @@ static Comm *connect(Group *group, char why[256]) {
     *c = (Comm){ .name = "loopback", .rank = group->rank, .size = group->size, .group = group,
                  .all_reduce = all_reduce, .all_reduce_ints = all_reduce_ints, .reduce_scatter = reduce_scatter,
                  .scatter_add = scatter_add, .all_gather = all_gather, .register_memory = register_memory, .wait_all = wait_all,
-                 .record = ignore, .wait = ignore, .join = ignore, .error = error, .close = close };
+                 .record = ignore, .wait = ignore, .host_wait = ignore, .error = error, .close = close };
     return c;
 }
 

@@ -84,7 +84,7 @@ static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, 
     (void)most;                         /* without OpenMP */
     #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * most)
     for (int e = 0; e < count; e++)
-        if (scale >= 0 && x) momentum_of(x + parts[e].at, m, moments, grads, &parts[e], (real)a->momentum, scale);
+        if (scale >= 0 && x) momentum_of(x + parts[e].muon_offset, m, moments, grads, &parts[e], (real)a->momentum, scale);
         else if (scale >= 0) momentum_alone(m, moments, grads, parts[e], (real)a->momentum, scale);
 }
 
@@ -105,7 +105,7 @@ static void muon_update(floatX *weight, real *master, const floatX *out, const r
     for (int e = 0; e < count; e++) {
         const Segment *s = &parts[e];
         const real lr = (real)a->lr * (real)s->rate;
-        update_of(weight, master, out + s->at, s, 1 - lr * (real)a->decay * (real)s->decay, lr * size, a->key);
+        update_of(weight, master, out + s->muon_offset, s, 1 - lr * (real)a->decay * (real)s->decay, lr * size, a->key);
     }
 }
 

@@ -39,7 +39,7 @@ static void adamw(floatX *weight, real *master, void *m, void *v, Dtype moments,
         const real shrink = 1 - lr * (real)a->decay * (real)segments[s].decay;
         #pragma omp parallel for simd PARALLEL_IF(to - from)
         for (size_t i = from; i < to; i++) {
-            const size_t j = i - segments[s].shift, k = j - segments[s].without_v;
+            const size_t j = i - segments[s].shift, k = j - segments[s].shift_v;
             const uint32_t bits = random_32(a->key, i);
             const real g = (g_real ? g_real[i - from] : R(g_short[i - from])) * scale;
             const real mean   = b1 * (m_real ? m_real[j] : R(m_short[j])) + (1 - b1) * g;

@@ -456,7 +456,7 @@ static int  flash_width(int D) { return D <= 32 ? 0 : D <= 64 ? 1 : 2; }
 
 static void flash_launch_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, int B, HeadLayout h) {
     typedef void Kernel(floatX *, float *, const floatX *, const floatX *, HeadLayout);
-    static const struct { Kernel *kernel[2]; size_t shared; } table[] = {               // kernel: not packed, packed
+    static const struct { Kernel *kernel[2]; size_t shared; } table[] = {               // kernel: all keys, by reach
         { { flash_forward<32, false>, flash_forward<32, true> }, forward_shared<32>() },
         { { flash_forward<64, false>, flash_forward<64, true> }, forward_shared<64>() },
         { { flash_forward<128, false>, flash_forward<128, true> }, forward_shared<128>() } };

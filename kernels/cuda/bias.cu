@@ -45,8 +45,9 @@ template<int W> static __global__ void bias_backward_kernel(real *partial, const
     partial[(size_t)blockIdx.y * C + to] = total;
 }
 static void bias_backward(real *dbias, const floatX *dout, int N, int C) {
+    enum { BLOCKS = 2 * MULTIPROCESSORS };
     const bool w = wide(C, dout);
-    const size_t across = divide_up(w ? C / VECTOR : C, 32), most = across < 264 ? 264 / across : 1;
+    const size_t across = divide_up(w ? C / VECTOR : C, 32), most = across < BLOCKS ? BLOCKS / across : 1;
     const size_t groups = divide_up(N, 64), down = groups < most ? groups : most;
     if (!N) return;
     real *const partial = (real *)workspace(down * C * sizeof(real));

@@ -188,7 +188,7 @@ Recording *cuda_record_end(const char **why) {
 }
 void cuda_replay(const Recording *r) {
     CUDA_CHECK(cudaGraphLaunch(r->work, mine.stream));
-    if (r->exchanges) cuda_meet(mine.meeting);
+    if (r->exchanges) host_barrier_wait(mine.barrier);
 }
 void cuda_record_free(Recording *r) {
     if (!r) return;

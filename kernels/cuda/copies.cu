@@ -74,7 +74,7 @@ Copies *copies_open(Group *group, void *base, size_t bytes, real *stage) {
     }
     cudaGetLastError();                                     // of calls that failed above
     if (mine.able) {
-        for (int r = 0; r < (int)size; r++)                 // a first copy between two GPUs may make CUDA wait, as meeting.cu says: now, not later
+        for (int r = 0; r < (int)size; r++)                 // a first copy between two GPUs may make CUDA wait, as barrier.cu says: now, not later
             CUDA_CHECK(cudaMemcpyAsync(at[r].flags + group->rank, mine.flags + group->rank, sizeof *mine.flags, cudaMemcpyDefault, context()->stream));
         CUDA_CHECK(cudaStreamSynchronize(context()->stream));
         c->rank = group->rank, c->size = (int)size, c->bytes = bytes, c->at = at;

@@ -212,7 +212,7 @@ static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, 
     const bool w = vectors(dx, before, norm.weight, stride, D);
     const Heads z = heads_of(table, position, norm, N, stride, heads, D, w);
     const bool once = w && z.lanes * VECTOR >= D / 2 && (uintptr_t)table % 16 == 0;
-    const size_t groups = HEAD_THREADS / z.lanes, all = divide_up(z.rows, groups), most = (once ? 2 : 3) * 132;     // one wave
+    const size_t groups = HEAD_THREADS / z.lanes, all = divide_up(z.rows, groups), most = (once ? 2 : 3) * MULTIPROCESSORS;     // one wave
     const size_t blocks = all < most ? all : most, shared = groups * D * sizeof(real);
     if (!z.rows) return;
     real *const partial = (real *)workspace(blocks * D * sizeof(real));

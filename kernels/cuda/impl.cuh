@@ -32,8 +32,8 @@ extern "C" {
 }
 #include "kernels/random.h"
 
-struct Meeting;
-// What a host thread that drives a GPU owns: one GPU and one stream. Threads share nothing but their meetings.
+struct HostBarrier;
+// What a host thread that drives a GPU owns: one GPU and one stream. Threads share nothing but their barrier.
 typedef struct {
     int   device, sm_count, arch;       // arch: 80, 90, ...
     int   max_shared;                   // bytes of shared memory that a block can opt in to
@@ -42,7 +42,7 @@ typedef struct {
     size_t workspace_bytes;
     unsigned *work_counter;             // from which blocks draw work (hopper/pipeline.cuh); zero between kernels
     Waits  waited;                      // by this thread
-    Meeting *meeting;                   // of the ranks of this process; NULL: there are no others
+    HostBarrier *barrier;               // of the ranks of this process; NULL: there are no others
     int    recordings;                  // how many exist; each may use the workspace that was current when it was made
     bool   recording;                   // queued work is recorded, not done
     bool   recorded_exchange;           // it contains operations among ranks
@@ -68,11 +68,12 @@ Recording  *cuda_record_end(const char **why);
 void        cuda_replay(const Recording *r);
 void        cuda_record_free(Recording *r);
 
-// meeting.cu. meeting_open, which all ranks of the group call, is the meeting of those in this process. cuda_meet returns when all of them have
-// called it; for NULL it does nothing, nor while work is recorded, whose replay meets.
-Meeting *meeting_open(Group *group);
-void     meeting_close(Meeting *m);
-void     cuda_meet(Meeting *m);
+// barrier.cu. host_barrier_open, which all ranks of the group call, returns the barrier of those in this process.
+// host_barrier_wait returns when all of them have called it. It does nothing for NULL, and while work is recorded: the
+// replay waits.
+HostBarrier *host_barrier_open(Group *group);
+void     host_barrier_close(HostBarrier *b);
+void     host_barrier_wait(HostBarrier *b);
 uint64_t this_process(void);                            // no other process of the run, on any host, has the same number
 
 // Ends the program with a message: the error, the program's activity, file, line, the call, the build's architectures and the

@@ -10,7 +10,7 @@ enum { THREADS = 256 };
 // Part blockIdx.y, four elements at a time, 16 bytes of reals, if it begins and ends on a multiple of four everywhere.
 
 __device__ static inline bool in_fours(const Segment &s, bool aligned) {
-    return aligned && (s.offset | s.count | s.shift | s.gradient | s.at) % 4 == 0;
+    return aligned && (s.offset | s.count | s.shift | s.gradient | s.muon_offset) % 4 == 0;
 }
 static bool on_16_bytes(const void *a, const void *b, const void *c) {
     return ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 == 0;
@@ -38,7 +38,7 @@ template<class M> static __global__ void momentum_kernel(floatX *x, M *m, const 
     if (!(norm <= 3e38f)) return;                           // what x holds is of no use then
     const real scale = clip > 0 && norm > clip ? clip / norm : 1;
     const bool fours = in_fours(s, aligned);
-    if (x) x += s.at;
+    if (x) x += s.muon_offset;
     m += s.offset - s.shift;
     auto of = [&](const auto *grad) {
         if (fours) momentum_of<4>(x, m, grad + s.gradient, s.count, beta, scale);
@@ -77,8 +77,8 @@ static __global__ void update_kernel(floatX *weight, real *master, const floatX 
     const Step u = { lr * size, 1 - lr * settings->decay * s.decay, settings->key };
     if (!(sqrtf(*grad_sq_norm) <= 3e38f)) return;
     if (master) master += s.offset - s.shift;
-    if (in_fours(s, aligned)) update_of<4>(weight + s.offset, master, out + s.at, s.offset, s.count, u);
-    else update_of<1>(weight + s.offset, master, out + s.at, s.offset, s.count, u);
+    if (in_fours(s, aligned)) update_of<4>(weight + s.offset, master, out + s.muon_offset, s.offset, s.count, u);
+    else update_of<1>(weight + s.offset, master, out + s.muon_offset, s.offset, s.count, u);
 }
 
 // ---- Newton and Schulz -----------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ static Plan plan_of(int *start, int count, int rows) {
 }
 // Blocks for each of `count` matrices: all together several for every multiprocessor, and none without work.
 static dim3 blocks_of(size_t n, int count, int W) {
-    const size_t most = divide_up(n, (size_t)THREADS * W), wanted = count ? divide_up(16 * 132, (size_t)count) : 0;
+    const size_t most = divide_up(n, (size_t)THREADS * W), wanted = count ? divide_up(16 * MULTIPROCESSORS, (size_t)count) : 0;
     return dim3((unsigned)(wanted < most ? wanted : most), (unsigned)count);
 }
 

@@ -82,7 +82,7 @@ struct Pending { real *out; const real *own; size_t n; bool onto; int64_t number
 struct Recorded { cudaEvent_t event; int64_t sums; };       // sums: how many were queued before it
 struct Nccl : Comm {
     NcclComm     comm;                      // NULL: this rank is alone
-    Meeting      *meeting;                  // of this process's ranks, after each operation
+    HostBarrier  *barrier;                  // of this process's ranks, after each operation
     cudaStream_t stream;
     cudaEvent_t  queued, done, received;    // on the device's stream; on this one: all so far, all addends of the pending sum
     Recorded    *recorded;                  // (events) by record
@@ -111,7 +111,7 @@ static cudaStream_t after_queued(Nccl *n) {
 static void sum(Comm *c, void *x, size_t n, NcclType type) {
     Nccl *g = (Nccl *)c;
     if (g->comm) nccl_check(g, nccl.AllReduce(x, x, n, type, NCCL_SUM, g->comm, after_queued(g)), "all-reduce");
-    cuda_meet(g->meeting);
+    host_barrier_wait(g->barrier);
 }
 static void all_reduce(Comm *c, real *x, size_t n)     { sum(c, x, n, NCCL_FLOAT); }
 static void all_reduce_ints(Comm *c, int *x, size_t n) { sum(c, x, n, NCCL_INT); }
@@ -140,7 +140,7 @@ static void reduce_scatter(Comm *c, real *x, size_t n) {
     } else if (g->comm)
         nccl_check(g, nccl.ReduceScatter(x, x + (size_t)c->rank * n, n, NCCL_FLOAT, NCCL_SUM, g->comm,
                                          after_queued(g)), "reduce-scatter");
-    cuda_meet(g->meeting);
+    host_barrier_wait(g->barrier);
 }
 // NCCL's own sum has another order, so it only carries the shards: each rank sends one to every other.
 static void send_shards(Nccl *g, const real *x, size_t n) {
@@ -160,14 +160,14 @@ static void scatter_add(Comm *c, real *shard, const real *x, size_t n) {
     if (by_copies(g, x, n * sizeof *x)) copies_scatter(g->copies, after_queued(g), x, n);
     else send_shards(g, x, n);
     pend(g, shard, x, n, true);
-    cuda_meet(g->meeting);
+    host_barrier_wait(g->barrier);
 }
 static void all_gather(Comm *c, void *x, const void *mine, size_t bytes) {
     Nccl *g = (Nccl *)c;
     if (by_copies(g, x, bytes)) copies_gather(g->copies, after_queued(g), x, mine, bytes);
     else if (g->comm) nccl_check(g, nccl.AllGather(mine, x, bytes, NCCL_BYTE, g->comm, after_queued(g)), "all-gather");
     else if (x != mine && bytes) CUDA_CHECK(cudaMemcpyAsync(x, mine, bytes, cudaMemcpyDeviceToDevice, context()->stream));
-    cuda_meet(g->meeting);
+    host_barrier_wait(g->barrier);
 }
 static void wait_all(Comm *c) {
     Nccl *g = (Nccl *)c;
@@ -201,7 +201,7 @@ static void wait(Comm *c, int i) {
     CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->recorded[i].event, 0));
     if (g->pending.number <= g->recorded[i].sums) finish(g);
 }
-static void join(Comm *c, int i) {
+static void host_wait(Comm *c, int i) {
     Nccl *g = (Nccl *)c;
     if (i < g->events && !context()->recording) CUDA_CHECK(cudaEventSynchronize(g->recorded[i].event));
 }
@@ -224,7 +224,7 @@ static void leave(Comm *c) {
         for (int i = 0; i < g->events; i++) CUDA_CHECK(cudaEventDestroy(g->recorded[i].event));
         free(g->recorded);
         CUDA_CHECK(cudaStreamDestroy(g->stream));
-        meeting_close(g->meeting);
+        host_barrier_close(g->barrier);
     }
     free(g);
 }
@@ -264,7 +264,7 @@ static Nccl *comm_new(Group *group) {
     n->all_gather = all_gather;               n->register_memory = register_memory;
     n->wait_all = wait_all;                   n->error = error;
     n->record = record;                       n->wait = wait;
-    n->join = join;                           n->close = leave;
+    n->host_wait = host_wait;                 n->close = leave;
     n->name = n->label;
     strcpy(n->label, "alone");
     return n;
@@ -303,7 +303,7 @@ Comm *nccl_connect(Group *group, char why[256]) {
     }
     free(cards);
     if (!*why) {
-        n->meeting = meeting_open(group);
+        n->barrier = host_barrier_open(group);
         return n;
     }
     free(n);

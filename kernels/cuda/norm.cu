@@ -282,7 +282,7 @@ static __global__ void norm_backward_plain_kernel(const NormBackward p, int bias
 
 static void norm_backward(floatX *dresid, real *dnorm, real *dbias, Addends addends, const floatX *resid,
         const floatX *norm, const real *rstd, int N, int C) {
-    enum { BLOCKS = 132, THREADS = 1024 };                  // one for each multiprocessor of an H100
+    enum { BLOCKS = MULTIPROCESSORS, THREADS = 1024 };
     const unsigned x = (unsigned)divide_up(C, 32 * VECTOR) * 32;
     const bool fits = x <= THREADS && wide(C, dresid, resid, norm) && wide(C, addends.rows, addends.more[0], addends.more[1]);
     unsigned rows = x == 64 ? 15 : THREADS / x;             // there are 15 barriers

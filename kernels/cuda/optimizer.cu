@@ -92,10 +92,10 @@ template<class M> struct Update {
     uint64_t key;
 };
 
-// Updates elements i .. i + W-1, whose gradients are at g_at and whose master and m are at i - shift, v at i - shift - without_v.
+// Updates elements i .. i + W-1, whose gradients are at g_at and whose master and m are at i - shift, v at i - shift - shift_v.
 template<int W, class M, class G> __device__ static inline void update(const Update<M> &u, const G *g_at, size_t i, size_t shift,
-        size_t without_v, real scale, real shrink) {
-    const size_t at = i - shift, v_at = at - without_v;
+        size_t shift_v, real scale, real shrink) {
+    const size_t at = i - shift, v_at = at - shift_v;
     const Array<G, W> grad = load<W>(g_at);
     Array<M, W> m = load<W>(u.m + at), v = load<W>(u.v + v_at);
     Reals<W> master;
@@ -128,9 +128,9 @@ template<class M, class G> __device__ static inline void update_range(const Upda
         size_t from, size_t to, real scale, real shrink, bool aligned) {
     const size_t odd = aligned ? (from + 3) / 4 * 4 : to, body = odd < to ? odd : to, tail = body + (to - body) / 4 * 4;
     grad -= s.offset;
-    for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, grad + i, i, s.shift, s.without_v, scale, shrink);
-    for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, grad + i, i, s.shift, s.without_v, scale, shrink);
-    for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, grad + i, i, s.shift, s.without_v, scale, shrink);
+    for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, grad + i, i, s.shift, s.shift_v, scale, shrink);
+    for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, grad + i, i, s.shift, s.shift_v, scale, shrink);
+    for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, grad + i, i, s.shift, s.shift_v, scale, shrink);
 }
 
 // A block updates its part of the line of segments. A thread takes four elements at a time: 16 bytes each of gradient, m, v and
@@ -149,7 +149,7 @@ template<class M> static __global__ void adamw_kernel(floatX *weight, real *mast
     if (at >= length) return;
     each_segment(segments, count, at, length - at < part ? length : at + part, [&](int, const Segment &s, size_t first, size_t n) {
         const size_t from = s.offset + first, to = from + n;
-        const bool fours = aligned && (s.shift | s.without_v) % 4 == 0 && (s.gradient - s.offset) % 4 == 0;
+        const bool fours = aligned && (s.shift | s.shift_v) % 4 == 0 && (s.gradient - s.offset) % 4 == 0;
         u.lr = a.lr * s.rate;
         const real shrink = 1 - u.lr * a.decay * s.decay;
         if (s.dtype == REAL) update_range(u, s, (const real *)grads + s.gradient, from, to, scale, shrink, fours);

@@ -12,10 +12,10 @@ __host__ __device__ static inline size_t part_size(size_t total, size_t parts) {
     const size_t size = divide_up(divide_up(total, parts), 1024) * 1024;
     return size > LEAST ? size : LEAST;
 }
-// Blocks of a sum: as many as 132 multiprocessors hold at once of sum_kernel (of grad_sq_norms_kernel two waves), because every
+// Blocks of a sum: as many as MULTIPROCESSORS hold at once of sum_kernel (of grad_sq_norms_kernel two waves), because every
 // wave begins with a time in which nothing is loaded. A thread should not add too many floats, so long arrays have more parts,
 // up to BLOCKS, and several of them per block.
-enum { SUM_BLOCKS = 8 * 132, LONG = 1 << 17 };
+enum { SUM_BLOCKS = 8 * MULTIPROCESSORS, LONG = 1 << 17 };
 __host__ __device__ static inline size_t sum_part_size(size_t total) {
     const size_t size = part_size(total, SUM_BLOCKS), least = part_size(total, BLOCKS);
     return size < LONG ? size : least > LONG ? least : LONG;

@@ -44,12 +44,12 @@ static int next_matrix(const Optimizer *o, const Manifest *m, int rank, Matrix *
 /* ---- batches ------------------------------------------------------------------------------------------------- */
 
 /* Matrices of a batch: at most AT_ONCE elements together, which is enough work for a GPU. A small matrix keeps one multiprocessor busy, so
- * many of them are cut into whole rounds of the 132 multiprocessors of an H100 or H200. */
-enum { AT_ONCE = 1 << 26, ROUND = 132 };
+ * many of them are cut into whole rounds of MULTIPROCESSORS. */
+enum { AT_ONCE = 1 << 26 };
 static int at_once(const MatrixShape *s) {
     const size_t fit = AT_ONCE / ((size_t)s->rows * (size_t)s->columns);
     const int most = fit < 1 ? 1 : fit < MUON_MATRICES ? (int)fit : MUON_MATRICES;
-    return most >= s->count ? s->count : most > ROUND ? most / ROUND * ROUND : most;
+    return most >= s->count ? s->count : most > MULTIPROCESSORS ? most / MULTIPROCESSORS * MULTIPROCESSORS : most;
 }
 
 static int belongs_to(const Optimizer *o, const Manifest *m, const Matrix *x, const MatrixShape *s) {
@@ -159,10 +159,10 @@ void muon_start(Optimizer *o, const Model *m) {
         Segment s = optimizer_segment(o, m, x.tensor);
         s.offset = x.from, s.count = x.to - x.from, s.gradient = t->gradient + (x.from - t->offset);
         s = optimizer_stored(m, s);
-        s.at = (size_t)(i % at_once(shape)) * size_of(t) + (x.from - x.begin);
+        s.muon_offset = (size_t)(i % at_once(shape)) * size_of(t) + (x.from - x.begin);
         matrices[shape->first + i] = s;
         if (!is_shared(&x)) continue;
-        s.at = shared_offset(f, &x);
+        s.muon_offset = shared_offset(f, &x);
         part[parts++] = s;
     }
     m->dev->upload(u->matrices, matrices, (size_t)all * sizeof *matrices);

@@ -71,8 +71,8 @@ Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
     if (muon_turn(o, t, 0) >= 0) s.rate *= (float)o->muon.options.period;
     const size_t v = before_range(o, &m->manifest, t->range, o->shards);
     if (muon_in_range(o, &m->manifest, t->range))
-        s.without_v = s.offset - s.shift - (v + left_to_adamw(o, &m->manifest, t->range, i) + (s.offset - t->offset));
-    else s.without_v = m->manifest.ranges[t->range].offset / (size_t)o->shards - v;
+        s.shift_v = s.offset - s.shift - (v + left_to_adamw(o, &m->manifest, t->range, i) + (s.offset - t->offset));
+    else s.shift_v = m->manifest.ranges[t->range].offset / (size_t)o->shards - v;
     return s;
 }
 
@@ -87,7 +87,7 @@ Segment optimizer_stored(const Model *m, Segment s) {
 
 const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".master" };
 void *optimizer_part(const Optimizer *o, int kind) { return kind == 0 ? o->m : kind == STATE_V ? o->v : o->master; }
-size_t optimizer_place(Segment own, int kind) { return own.offset - own.shift - (kind == STATE_V ? own.without_v : 0); }
+size_t optimizer_place(Segment own, int kind) { return own.offset - own.shift - (kind == STATE_V ? own.shift_v : 0); }
 Dtype optimizer_type(const Optimizer *o, int kind) { return kind == STATE_KINDS - 1 ? REAL : o->moments; }
 size_t optimizer_element(const Optimizer *o, const Model *m, int kind) {
     return dtype_size(m->dev, optimizer_type(o, kind));

@@ -47,7 +47,7 @@ void shards_wait(Model *m, int range, int way) {
     }
     if (w->moving[b]) {
         comm_of(m)->wait(comm_of(m), range);
-        comm_of(m)->join(comm_of(m), range);
+        comm_of(m)->host_wait(comm_of(m), range);
     }
     w->moving[b] = 0;
 }

@@ -1156,7 +1156,7 @@ static void muon_parts(Case *c, int count, size_t each, Dtype gradients) {
     for (int i = 0; i < count; i++) {
         const size_t before = (size_t)(count - 1 - i) * (each + 4), less = i % 2 * (each / 3), more = i % 3 == 2 ? each / 5 : 0;
         c->segment[i] = (Segment){ .offset = before + less, .count = each - less - more, .decay = i % 3 != 2, .dtype = gradients,
-                                   .gradient = before + less, .rate = i % 2 ? 1 : 0.5f, .at = (size_t)i * each + less };
+                                   .gradient = before + less, .rate = i % 2 ? 1 : 0.5f, .muon_offset = (size_t)i * each + less };
     }
     bytes(c, "parts", c->segment, (size_t)count * sizeof *c->segment);
     bytes(c, "settings", &c->muon, sizeof c->muon);

@@ -599,7 +599,7 @@ static void naive_muon_momentum(const Case *c, double **v) {
             const Segment *s = &c->segment[e];
             const double g = v[2][s->gradient + i] * (clip > 0 ? fmin(1, clip / norm) : 1), m = beta * v[1][s->offset + i] + (1 - beta) * g;
             v[1][s->offset + i] = m;
-            if (v[0]) v[0][s->at + i] = beta * m + (1 - beta) * g;
+            if (v[0]) v[0][s->muon_offset + i] = beta * m + (1 - beta) * g;
         }
 }
 static void naive_muon_update(const Case *c, double **v) {
@@ -610,7 +610,7 @@ static void naive_muon_update(const Case *c, double **v) {
             const double lr = (double)c->muon.lr * (double)s->rate, size = 0.2 * sqrt(fmax(c->F, c->C));
             double *w = v[0] + s->offset + i;
             if (v[1]) w = v[1] + s->offset + i;
-            *w = *w * (1 - lr * (double)c->muon.decay * (double)s->decay) - lr * size * v[2][s->at + i];
+            *w = *w * (1 - lr * (double)c->muon.decay * (double)s->decay) - lr * size * v[2][s->muon_offset + i];
             v[0][s->offset + i] = *w;
         }
 }

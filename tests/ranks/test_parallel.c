@@ -104,7 +104,7 @@ static void late_wait(Comm *c, int i) {
     while (last >= 0 && !(l->queue[last].what == T_RECORD && l->queue[last].event == i)) last--;
     do_first(l, last + 1);
 }
-static void late_join(Comm *c, int i) { (void)c, (void)i; }
+static void late_host_wait(Comm *c, int i) { (void)c, (void)i; }
 static void late_wait_all(Comm *c) { do_first((Late *)c, ((Late *)c)->count); }
 static void late_sum(Comm *c, real *x, size_t n) { queue(c, (Transfer){ T_SUM, x, NULL, n, 0 }); }
 static void late_sum_ints(Comm *c, int *x, size_t n) { late_wait_all(c), ((Late *)c)->prompt->all_reduce_ints(((Late *)c)->prompt, x, n); }
@@ -118,7 +118,7 @@ static Comm *late(Comm *prompt) {
     *l = (Late){ .comm = *prompt, .prompt = prompt };
     l->comm.all_reduce = late_sum, l->comm.all_reduce_ints = late_sum_ints, l->comm.reduce_scatter = late_scatter;
     l->comm.all_gather = late_gather, l->comm.scatter_add = late_add, l->comm.record = late_record;
-    l->comm.wait = late_wait, l->comm.join = late_join, l->comm.wait_all = late_wait_all, l->comm.close = late_close;
+    l->comm.wait = late_wait, l->comm.host_wait = late_host_wait, l->comm.wait_all = late_wait_all, l->comm.close = late_close;
     return &l->comm;
 }
 

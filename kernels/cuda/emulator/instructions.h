@@ -202,8 +202,8 @@ template <int pending> static inline void bulk_wait_read(void) { emulator::wait(
 template <int pending> static inline void bulk_wait(void) { emulator::wait(emulator::STORE, pending); }
 
 /* Counters of hopper/muon.cu. */
-static inline void tell(uint32_t address, int count) { memcpy(at_shared(address), &count, sizeof count); }
-static inline int asked(uint32_t address) { int count; emulator::yield(); memcpy(&count, at_shared(address), sizeof count); return count; }
+static inline void publish(uint32_t address, int count) { memcpy(at_shared(address), &count, sizeof count); }
+static inline int observed(uint32_t address) { int count; emulator::yield(); memcpy(&count, at_shared(address), sizeof count); return count; }
 
 /* ---- products of a warpgroup (hopper/wgmma.cuh) ---------------------------------------------------------------------------- */
 

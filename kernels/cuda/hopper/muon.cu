@@ -69,11 +69,11 @@ struct Maps { CUtensorMap x, out, kept; };
 #if defined(HOPPER)
 // Which slab is i-th in X X^T the first or second time; X is multiplied from the last to the first.
 __device__ static inline int slab_of(int again, int i, int slabs) { return (i + ORDER_SHIFT * again) % slabs; }
-// How many slabs have been stored so far: told by one thread, asked by another.
-__device__ static inline void tell(uint32_t address, int count) {
+// How many slabs have been stored so far: published by one thread, observed by another.
+__device__ static inline void publish(uint32_t address, int count) {
     asm volatile("st.release.cta.shared::cta.b32 [%0], %1;" :: "r"(address), "r"(count) : "memory");
 }
-__device__ static inline int asked(uint32_t address) {
+__device__ static inline int observed(uint32_t address) {
     int count;
     asm volatile("ld.acquire.cta.shared::cta.b32 %0, [%1];" : "=r"(count) : "r"(address) : "memory");
     return count;
@@ -101,7 +101,7 @@ template <bool tall> __device__ static void produce(const Maps &maps, uint32_t b
         for (int i = 0; i < slabs; i++, turn++) {
             const int slab = slab_of(again, gram ? i : slabs - 1 - i, slabs);
             if (gram && again) {                                                // it was stored in the opposite order
-                while (asked(base + STORED_AT) < slabs - slab) {}
+                while (observed(base + STORED_AT) < slabs - slab) {}
                 fence_copies();
             }
             pipe.acquire(turn, STAGE);
@@ -126,9 +126,9 @@ template <bool tall> __device__ static void store_slabs(const Maps &maps, uint32
             bulk_commit();
             bulk_wait_read<0>();
             for (int arrived = 0; arrived < 4 * RELEASING_LANES; arrived++) barrier_arrive(pipe.empty(turn));
-            bulk_wait<1>(), fence_copies(), tell(base + STORED_AT, made);
+            bulk_wait<1>(), fence_copies(), publish(base + STORED_AT, made);
         }
-        bulk_wait<0>(), fence_copies(), tell(base + STORED_AT, made);
+        bulk_wait<0>(), fence_copies(), publish(base + STORED_AT, made);
     }
 }
 
@@ -369,7 +369,7 @@ void newton_schulz(const __grid_constant__ Maps maps, int slabs) {
         Pipeline<STAGES>{ base + BARRIERS_AT }.init(8);
         barrier_init(base + KEPT_AT, 1);
         for (int i = 0; i < STAGES; i++) barrier_init(base + READY_AT + i * 8, 4 * RELEASING_LANES);
-        tell(base + STORED_AT, 0);
+        publish(base + STORED_AT, 0);
         fence_barrier_init();
     }
     __syncthreads();

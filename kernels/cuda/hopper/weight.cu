@@ -170,8 +170,8 @@ template <typename T> static __global__ void add_splits(T *c, const float *split
 // ---- on the host ----------------------------------------------------------------------------------------------------------
 
 // The split-K factor: minimizes waves x length, if the saving outweighs the cost of writing and reading the partial sums: that
-// of one split takes as long as the product of some 930 rows. A wave is 132 tiles, the SMs of a full GPU, whatever this one
-// has: sums must not depend on it. bench/tiles.py also builds each choice (0: choose) and compares.
+// of one split takes as long as the product of some 930 rows. A wave is MULTIPROCESSORS tiles. bench/tiles.py also
+// builds each choice (0: choose) and compares.
 #ifndef TILE_SPLITS
 #define TILE_SPLITS 0
 #endif
@@ -180,8 +180,8 @@ static int splits_of(size_t tiles, int rows_of_expert) {
     int best = 1;
     double least = 1e30;
     for (int n = 1; n <= 8 && (n == 1 || rows_of_expert / n >= 512); n++) {
-        const double partial_sums = n > 1 ? 930.0 * n / rows_of_expert * (double)tiles / 132 : 0;
-        const double time = (double)divide_up(tiles * n, 132) / n + partial_sums;
+        const double partial_sums = n > 1 ? 930.0 * n / rows_of_expert * (double)tiles / MULTIPROCESSORS : 0;
+        const double time = (double)divide_up(tiles * n, MULTIPROCESSORS) / n + partial_sums;
         if (time < least) least = time, best = n;
     }
     return best;

@@ -1,4 +1,4 @@
-// meeting.cu: threads of ranks in one process keep step while they queue what their GPUs do together; compiled once.
+// barrier.cu: threads of ranks in one process keep step while they queue what their GPUs do together; compiled once.
 //
 // A call of CUDA may wait for all that its GPU has queued, and keep the other threads of the process from queueing anything meanwhile: the
 // first launch of a kernel, which loads it, or a call that allocates, frees or locks memory. If its GPU is then in an operation whose part
@@ -14,9 +14,9 @@ extern "C" {
 #include <time.h>
 #include <unistd.h>
 
-struct Meeting {
+struct HostBarrier {
     int ranks;
-    std::atomic<int> here, closed;
+    std::atomic<int> arrived, closed;
     std::atomic<unsigned> round;
 };
 
@@ -29,40 +29,40 @@ uint64_t this_process(void) {
     return mark;
 }
 
-// The first rank of a process brings the meeting.
-Meeting *meeting_open(Group *group) {
-    struct Invitation { uint64_t process; Meeting *meeting; } mine = { this_process(), new Meeting() };
-    Invitation *all = (Invitation *)calloc(group->size, sizeof *all);
+// All ranks make one; those of a process use that of its first rank.
+HostBarrier *host_barrier_open(Group *group) {
+    struct Offer { uint64_t process; HostBarrier *barrier; } mine = { this_process(), new HostBarrier() };
+    Offer *all = (Offer *)calloc(group->size, sizeof *all);
     if (!all) CUDA_CHECK(cudaErrorMemoryAllocation);
     group->exchange(group, all, &mine, sizeof mine);
-    Meeting *shared = NULL;
+    HostBarrier *shared = NULL;
     int ranks = 0;
     for (int r = 0; r < group->size; r++) {
         if (all[r].process != mine.process) continue;
-        if (!ranks++) shared = all[r].meeting;
+        if (!ranks++) shared = all[r].barrier;
     }
-    if (shared == mine.meeting) shared->ranks = ranks;
-    else delete mine.meeting;
+    if (shared == mine.barrier) shared->ranks = ranks;
+    else delete mine.barrier;
     group->exchange(group, all, &mine, sizeof mine);        // none begins before it is complete
     free(all);
-    if (!context()->meeting) context()->meeting = shared;
+    if (!context()->barrier) context()->barrier = shared;
     return shared;
 }
-void meeting_close(Meeting *m) {
-    if (context()->meeting == m) context()->meeting = NULL;
-    if (++m->closed == m->ranks) delete m;
+void host_barrier_close(HostBarrier *b) {
+    if (context()->barrier == b) context()->barrier = NULL;
+    if (++b->closed == b->ranks) delete b;
 }
 
-void cuda_meet(Meeting *m) {
+void host_barrier_wait(HostBarrier *b) {
     enum { SPINS = 20000 };                                 // some 100 us
     if (context()->recording) context()->recorded_exchange = true;
-    if (!m || context()->recording) return;
-    const unsigned round = m->round;
-    if (++m->here == m->ranks) {
-        m->here = 0;
-        m->round++;
+    if (!b || context()->recording) return;
+    const unsigned round = b->round;
+    if (++b->arrived == b->ranks) {
+        b->arrived = 0;
+        b->round++;
         return;
     }
-    for (int i = 0; m->round == round; i++)
+    for (int i = 0; b->round == round; i++)
         if (i >= SPINS) usleep(20);
 }
