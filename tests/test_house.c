@@ -63,7 +63,7 @@ typedef struct {
  * synthetic tree only. */
 enum { FORM, CIRCLES, COLUMNS, WORDS, RULES };
 static const struct { const char *what; int fails; } rules[RULES] = {
-    [FORM]    = { "includes that are not allowed and functions that are too long", 1 },
+    [FORM]    = { "includes not allowed, functions too long, operations in other files than on a CPU", 1 },
     [CIRCLES] = { "includes and calls that are part of a circle in a folder of llmc", 0 },
     [COLUMNS] = { "lines that are too wide", 0 },
     [WORDS]   = { "identifiers with a word that has another meaning elsewhere, or several here", 0 },
@@ -343,6 +343,33 @@ static void find_circles(Tree *t) {
     free(reach);
 }
 
+/* ---- where operations are ------------------------------------------------------------------------------------------ */
+
+/* What kernels/cpu/x.c puts into the table of a device, kernels/cuda/x.cu does, or a file of hopper/ or
+ * decode/ whose name begins with x. device.cu may, too: what is no kernel. */
+static void find_operations(Tree *t) {
+    for (int i = 0; i < t->count; i++) {
+        const char *path = t->at[i].path, *file = path + strlen("kernels/cpu/");
+        if (!matches(path, "kernels/cpu/*.c") || !strcmp(file, "device.c")) continue;
+        for (const char *c = t->at[i].code; (c = strstr(c, "d->")); c++) {
+            char name[64], entry[80];
+            int found = 0;
+            if (sscanf(c, "d->%63[a-z0-9_]", name) != 1) continue;
+            snprintf(entry, sizeof entry, "d->%s = ", name);
+            if (strncmp(c, entry, strlen(entry))) continue;
+            for (int k = 0; k < t->count; k++) {
+                if (!matches(t->at[k].path, "kernels/cuda/") || !strstr(t->at[k].code, entry)) continue;
+                const char *base = strrchr(t->at[k].path, '/') + 1;
+                const size_t n = strcspn(file, ".") + !matches(t->at[k].path, "kernels/cuda/*/*.cu");    /* x or x. */
+                if (strncmp(base, file, n) && strcmp(base, "device.cu"))
+                    fault(t, FORM, &t->at[k], 1, "is not where kernels/cpu has ", name);
+                found = 1;
+            }
+            if (!found) fault(t, FORM, &t->at[i], 1, "no file of kernels/cuda has ", name);
+        }
+    }
+}
+
 static void tree_read(Tree *t, const char *root) {
     static const char *const folders[] = { "llmc", "kernels", "tests", "bench" };
     *t = (Tree){ .root = root };
@@ -351,6 +378,7 @@ static void tree_read(Tree *t, const char *root) {
     for (int i = 0; i < t->count; i++)
         read_includes(t, &t->at[i]), read_functions(t, &t->at[i]), read_columns(t, &t->at[i]), read_words(t, &t->at[i]);
     find_circles(t);
+    find_operations(t);
 }
 
 /* ---- can it fail? ---------------------------------------------------------------------------- */
@@ -387,6 +415,11 @@ static const struct { const char *path, *text; int lines; const char *fault; } s
     { "kernels/comm.h",       "#include \"llmc/base/base.h\"\n", 0, ":1: may not include llmc/base/base.h\n" },
     { "kernels/cuda/impl.cuh","#include \"kernels/kernels.h\"\n", 0, NULL },
     { "kernels/cpu/up.c",    "#include \"kernels/cuda/impl.cuh\"\n", 0, ":1: may not include kernels/cuda/impl.cuh\n" },
+    { "kernels/cpu/sum.c",    "PART(sum) { d->sum = sum; d->lost = lost; }\n", 0,
+      ":1: no file of kernels/cuda has lost\n" },
+    { "kernels/cuda/sum.cu",  "PART(sum) { d->sum = sum; }\n", 0, NULL },
+    { "kernels/cuda/hopper/sum_of.cu", "PART(sums) { d->sum = sum; }\n", 0, NULL },
+    { "kernels/cuda/sum_of.cu", "PART(sums) { d->sum = sum; }\n", 0, ":1: is not where kernels/cpu has sum\n" },
     { "kernels/cuda/long.cu", "", 61, ":1: function of 61 lines, at most 60\n" },
     { "kernels/cuda/loop.cu", "/* The main loop. */\n", 80, NULL },
     { "kernels/cuda/loops.cu","/* The main loop. */\n", 81, ":2: function of 81 lines, at most 80\n" },
