@@ -163,8 +163,8 @@ static Fp8 take_codes(Layer *l, size_t rows, size_t columns) {
 }
 static Fp8 take_squares(Layer *l, size_t n) { return (Fp8){ take(l, n), take(l, n / FP8_BLOCK / FP8_BLOCK * l->dev->real_size) }; }
 static void weights8(Layer *l) {
-    l->dev->fp8_weight(l->up8, l->up8_turned, l->up, l->z.E, 2 * l->z.F, l->z.C);
-    l->dev->fp8_weight(l->down8, l->down8_turned, l->down, l->z.E, l->z.C, l->z.F);
+    l->dev->fp8->weight(l->up8, l->up8_turned, l->up, l->z.E, 2 * l->z.F, l->z.C);
+    l->dev->fp8->weight(l->down8, l->down8_turned, l->down, l->z.E, l->z.C, l->z.F);
 }
 static int codes_open(Layer *l) {
     const size_t N = (size_t)l->z.N, C = (size_t)l->z.C, F = (size_t)l->z.F, E = (size_t)l->z.E, S = (size_t)l->S;
@@ -179,24 +179,24 @@ static int codes_open(Layer *l) {
     weights8(l);
     return 1;
 }
-static void x_codes(Layer *l) { l->dev->fp8_rows(l->x8, l->x, l->z.N, l->z.C); }
-static void up_codes(Layer *l) { l->dev->fp8_up_forward(l->dev, l->pre, l->act8, l->x8, l->up8, &l->plan, l->z.C, l->z.F); }
-static void down_codes(Layer *l) { l->dev->fp8_linear(l->dev, l->rows, l->act8, l->down8, &l->plan, l->z.F, l->z.C); }
-static void dout_codes(Layer *l) { l->dev->fp8_rows(l->dout8, l->dout, l->z.N, l->z.C); }
+static void x_codes(Layer *l) { l->dev->fp8->rows(l->x8, l->x, l->z.N, l->z.C); }
+static void up_codes(Layer *l) { l->dev->fp8->up_forward(l->dev, l->pre, l->act8, l->x8, l->up8, &l->plan, l->z.C, l->z.F); }
+static void down_codes(Layer *l) { l->dev->fp8->linear(l->dev, l->rows, l->act8, l->down8, &l->plan, l->z.F, l->z.C); }
+static void dout_codes(Layer *l) { l->dev->fp8->rows(l->dout8, l->dout, l->z.N, l->z.C); }
 static void down_backward_codes(Layer *l) {
-    l->dev->fp8_down_backward(l->dev, NULL, l->dpre8, NULL, l->wact8, l->dweight, l->dout8, l->down8_turned, l->pre, l->weight,
+    l->dev->fp8->down_backward(l->dev, NULL, l->dpre8, NULL, l->wact8, l->dweight, l->dout8, l->down8_turned, l->pre, l->weight,
                               &l->plan, l->z.C, l->z.F);
 }
-static void dout_columns(Layer *l) { l->dev->fp8_columns(l->left, l->dout8, &l->plan, l->z.C, BY_TOKEN); }
-static void wact_columns(Layer *l) { l->dev->fp8_columns(l->right, l->wact8, &l->plan, l->z.F, GROUPED); }
+static void dout_columns(Layer *l) { l->dev->fp8->columns(l->left, l->dout8, &l->plan, l->z.C, BY_TOKEN); }
+static void wact_columns(Layer *l) { l->dev->fp8->columns(l->right, l->wact8, &l->plan, l->z.F, GROUPED); }
 static void ddown_codes(Layer *l) {
-    l->dev->fp8_backward_weight(l->dev, l->ddown, l->left, l->right, &l->plan, l->z.F, l->z.C, SET_ROUNDED);
+    l->dev->fp8->backward_weight(l->dev, l->ddown, l->left, l->right, &l->plan, l->z.F, l->z.C, SET_ROUNDED);
 }
-static void up_input_codes(Layer *l) { l->dev->fp8_linear(l->dev, l->rows, l->dpre8, l->up8_turned, &l->plan, 2*l->z.F, l->z.C); }
-static void dpre_columns(Layer *l) { l->dev->fp8_columns(l->left, l->dpre8, &l->plan, 2*l->z.F, GROUPED); }
-static void x_columns(Layer *l) { l->dev->fp8_columns(l->right, l->x8, &l->plan, l->z.C, BY_TOKEN); }
+static void up_input_codes(Layer *l) { l->dev->fp8->linear(l->dev, l->rows, l->dpre8, l->up8_turned, &l->plan, 2*l->z.F, l->z.C); }
+static void dpre_columns(Layer *l) { l->dev->fp8->columns(l->left, l->dpre8, &l->plan, 2*l->z.F, GROUPED); }
+static void x_columns(Layer *l) { l->dev->fp8->columns(l->right, l->x8, &l->plan, l->z.C, BY_TOKEN); }
 static void dup_codes(Layer *l) {
-    l->dev->fp8_backward_weight(l->dev, l->dup, l->left, l->right, &l->plan, l->z.C, 2*l->z.F, SET_ROUNDED);
+    l->dev->fp8->backward_weight(l->dev, l->dup, l->left, l->right, &l->plan, l->z.C, 2*l->z.F, SET_ROUNDED);
 }
 static void forward8(Layer *l) {
     l->dev->route_plan(&l->plan, l->load, l->expert);
@@ -361,7 +361,7 @@ static void print_differences(Layer *l, Part *f, Part *b) {
 static void time_layer(Layer *l, int ceiling, int rested) {
     double ms[WORKS], f_work, b_work;
     const Size z = l->z;
-    const int codes = l->dev->is_gpu && !l->heads && l->dev->fp8_fits(z.C, z.F) && (l->x8.code || codes_open(l));
+    const int codes = l->dev->is_gpu && !l->heads && l->dev->fp8 && l->dev->fp8->fits(z.C, z.F) && (l->x8.code || codes_open(l));
     Part *const f = l->heads ? attention_forward : forward, *const b = l->heads ? attention_backward : backward;
     if (rested) {
         ms[0] = rested_ms(l, f, NULL), ms[1] = rested_ms(l, f, b) - ms[0];

@@ -69,22 +69,27 @@ static double visible(int B, int T) { return (double)B * T; }
         mark(p.calls); \
     }
 /* If the device composes it of other operations, those have been noted. */
-#define COMPOUND(op, parameters, arguments, flop, bytes, ...) \
+#define COMPOSED(op, operation, parameters, arguments, flop, bytes, ...) \
     static void noted_##op parameters { \
         const int before = p.calls; \
-        p.inner->op arguments; \
+        p.inner->operation arguments; \
         if (p.calls > before) return; \
         note(#op, flop, bytes, __VA_ARGS__); \
         mark(p.calls); \
     }
+#define COMPOUND(op, ...) COMPOSED(op, op, __VA_ARGS__)
+#define FP8(op, ...) COMPOSED(fp8_##op, fp8->op, __VA_ARGS__)
 #include "tests/ops/operations.h"
 
 /* ---- timing any work ------------------------------------------------------------------------------------------------ */
 
 static Device noting(const Device *dev) {
+    static Fp8Operations fp8;
     Device d = *dev;
+    if (dev->fp8) fp8 = *dev->fp8, d.fp8 = &fp8;
 #define OPERATION(op, ...) d.op = noted_##op;
 #define COMPOUND OPERATION
+#define FP8(op, ...) fp8.op = noted_fp8_##op;
 #include "tests/ops/operations.h"
     if (dev->add_norm_backward == compound_add_norm_backward) d.add_norm_backward = compound_add_norm_backward;
     return d;

@@ -38,12 +38,3 @@ void compound_add_norm_backward(const Device *d, ACC floatX *dresid, ACC real *d
     d->rmsnorm_backward(dresid, dnorm, dout, resid, norm, rstd, N, C);
     if (dbias) d->bias_backward(dbias, dresid, N, C);
 }
-
-int compound_decode_fits(int N, int C, int F, int E, int K) {
-    (void)N, (void)C, (void)F, (void)E, (void)K;
-    return 0;
-}
-int compound_fp8_fits(int C, int F) {
-    (void)C, (void)F;
-    return 0;
-}

@@ -15,8 +15,6 @@ void compound_add_norm_forward(const Device *d, OUT floatX *out, OUT real *rstd,
                                const Sum *s, Dropout dropout, Norm norm, int N, int C);
 void compound_add_norm_backward(const Device *d, ACC floatX *dresid, ACC real *dnorm, ACC real *dbias, floatX *const scratch[2],
                                 const Sum *s, const floatX *resid, Norm norm, const real *rstd, int N, int C);
-int  compound_decode_fits(int N, int C, int F, int E, int K);       /* 0 */
-int  compound_fp8_fits(int C, int F);                               /* 0 */
 #ifdef __cplusplus
 }
 #endif

@@ -169,7 +169,7 @@ enum { MULTIPROCESSORS = 132 };
  * power of two: value = code * scale. Blocks are
  *     of rows (N,C)            1 x 128: scale (N, C/128)
  *     of a weight (E,O,C)      128 x 128: scale (E, O/128, C/128)
- *     of columns, which fp8_columns makes.
+ *     of columns, which Fp8Operations.columns makes.
  * From floats: a scale is the smallest power of two, from 2^-117 on, for which no magnitude of its block is above 448 * scale, and a
  * code is the nearest, even of two, to value / scale. So nothing saturates, the largest magnitude of a block is more than 224 times its
  * scale, and what is at most 2^-10 of the scale becomes zero. With m the bits of the largest magnitude as f32, the scale's are
@@ -202,12 +202,16 @@ typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited
 typedef struct Comm Comm;               /* one of several ranks: kernels/comm.h */
 typedef struct Group Group;             /* the ranks' hosts: kernels/comm.h */
 
+typedef struct DecodeOperations DecodeOperations;
+typedef struct Fp8Operations Fp8Operations;
 typedef struct Device Device;
 struct Device {
     const char *name;                   /* "cpu-f32", "cuda-bf16", ... */
     const char *dtype;                  /* of floatX in files: "F32", "BF16", "F64" */
     size_t floatX_size, real_size;      /* bytes */
     int    is_gpu;
+    const DecodeOperations *decode;     /* more operations, below; NULL: this device has none of them */
+    const Fp8Operations    *fp8;
 
     /* ---- memory: pointers are the device's; host pointers are called host ------------------------------------- */
     /* The calling thread will use the which-th device of this kind. NULL, or why it cannot. */
@@ -402,30 +406,6 @@ struct Device {
     /* advance: row[n] += 1, position[n] += 1, log[position[n]*N + n] = token[n]: these tokens are the next input */
     void (*advance)(ACC int *position, ACC int *row, OUT int *log, const int *token, int N);
 
-    /* ---- a few tokens: a layer of decoding in five launches ------------------------------------------------
-     * The operations above, several fused into one and rounded as they round (decode_out may skip roundings within its sum), for
-     * devices where starting them one by one would take longer than the work. decode_fits: can N tokens of C channels and
-     * experts of width F use these (all other widths must be multiples of F or C)? If not, call the operations they are made of.
-     * Where decode_fits is always 0 the others are NULL.
-     *
-     * decode_in: x = rmsnorm_forward(inp, norm); choice = router_forward(x router.weight^T, ...), weights times router.scale;
-     *   out (N,K,O) by slot = f(x w[expert]^T), w (E,O,C), or (E,2O,C) for a gated f;  plain (N,P) = x plain_w^T.
-     *   plain_w NULL: P = 0. next: NULL, or the weights decode_out will read, next_size elements for each expert; those of
-     *   the chosen experts are prefetched.
-     * decode_out: out (N,O) = residual + scale (bias + sum_k weight[n,k] inp[slot n*K+k] w[expert]^T).   inp (N*K,C)  w (E,O,C)
-     *   bias (O), or NULL. scale 0: none. choice: that of the last decode_in, or NULLs: one expert. out may be residual.
-     * decode_attention: `heads`, as bias_forward, columns_add and the norms; rope(q), rope of the keys in kv, cache_store(kv),
-     *   attention_cached. kv (B,2,G,D)  row (B). position, row, token and the cache must be complete before the PREVIOUS operation is
-     *   queued: this one reads them early. */
-    int  (*decode_fits)(int N, int C, int F, int E, int K);
-    void (*decode_in )(OUT floatX *out, OUT floatX *plain, OUT Choice choice, const floatX *inp, Norm norm, Router router,
-                       const floatX *w, const floatX *plain_w, const floatX *next, size_t next_size, Activation f,
-                       int N, int C, int O, int P);
-    void (*decode_out)(OUT floatX *out, const floatX *residual, const floatX *inp, Choice choice, const floatX *w,
-                       const floatX *bias, float scale, int N, int E, int K, int C, int O);
-    void (*decode_attention)(OUT floatX *out, floatX *cache, const floatX *q, const floatX *kv, const NewHeads *heads, const real *table,
-                          const int *position, const int *row, int window, HeadOrder order, int B, int T, int G, int Q, int D);
-
     /* ==== ingredients: what some models have besides ============================================ */
     /* ---- scale_weights: out = scale * weight (n): weights of slots, or their gradients; in place too ----------------
      * error: one rounding */
@@ -518,36 +498,6 @@ struct Device {
     void (*muon_update)(ACC floatX *weight, ACC real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts,
                         int count, int rows, int columns, const Muon *a);
 
-    /* ---- experts in 8 bits: the products of gated experts (SWIGLU) on values of Fp8, as declared above --------------------
-     * fp8_fits: can experts of F columns in a model of C channels use these? C and F must be multiples of 128; 0 for any sizes: not on
-     * this device, and the others are NULL. A product is the sum, over blocks of 128 of the reduction, of a block's sum of products of
-     * codes times the two scales, as real. d is the device itself.
-     *
-     * fp8_rows:   out = inp (N,C).   fp8_weight: out = weight (E,O,C); transposed (E,C,O): the same codes and scales.   error: exact
-     * fp8_up_forward: as expert_up_forward, inp (N,C) BY_TOKEN, weight (E,2F,C). act (S,F) is made from pre as it is stored, in real, and
-     *   is rounded once, to its code.
-     * fp8_linear: out (S,O) = inp (S,C) weight[e]^T, GROUPED. With a transposed weight it is parallel_linear_backward_input.
-     * fp8_down_backward: as expert_down_backward, dout (N,C) BY_TOKEN, down (E,F,C) the transposed weight. da = dout down[e]^T is rounded
-     *   to floatX; what is made of it, in real, once. dpre (S,2F) and wact (S,F) are wanted in 8 bits, as floatX, or both: codes or
-     *   pointers that are NULL are not written.
-     * fp8_columns: rows of inp, (N,C) BY_TOKEN or (S,C) GROUPED, transposed within blocks of 128 rows of an expert.
-     *   out.code (blocks, C, 128)  out.scale (blocks, C/128)   blocks: fp8_blocks(S, E). A block's scale is the largest of its rows', or
-     *   NaN if one of those is; a code is that of its row's times row's scale / block's, nearest even: exact, unless it becomes
-     *   subnormal. Signs of zeros stay. Rows after an expert's last have codes 0, and their scales do not count.   error: exact
-     * fp8_backward_weight: dweight (E,O,C), as parallel_linear_backward_weight, of columns of dout (.,O) and inp (.,C).
-     *
-     * error of products: as matmul, eps more because Hopper's sums have 14 bits within a block; of codes: one unit in the last place.
-     * Source: DeepSeek-V3, arXiv 2412.19437, section 3.3 (blocks); powers of two: Wang et al. 2025, FP8-Flow-MoE, arXiv 2511.02302. */
-    int  (*fp8_fits)(int C, int F);
-    void (*fp8_rows)(OUT Fp8 out, const floatX *inp, int N, int C);
-    void (*fp8_weight)(OUT Fp8 out, OUT Fp8 transposed, const floatX *weight, int E, int O, int C);
-    void (*fp8_up_forward)(const Device *d, OUT floatX *pre, OUT Fp8 act, Fp8 inp, Fp8 weight, const Plan *plan, int C, int F);
-    void (*fp8_linear)(const Device *d, OUT floatX *out, Fp8 inp, Fp8 weight, const Plan *plan, int C, int O);
-    void (*fp8_down_backward)(const Device *d, OUT floatX *dpre, OUT Fp8 dpre8, OUT floatX *wact, OUT Fp8 wact8, OUT real *dweight,
-                              Fp8 dout, Fp8 down, const floatX *pre, const real *weight, const Plan *plan, int C, int F);
-    void (*fp8_columns)(OUT Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_rows);
-    void (*fp8_backward_weight)(const Device *d, void *dweight, Fp8 dout, Fp8 inp, const Plan *plan, int C, int O, Write how);
-
     /* ==== the device beside its operations ====================================================== */
     /* post queues a copy to the host; collect waits for it, but not for work that was queued after it. slot: 0 or 1, so that two
      * copies can be in flight. */
@@ -585,6 +535,66 @@ struct Device {
 
     /* ---- ranks: connects all ranks; each calls this in its own thread, after open. NULL, and why, if it fails. */
     Comm *(*connect)(Group *group, char why[256]);
+};
+
+/* ---- a few tokens: a layer of decoding in five launches --------------------------------------------
+ * Operations of Device, several fused into one and rounded as they round (`out` may skip roundings
+ * within its sum), for devices where starting them one by one would take longer than the work. fits:
+ * can N tokens of C channels and experts of width F use these (all other widths must be multiples of F
+ * or C)? If not, call the operations they are made of.
+ *
+ * in: x = rmsnorm_forward(inp, norm); choice = router_forward(x router.weight^T, ...), weights times router.scale;
+ *   out (N,K,O) by slot = f(x w[expert]^T), w (E,O,C), or (E,2O,C) for a gated f;  plain (N,P) = x plain_w^T.
+ *   plain_w NULL: P = 0. next: NULL, or the weights that `out` will read, next_size elements for each expert;
+ *   those of the chosen experts are prefetched.
+ * out: out (N,O) = residual + scale (bias + sum_k weight[n,k] inp[slot n*K+k] w[expert]^T).   inp (N*K,C)  w (E,O,C)
+ *   bias (O), or NULL. scale 0: none. choice: that of the last `in`, or NULLs: one expert. out may be residual.
+ * attention: `heads`, as bias_forward, columns_add and the norms; rope(q), rope of the keys in kv, cache_store(kv),
+ *   attention_cached. kv (B,2,G,D)  row (B). position, row, token and the cache must be complete before the PREVIOUS operation is
+ *   queued: this one reads them early. */
+struct DecodeOperations {
+    int  (*fits)(int N, int C, int F, int E, int K);
+    void (*in )(OUT floatX *out, OUT floatX *plain, OUT Choice choice, const floatX *inp, Norm norm, Router router,
+                const floatX *w, const floatX *plain_w, const floatX *next, size_t next_size, Activation f,
+                int N, int C, int O, int P);
+    void (*out)(OUT floatX *out, const floatX *residual, const floatX *inp, Choice choice, const floatX *w,
+                const floatX *bias, float scale, int N, int E, int K, int C, int O);
+    void (*attention)(OUT floatX *out, floatX *cache, const floatX *q, const floatX *kv, const NewHeads *heads,
+                      const real *table, const int *position, const int *row, int window, HeadOrder order, int B, int T,
+                      int G, int Q, int D);
+};
+
+/* ---- experts in 8 bits: the products of gated experts (SWIGLU) on values of Fp8 ---------------------
+ * fits: can experts of F columns in a model of C channels use these? C and F must be multiples of 128,
+ * and a GPU must be a Hopper. A product is the sum, over blocks of 128 of the reduction, of a block's
+ * sum of products of codes times the two scales, as real. d is the device itself.
+ *
+ * rows:   out = inp (N,C).   weight: out = weight (E,O,C); transposed (E,C,O): the same codes and scales.   error: exact
+ * up_forward: as expert_up_forward, inp (N,C) BY_TOKEN, weight (E,2F,C). act (S,F) is made from pre as it is stored, in real, and
+ *   is rounded once, to its code.
+ * linear: out (S,O) = inp (S,C) weight[e]^T, GROUPED. With a transposed weight it is parallel_linear_backward_input.
+ * down_backward: as expert_down_backward, dout (N,C) BY_TOKEN, down (E,F,C) the transposed weight. da = dout down[e]^T is rounded
+ *   to floatX; what is made of it, in real, once. dpre (S,2F) and wact (S,F) are wanted in 8 bits, as floatX, or both: codes or
+ *   pointers that are NULL are not written.
+ * columns: rows of inp, (N,C) BY_TOKEN or (S,C) GROUPED, transposed within blocks of 128 rows of an expert.
+ *   out.code (blocks, C, 128)  out.scale (blocks, C/128)   blocks: fp8_blocks(S, E). A block's scale is the largest of its rows', or
+ *   NaN if one of those is; a code is that of its row's times row's scale / block's, nearest even: exact, unless it becomes
+ *   subnormal. Signs of zeros stay. Rows after an expert's last have codes 0, and their scales do not count.   error: exact
+ * backward_weight: dweight (E,O,C), as parallel_linear_backward_weight, of columns of dout (.,O) and inp (.,C).
+ *
+ * error of products: as matmul, eps more because Hopper's sums have 14 bits within a block; of codes: one unit in the last place.
+ * Source: DeepSeek-V3, arXiv 2412.19437, section 3.3 (blocks); powers of two: Wang et al. 2025, FP8-Flow-MoE, arXiv 2511.02302. */
+struct Fp8Operations {
+    int  (*fits)(int C, int F);
+    void (*rows)(OUT Fp8 out, const floatX *inp, int N, int C);
+    void (*weight)(OUT Fp8 out, OUT Fp8 transposed, const floatX *weight, int E, int O, int C);
+    void (*up_forward)(const Device *d, OUT floatX *pre, OUT Fp8 act, Fp8 inp, Fp8 weight, const Plan *plan, int C, int F);
+    void (*linear)(const Device *d, OUT floatX *out, Fp8 inp, Fp8 weight, const Plan *plan, int C, int O);
+    void (*down_backward)(const Device *d, OUT floatX *dpre, OUT Fp8 dpre8, OUT floatX *wact, OUT Fp8 wact8,
+                          OUT real *dweight, Fp8 dout, Fp8 down, const floatX *pre, const real *weight,
+                          const Plan *plan, int C, int F);
+    void (*columns)(OUT Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_rows);
+    void (*backward_weight)(const Device *d, void *dweight, Fp8 dout, Fp8 inp, const Plan *plan, int C, int O, Write how);
 };
 
 static inline size_t dtype_size(const Device *dev, Dtype s) { return s == REAL ? dev->real_size : dev->floatX_size; }

@@ -102,7 +102,6 @@ PART(device) {
         .reals_from_double = reals_from_double, .reals_to_double = reals_to_double,
         .expert_up_forward = compound_expert_up_forward, .expert_down_backward = compound_expert_down_backward,
         .add_norm_forward = compound_add_norm_forward, .add_norm_backward = compound_add_norm_backward,
-        .decode_fits = compound_decode_fits,
     };
     PARTS(FILL)
 }

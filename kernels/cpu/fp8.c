@@ -230,13 +230,8 @@ static void fp8_backward_weight(const Device *d, void *dweight, Fp8 dout, Fp8 in
     free(x);
 }
 
-PART(fp8) {
-    d->fp8_fits = fp8_fits;
-    d->fp8_rows = fp8_rows;
-    d->fp8_weight = fp8_weight;
-    d->fp8_up_forward = fp8_up_forward;
-    d->fp8_linear = fp8_linear;
-    d->fp8_down_backward = fp8_down_backward;
-    d->fp8_columns = fp8_columns;
-    d->fp8_backward_weight = fp8_backward_weight;
-}
+static const Fp8Operations fp8 = {
+    .fits = fp8_fits, .rows = fp8_rows, .weight = fp8_weight, .up_forward = fp8_up_forward, .linear = fp8_linear,
+    .down_backward = fp8_down_backward, .columns = fp8_columns, .backward_weight = fp8_backward_weight
+};
+PART(fp8) { d->fp8 = &fp8; }

@@ -147,10 +147,10 @@ void DEVICE(dropout)(Device *d);
 void DEVICE(matmul)(Device *d);
 void DEVICE(matmul_portable)(Device *d);
 void DEVICE(hopper)(Device *d);
-void DEVICE(fp8_codes)(Device *d);
-void DEVICE(fp8_rows)(Device *d);
-void DEVICE(fp8_down)(Device *d);
-void DEVICE(fp8_weight)(Device *d);
+void DEVICE(fp8_codes)(Fp8Operations *d);
+void DEVICE(fp8_rows)(Fp8Operations *d);
+void DEVICE(fp8_down)(Fp8Operations *d);
+void DEVICE(fp8_weight)(Fp8Operations *d);
 void DEVICE(route)(Device *d);
 void DEVICE(round)(Device *d);
 void DEVICE(expert)(Device *d);
@@ -163,7 +163,8 @@ void DEVICE(muon)(Device *d);
 void DEVICE(muon_portable)(Device *d);
 void DEVICE(decode_attention)(Device *d);
 void DEVICE(sample)(Device *d);
-void DEVICE(decode_layer)(Device *d);
+void DEVICE(decode_layer)(DecodeOperations *d);
+void DEVICE(decode_heads)(DecodeOperations *d);
 }
 PART(device) {
     *d = Device();
@@ -188,7 +189,6 @@ PART(device) {
     d->set_activity = cuda_set_activity;
     d->expert_up_forward = compound_expert_up_forward;
     d->expert_down_backward = compound_expert_down_backward;
-    d->fp8_fits = compound_fp8_fits;
     DEVICE(embed)(d);
     DEVICE(norm)(d);
     DEVICE(rope)(d);
@@ -208,13 +208,18 @@ PART(device) {
     DEVICE(muon)(d);
     DEVICE(decode_attention)(d);
     DEVICE(sample)(d);
-    DEVICE(decode_layer)(d);
+    static DecodeOperations decode;
+    DEVICE(decode_layer)(&decode);
+    DEVICE(decode_heads)(&decode);
+    if (decode.fits) d->decode = &decode;
 #if defined(PRECISION_BF16)
     DEVICE(hopper)(d);                                      // after the functions that it replaces
-    DEVICE(fp8_codes)(d);
-    DEVICE(fp8_rows)(d);
-    DEVICE(fp8_down)(d);
-    DEVICE(fp8_weight)(d);
+    static Fp8Operations fp8;
+    DEVICE(fp8_codes)(&fp8);
+    DEVICE(fp8_rows)(&fp8);
+    DEVICE(fp8_down)(&fp8);
+    DEVICE(fp8_weight)(&fp8);
+    d->fp8 = &fp8;
 #endif
 }
 
@@ -228,6 +233,6 @@ PART(portable) {
     DEVICE(muon_portable)(d);
     d->expert_up_forward = compound_expert_up_forward;
     d->expert_down_backward = compound_expert_down_backward;
-    d->fp8_fits = compound_fp8_fits;
+    d->fp8 = NULL;
 }
 #endif

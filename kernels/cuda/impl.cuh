@@ -113,7 +113,8 @@ void cuda_check(const char *file, int line, const char *what, cudaError_t error)
     } while (0)
 
 // Each file fills its part of the table: PART(matmul) { d->matmul_forward = ...; }
-#define PART(part) extern "C" void DEVICE(part)(Device *d); extern "C" void DEVICE(part)(Device *d)
+#define PART(part) PART_OF(Device, part)
+#define PART_OF(Table, part) extern "C" void DEVICE(part)(Table *d); extern "C" void DEVICE(part)(Table *d)
 
 __host__ __device__ static inline real   R(floatX x) { return (real)x; }
 __host__ __device__ static inline floatX X(real r)   { return (floatX)r; }

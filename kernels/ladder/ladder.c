@@ -37,10 +37,11 @@ static const Rung rungs[] = {
 const Rung *ladder_list(int i) { return i >= 0 && i < (int)(sizeof rungs / sizeof *rungs) ? &rungs[i] : NULL; }
 
 Device ladder_device(const Device *base, const Rung *rung) {
+    static Fp8Operations fp8;
     Device d = rung->device ? *device_find(rung->device) : *base;
     d.name = rung->file;
     if (rung->parallel_linear) d.parallel_linear_forward = rung->parallel_linear;
     if (rung->attention) d.attention_forward = rung->attention;
-    if (rung->fp8_linear) d.fp8_linear = rung->fp8_linear;
+    if (rung->fp8_linear) fp8 = *d.fp8, fp8.linear = rung->fp8_linear, d.fp8 = &fp8;
     return d;
 }

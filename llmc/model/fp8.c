@@ -35,23 +35,23 @@ void encode_experts(Model *m, int l, int backward) {
     const int are_new = !backward && m->batch.phase & PHASE_FIRST && !(c->universal && l);
     if (!in_8_bits(m, l, backward || !m->codes_shared ? FP8_ALL : FP8_FORWARD) || !(are_new || m->codes_shared)) return;
     const ExpertCodes *w = codes_of(m, l);
-    m->dev->fp8_weight(w->up, w->up_transposed, m->lp[l].up, c->experts, 2 * c->width, c->channels);
-    m->dev->fp8_weight(w->down, w->down_transposed, m->lp[l].down, c->experts, c->channels, c->width);
+    m->dev->fp8->weight(w->up, w->up_transposed, m->lp[l].up, c->experts, 2 * c->width, c->channels);
+    m->dev->fp8->weight(w->down, w->down_transposed, m->lp[l].down, c->experts, c->channels, c->width);
 }
 
 int encoded_up(Model *m, int l, const floatX *x) {
     const Device *dev = m->dev;
     const int C = m->config.channels, F = m->config.width;
     if (!in_8_bits(m, l, FP8_FORWARD)) return 0;
-    dev->fp8_rows(m->s.x8, x, m->batch.N, C);
-    dev->fp8_up_forward(dev, m->acts[l].pre, m->s.act8, m->s.x8, codes_of(m, l)->up, &m->acts[l].mlp.plan, C, F);
+    dev->fp8->rows(m->s.x8, x, m->batch.N, C);
+    dev->fp8->up_forward(dev, m->acts[l].pre, m->s.act8, m->s.x8, codes_of(m, l)->up, &m->acts[l].mlp.plan, C, F);
     return 1;
 }
 int encoded_down(Model *m, int l) {
     const Device *dev = m->dev;
     const int C = m->config.channels, F = m->config.width;
     if (!in_8_bits(m, l, FP8_FORWARD)) return 0;
-    dev->fp8_linear(dev, m->s.rows, m->s.act8, codes_of(m, l)->down, &m->acts[l].mlp.plan, F, C);
+    dev->fp8->linear(dev, m->s.rows, m->s.act8, codes_of(m, l)->down, &m->acts[l].mlp.plan, F, C);
     return 1;
 }
 
@@ -62,28 +62,28 @@ int encoded_backward(Model *m, int l, const floatX *dout, const floatX *x, Write
     const Plan *plan = &a->mlp.plan;
     const LayerGrads *g = &m->lg[l];
     const Scratch *s = &m->s;
-    const int N = m->batch.N, C = m->config.channels, F = m->config.width, all = dev->fp8_columns != NULL;
+    const int N = m->batch.N, C = m->config.channels, F = m->config.width, all = dev->fp8->columns != NULL;
     const Fp8 none = { 0 }, dout8 = s->x8, x8 = s->x8;              /* one buffer: first of dout, then of x */
     if (!in_8_bits(m, l, FP8_BACKWARD)) return 0;
     const ExpertCodes *w = codes_of(m, l);
 
     /* 6, 5, 4. */
-    dev->fp8_rows(dout8, dout, N, C);
-    dev->fp8_down_backward(dev, all ? NULL : s->dpre, s->dpre8, all ? NULL : s->act, all ? s->act8 : none, s->dweight,
+    dev->fp8->rows(dout8, dout, N, C);
+    dev->fp8->down_backward(dev, all ? NULL : s->dpre, s->dpre8, all ? NULL : s->act, all ? s->act8 : none, s->dweight,
                            dout8, w->down_transposed, a->pre, a->mlp.weight, plan, C, F);
     if (all) {
-        dev->fp8_columns(s->columns_C, dout8, plan, C, BY_TOKEN);
-        dev->fp8_columns(s->columns_F, s->act8, plan, F, GROUPED);
-        dev->fp8_backward_weight(dev, g->down, s->columns_C, s->columns_F, plan, F, C, how);
+        dev->fp8->columns(s->columns_C, dout8, plan, C, BY_TOKEN);
+        dev->fp8->columns(s->columns_F, s->act8, plan, F, GROUPED);
+        dev->fp8->backward_weight(dev, g->down, s->columns_C, s->columns_F, plan, F, C, how);
     } else dev->parallel_linear_backward_weight(g->down, dout, s->act, plan, F, C, GROUPED, BY_TOKEN, how);
 
     /* 3. */
-    dev->fp8_linear(dev, s->rows, s->dpre8, w->up_transposed, plan, 2*F, C);
+    dev->fp8->linear(dev, s->rows, s->dpre8, w->up_transposed, plan, 2*F, C);
     if (all) {
-        dev->fp8_rows(x8, x, N, C);
-        dev->fp8_columns(s->columns_C, x8, plan, C, BY_TOKEN);
-        dev->fp8_columns(s->columns_F, s->dpre8, plan, 2*F, GROUPED);
-        dev->fp8_backward_weight(dev, g->up, s->columns_F, s->columns_C, plan, C, 2*F, how);
+        dev->fp8->rows(x8, x, N, C);
+        dev->fp8->columns(s->columns_C, x8, plan, C, BY_TOKEN);
+        dev->fp8->columns(s->columns_F, s->dpre8, plan, 2*F, GROUPED);
+        dev->fp8->backward_weight(dev, g->up, s->columns_F, s->columns_C, plan, C, 2*F, how);
     } else dev->parallel_linear_backward_weight(g->up, s->dpre, x, plan, C, 2*F, BY_TOKEN, GROUPED, how);
     return 1;
 }

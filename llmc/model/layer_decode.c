@@ -1,7 +1,7 @@
 /* layer_decode.c: sub-layers when text is generated. Keys and values of past tokens are in a cache,
  * to which step 5 of attention.c adds those of new ones. One new token for each of some sequences
  * may also pass a whole sub-layer at once, from residual stream to residual stream, by operations
- * that fuse its steps (decode_in, decode_attention, decode_out in kernels.h). */
+ * that fuse its steps (DecodeOperations in kernels.h). */
 #include "sublayers.h"
 
 /* The cache is empty when it gets more than one token of a sequence: these see only each other. */
@@ -20,14 +20,14 @@ int attention_to_past(Model *m, int l) {
  * operations lack. */
 int layers_decode(const Model *m) {
     const Config *c = &m->config;
-    const Device *dev = m->dev;
+    const DecodeOperations *decode = m->dev->decode;
     const int N = m->batch.N, C = c->channels, mixtures = config_mixtures(c);
-    return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced
+    return decode && m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced
         && !c->kv_rank && !c->sinks && !c->expert_bias && c->activation != CLAMPED
-        && (!mixtures || dev->decode_fits(N, C, c->width, c->experts, c->topk))
-        && (mixtures == c->layers || dev->decode_fits(N, C, config_dense_width(c), 1, 1))
-        && (!c->shared_width || dev->decode_fits(N, C, c->shared_width, 1, 1))
-        && dev->decode_fits(N, C, c->kv_heads * c->head_size, c->attention_experts, c->attention_topk);
+        && (!mixtures || decode->fits(N, C, c->width, c->experts, c->topk))
+        && (mixtures == c->layers || decode->fits(N, C, config_dense_width(c), 1, 1))
+        && (!c->shared_width || decode->fits(N, C, c->shared_width, 1, 1))
+        && decode->fits(N, C, c->kv_heads * c->head_size, c->attention_experts, c->attention_topk);
 }
 
 static void attention_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
@@ -45,13 +45,13 @@ static void attention_layer_decode(Model *m, int l, floatX *out, const floatX *r
                              { p->key_norm, eps }, c->qk_norm == NORM_ALL };
 
     /* 1 to 3. */
-    dev->decode_in(a->q, a->kv, choice, resid, (Norm){ p->att_norm, eps }, router, p->query, p->kv, p->output,
+    dev->decode->in(a->q, a->kv, choice, resid, (Norm){ p->att_norm, eps }, router, p->query, p->kv, p->output,
                    (size_t)C * (size_t)H, IDENTITY, N, C, H, 2*G*D);
     /* 4, 5. */
-    dev->decode_attention(a->mixed, m->cache[l], a->q, a->kv, &heads, m->rope, m->batch.position, m->cache_row,
+    dev->decode->attention(a->mixed, m->cache[l], a->q, a->kv, &heads, m->rope, m->batch.position, m->cache_row,
                           config_window(c, l), head_order(c), m->batch.B, m->cache_capacity, G, Q, D);
     /* 6, 7. */
-    dev->decode_out(out, resid, a->mixed, choice, p->output, p->att_bias, (float)c->residual_scale, N, router.E,
+    dev->decode->out(out, resid, a->mixed, choice, p->output, p->att_bias, (float)c->residual_scale, N, router.E,
                     router.K, H, C);
 }
 
@@ -63,9 +63,9 @@ static void mlp_decode(Model *m, int l, floatX *out, const floatX *resid, const 
     const Config *c = &m->config;
     const int N = m->batch.N, C = c->channels, F = w.F;
     const Norm norm = { m->lp[l].mlp_norm, (float)c->norm_eps };
-    dev->decode_in(m->s.act, NULL, choice, x, norm, router, w.up, NULL, w.down, (size_t)C * (size_t)F,
+    dev->decode->in(m->s.act, NULL, choice, x, norm, router, w.up, NULL, w.down, (size_t)C * (size_t)F,
                    c->activation, N, C, F, 0);
-    dev->decode_out(out, resid, m->s.act, choice, w.down, bias, (float)c->residual_scale, N, router.E, router.K, F, C);
+    dev->decode->out(out, resid, m->s.act, choice, w.down, bias, (float)c->residual_scale, N, router.E, router.K, F, C);
 }
 static void moe_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
     const Config *c = &m->config;
@@ -93,6 +93,6 @@ void block_decode(Model *m, int l, const floatX *resid) {
     moe_layer_decode(m, l, m->acts[l].out, m->acts[l].mid);
 }
 void head_decode(Model *m, floatX *logits, Norm norm) {
-    m->dev->decode_in(logits, NULL, (Choice){ 0 }, m->acts[m->config.layers - 1].out, norm, (Router){ .E = 1, .K = 1 },
+    m->dev->decode->in(logits, NULL, (Choice){ 0 }, m->acts[m->config.layers - 1].out, norm, (Router){ .E = 1, .K = 1 },
                       m->p.head, NULL, NULL, 0, IDENTITY, m->batch.N, m->config.channels, m->config.vocab, 0);
 }

@@ -224,7 +224,7 @@ static void plan_codes(Model *m) {
     add_codes(m, MEM_SHARED, "x8", &m->s.x8, N * C, N * C / FP8_BLOCK);
     add_codes(m, MEM_SHARED, "act8", &m->s.act8, rows * F, rows * F / FP8_BLOCK);
     add_codes(m, MEM_SHARED, "dpre8", &m->s.dpre8, rows * 2*F, rows * 2*F / FP8_BLOCK);
-    if (!(m->fp8_passes & FP8_BACKWARD) || !m->dev->fp8_columns) return;
+    if (!(m->fp8_passes & FP8_BACKWARD) || !m->dev->fp8->columns) return;
     add_codes(m, MEM_SHARED, "columns_C", &m->s.columns_C, blocks * FP8_BLOCK * C, blocks * C / FP8_BLOCK);
     add_codes(m, MEM_SHARED, "columns_F", &m->s.columns_F, blocks * FP8_BLOCK * 2*F, blocks * 2*F / FP8_BLOCK);
 }
@@ -238,7 +238,7 @@ static void describe_scratch(Model *m) {
     const size_t Fs = max((size_t)config_dense_width(c), c->experts > 1 ? (size_t)c->shared_width : 0);       /* of MLPs of all tokens */
     const int train = m->mode == MODEL_TRAIN;
     const size_t gate = IS_GATED(c->activation) ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
-    const size_t SF = m->fp8_passes & FP8_BACKWARD && m->dev->fp8_columns ? 0 : S*F;                /* what their backward has as floatX */
+    const size_t SF = m->fp8_passes & FP8_BACKWARD && m->dev->fp8->columns ? 0 : S*F;                /* what their backward has as floatX */
     const size_t most = max(S, c->attention_experts > 1 ? N * (size_t)c->query_heads : N);
     Scratch *s = &m->s;
 

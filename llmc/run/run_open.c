@@ -262,7 +262,7 @@ static void check_precision(const Run *r) {
     if (c->experts == 1 || c->activation != SWIGLU)
         fail(EXIT_USAGE, "-pe fp8: the MLP of this model has %s, and only swiglu experts can compute in 8 bits. -pe bf16",
              c->experts == 1 ? "no experts" : "experts of another kind (-fa)");
-    if (!r->dev->fp8_fits(FP8_BLOCK, FP8_BLOCK))
+    if (!r->dev->fp8 || !r->dev->fp8->fits(FP8_BLOCK, FP8_BLOCK))
         fail(EXIT_USAGE, "-pe fp8: %s has no products of 8 bits; GPUs since Hopper have, and, slowly, CPUs (-dv cpu). -pe bf16", r->dev->name);
     if (C != c->channels || F != c->width)
         fail(EXIT_USAGE, "-pe fp8: channels and the experts' width must be multiples of %d, and this model has %d and %d. "

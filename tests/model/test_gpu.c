@@ -50,7 +50,7 @@ static Config configuration(size_t i) {
     else family_case((int)(i - GRID), &c);
     return c;
 }
-static int is_missing(const Config *c, const Device *dev) { return c->fp8 && !dev->fp8_fits(c->channels, c->width); }
+static int is_missing(const Config *c, const Device *dev) { return c->fp8 && !(dev->fp8 && dev->fp8->fits(c->channels, c->width)); }
 static Recompute recompute_of(size_t i) { return recompute_numbered(i < GRID ? grid[i].recompute : (int)i % 3); }
 static float dropout_of(size_t i)   { return i < GRID ? grid[i].dropout : i % 2 ? 0.1f : 0; }
 

@@ -173,11 +173,13 @@ static Plan plan_at(const Case *c, void *const *b) {
     if (c->s.routing == VARIED) p.first = b[c->plan + 4];
     return p;
 }
-#define CALL(op, ...) static void run_##op(const Device *d, const Case *c, void *const *b) { \
+#define RUN(op, operation, ...) static void run_##op(const Device *d, const Case *c, void *const *b) { \
     Plan plan = plan_at(c, b); \
     (void)plan; \
-    d->op(__VA_ARGS__); \
+    operation(__VA_ARGS__); \
 }
+#define CALL(op, ...) RUN(op, d->op, __VA_ARGS__)
+#define CALL_FP8(op, ...) RUN(fp8_##op, d->fp8->op, __VA_ARGS__)
 #define BEGIN(op, s, exact, ...) begin(#op, run_##op, s, exact, __VA_ARGS__)
 
 static const char *const rows_name[] = { "token", "slot", "grouped" };
@@ -686,7 +688,7 @@ static void codes_out(Case *c, const char *name, const char *scale_name, int row
 }
 static Fp8 fp8_at(void *const *b, int i) { return (Fp8){ b[i], b[i + 1] }; }
 
-CALL(fp8_rows, fp8_at(b, 0), b[2], c->N, c->C)
+CALL_FP8(rows, fp8_at(b, 0), b[2], c->N, c->C)
 static Case *fp8_rows(const Shape *s) {
     Case *c = BEGIN(fp8_rows, s, 0, "N=%d C=%d", s->B * s->T, s->C);
     out(c, BYTE, "code", times(c->N, c->C), 0, 0);
@@ -720,7 +722,7 @@ static Case *fp8_rows_table(const Shape *s) {
         }
     return c;
 }
-CALL(fp8_weight, fp8_at(b, 0), fp8_at(b, 2), b[4], c->s.E, c->O, c->C)
+CALL_FP8(weight, fp8_at(b, 0), fp8_at(b, 2), b[4], c->s.E, c->O, c->C)
 static Case *fp8_weight(const Shape *s, int O, int C) {
     Case *c = BEGIN(fp8_weight, s, 0, "E=%d O=%d C=%d", s->E, O, C);
     const size_t all = times(s->E * O, C);
@@ -732,7 +734,7 @@ static Case *fp8_weight(const Shape *s, int O, int C) {
     in(c, FLOATX, "weight", all, 0, 1 / sqrt(C));
     return c;
 }
-CALL(fp8_up_forward, d, b[0], fp8_at(b, 1), fp8_at(b, 3), fp8_at(b, 5), &plan, c->C, c->F)
+CALL_FP8(up_forward, d, b[0], fp8_at(b, 1), fp8_at(b, 3), fp8_at(b, 5), &plan, c->C, c->F)
 static Case *fp8_up_forward(const Shape *s) {
     Case *c = BEGIN(fp8_up_forward, s, 0, "%s C=%d F=%d", s->name, s->C, s->F);
     c->F = s->F;
@@ -743,7 +745,7 @@ static Case *fp8_up_forward(const Shape *s) {
     routed(c);
     return c;
 }
-CALL(fp8_linear, d, b[0], fp8_at(b, 1), fp8_at(b, 3), &plan, c->C, c->O)
+CALL_FP8(linear, d, b[0], fp8_at(b, 1), fp8_at(b, 3), &plan, c->C, c->O)
 static Case *fp8_linear(const Shape *s, int C, int O, int exact) {
     Case *c = BEGIN(fp8_linear, s, exact, "%s C=%d O=%d", s->name, C, O);
     c->C = C, c->O = O;
@@ -753,7 +755,7 @@ static Case *fp8_linear(const Shape *s, int C, int O, int exact) {
     routed(c);
     return c;
 }
-CALL(fp8_down_backward, d, b[0], fp8_at(b, 1), b[3], fp8_at(b, 4), b[6], fp8_at(b, 7), fp8_at(b, 9), b[11], b[12], &plan, c->C, c->F)
+CALL_FP8(down_backward, d, b[0], fp8_at(b, 1), b[3], fp8_at(b, 4), b[6], fp8_at(b, 7), fp8_at(b, 9), b[11], b[12], &plan, c->C, c->F)
 static Case *fp8_down_backward(const Shape *s, int floats, int codes) {
     Case *c = BEGIN(fp8_down_backward, s, 0, "%s%s%s C=%d F=%d", s->name, floats ? " floats" : "", codes ? " codes" : "", s->C, s->F);
     c->F = s->F;
@@ -783,7 +785,7 @@ static void clear_tails(Case *c, int codes, int C) {
                 code[((first + r) / FP8_BLOCK * (size_t)C + i) * FP8_BLOCK + r % FP8_BLOCK] = 0;
     }
 }
-CALL(fp8_columns, fp8_at(b, 0), fp8_at(b, 2), &plan, c->C, c->from)
+CALL_FP8(columns, fp8_at(b, 0), fp8_at(b, 2), &plan, c->C, c->from)
 static Case *fp8_columns(const Shape *s, int C, Rows rows) {
     Case *c = BEGIN(fp8_columns, s, 0, "%s %s C=%d", rows_name[rows], s->name, C);
     const int blocks = fp8_blocks(c->S, s->E);
@@ -798,7 +800,7 @@ static Case *fp8_columns(const Shape *s, int C, Rows rows) {
     routed(c);
     return c;
 }
-CALL(fp8_backward_weight, d, b[0], fp8_at(b, 1), fp8_at(b, 3), &plan, c->C, c->O, c->how)
+CALL_FP8(backward_weight, d, b[0], fp8_at(b, 1), fp8_at(b, 3), &plan, c->C, c->O, c->how)
 static Case *fp8_backward_weight(const Shape *s, int C, int O, Write how, int exact) {
     Case *c = BEGIN(fp8_backward_weight, s, exact, "%s C=%d O=%d%s", s->name, C, O, how_name[how]);
     const int blocks = fp8_blocks(c->S, s->E);
@@ -1486,7 +1488,7 @@ double case_e4m3(int code) {
     const double x = (code & 0x7f) == 0x7f ? NAN : e ? ldexp(8 + m, e - 10) : ldexp(m, -9);
     return code & 0x80 ? -x : x;
 }
-int case_fits(const Case *c, const Device *dev) { return strncmp(c->op, "fp8", 3) || dev->fp8_fits(c->C, c->s.F); }
+int case_fits(const Case *c, const Device *dev) { return strncmp(c->op, "fp8", 3) || (dev->fp8 && dev->fp8->fits(c->C, c->s.F)); }
 
 int case_find(const Case *c, const char *name) {
     for (int i = 0; i < c->buffers; i++) if (c->buffer[i].name && !strcmp(c->buffer[i].name, name)) return i;

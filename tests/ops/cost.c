@@ -23,21 +23,25 @@ static double visible(int B, int T) {
 }
 
 static const Device *unused;                /* so that all parameters are used */
-#define OPERATION(name, parameters, arguments, flop_, bytes_, ...) \
+#define COUNT(name, operation, parameters, arguments, flop_, bytes_) \
     static void count_##name parameters { \
-        if (unused) unused->name arguments; \
+        if (unused) unused->operation arguments; \
         if (!strcmp(counted->op, #name)) cost.flop = flop_, cost.bytes = bytes_; \
     }
+#define OPERATION(name, parameters, arguments, flop, bytes, ...) COUNT(name, name, parameters, arguments, flop, bytes)
 #define COMPOUND OPERATION
+#define FP8(name, parameters, arguments, flop, bytes, ...) COUNT(fp8_##name, fp8->name, parameters, arguments, flop, bytes)
 #include "operations.h"
 
 Cost case_cost(const Case *c, const Device *dev) {
     Device counting = *dev;
+    Fp8Operations fp8 = { 0 };
     void *at[MOST_BUFFERS] = { NULL };
 #define OPERATION(name, ...) counting.name = count_##name;
 #define COMPOUND OPERATION
+#define FP8(name, ...) fp8.name = count_fp8_##name;
 #include "operations.h"
-    counted = c;
+    counted = c, counting.fp8 = &fp8;
     cost = (Cost){ 0, 0 };
     unit.fx = (double)dev->floatX_size, unit.re = (double)dev->real_size, unit.elements = unit.by_muon = 0;
     for (int i = 0; i < c->count; i++) unit.elements += (double)c->segment[i].count;

@@ -5,9 +5,9 @@
  *
  * parameters: as kernels.h declares them; arguments: their names. flop: multiply-adds times two; 0: memory is the limit.
  * bytes: what has to be read and written at least. sizes: a printf format and its values. COMPOUND instead of OPERATION: a
- * device may compose it of others (kernels/compound.c).
+ * device may compose it of others (kernels/compound.c). FP8: likewise, of the table Device.fp8.
  *
- * The file is included once per use, with both macros defined; it undefines them. The file that includes it also defines
+ * The file is included once per use, with these macros defined; it undefines them. The file that includes it also defines
  * `unit` and the two functions below. */
 #ifndef OPERATIONS_H
 #define OPERATIONS_H
@@ -156,24 +156,24 @@ COMPOUND(expert_down_backward,
     (rows_in(plan, dout_rows) * C + slots(plan) * F * (1 + 2 * width_of(f)) + times(C, F) * plan->E) * unit.fx
      + 2 * slots(plan) * unit.re, "S=%d E=%d C=%d F=%d %s", plan->N * plan->K, plan->E, C, F, rows_name[dout_rows])
 /* experts in 8 bits: a code is a byte, a scale a real */
-OPERATION(fp8_rows, (Fp8 out, const floatX *inp, int N, int C), (out, inp, N, C), 0, times(N, C) * unit.fx + coded(N, C), "N=%d C=%d", N, C)
-OPERATION(fp8_weight, (Fp8 out, Fp8 transposed, const floatX *weight, int E, int O, int C), (out, transposed, weight, E, O, C), 0,
+FP8(rows, (Fp8 out, const floatX *inp, int N, int C), (out, inp, N, C), 0, times(N, C) * unit.fx + coded(N, C), "N=%d C=%d", N, C)
+FP8(weight, (Fp8 out, Fp8 transposed, const floatX *weight, int E, int O, int C), (out, transposed, weight, E, O, C), 0,
     E * (times(O, C) * unit.fx + 2 * coded_weight(O, C)), "E=%d O=%d C=%d", E, O, C)
-COMPOUND(fp8_up_forward,
+FP8(up_forward,
     (const Device *d, floatX *pre, Fp8 act, Fp8 inp, Fp8 weight, const Plan *plan, int C, int F), (d, pre, act, inp, weight, plan, C, F),
     4 * slots(plan) * C * F, coded(plan->N, C) + slots(plan) * 2 * F * unit.fx + coded(slots(plan), F) + plan->E * coded_weight(2 * F, C),
     "S=%d E=%d C=%d F=%d", plan->N * plan->K, plan->E, C, F)
-COMPOUND(fp8_linear, (const Device *d, floatX *out, Fp8 inp, Fp8 weight, const Plan *plan, int C, int O), (d, out, inp, weight, plan, C, O),
+FP8(linear, (const Device *d, floatX *out, Fp8 inp, Fp8 weight, const Plan *plan, int C, int O), (d, out, inp, weight, plan, C, O),
     2 * slots(plan) * C * O, coded(slots(plan), C) + slots(plan) * O * unit.fx + plan->E * coded_weight(O, C),
     "S=%d E=%d C=%d O=%d", plan->N * plan->K, plan->E, C, O)
-COMPOUND(fp8_down_backward,
+FP8(down_backward,
     (const Device *d, floatX *dpre, Fp8 dpre8, floatX *wact, Fp8 wact8, real *dweight, Fp8 dout, Fp8 down, const floatX *pre,
      const real *weight, const Plan *plan, int C, int F), (d, dpre, dpre8, wact, wact8, dweight, dout, down, pre, weight, plan, C, F),
     2 * slots(plan) * C * F, coded(plan->N, C) + slots(plan) * F * (dpre ? 5 : 2) * unit.fx + (dpre8.code ? coded(slots(plan), 3.0 * F) : 0)
      + plan->E * coded_weight(F, C) + 2 * slots(plan) * unit.re, "S=%d E=%d C=%d F=%d", plan->N * plan->K, plan->E, C, F)
-OPERATION(fp8_columns, (Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_rows), (out, inp, plan, C, inp_rows), 0,
+FP8(columns, (Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_rows), (out, inp, plan, C, inp_rows), 0,
     coded(rows_in(plan, inp_rows), C) + coded(slots(plan), C), "S=%d E=%d C=%d %s", plan->N * plan->K, plan->E, C, rows_name[inp_rows])
-COMPOUND(fp8_backward_weight,
+FP8(backward_weight,
     (const Device *d, void *dweight, Fp8 dout, Fp8 inp, const Plan *plan, int C, int O, Write how), (d, dweight, dout, inp, plan, C, O, how),
     2 * slots(plan) * C * O, slots(plan) * (C + O) + times(C, O) * plan->E * writes(how),
     "S=%d E=%d C=%d O=%d%s", plan->N * plan->K, plan->E, C, O, how_name[how])
@@ -262,3 +262,4 @@ OPERATION(set_master, (real *master, const floatX *weight, size_t n), (master, w
 
 #undef OPERATION
 #undef COMPOUND
+#undef FP8

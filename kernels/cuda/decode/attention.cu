@@ -576,8 +576,5 @@ static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, 
     LAUNCH((w ? cache_store_kernel<VECTOR> : cache_store_kernel<1>), divide_up(N, block.y), block, 0, cache, kv, row, N, width);
 }
 
-PART(decode_attention) {
-    d->attention_cached = attention_cached;
-    d->decode_attention = decode_attention;
-    d->cache_store = cache_store;
-}
+PART(decode_attention) { d->attention_cached = attention_cached; d->cache_store = cache_store; }
+PART_OF(DecodeOperations, decode_heads) { d->attention = decode_attention; }

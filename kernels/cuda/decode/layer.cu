@@ -792,8 +792,8 @@ static void decode_out(OUT floatX *out, const floatX *residual, const floatX *in
     else LAUNCH_EARLY(decode_out_kernel, (unsigned)divide_up(O, rows), THREADS, shared, p);
 }
 
-PART(decode_layer) {
-    d->decode_fits = decode_fits;
-    d->decode_in = decode_in;
-    d->decode_out = decode_out;
+PART_OF(DecodeOperations, decode_layer) {
+    d->fits = decode_fits;
+    d->in = decode_in;
+    d->out = decode_out;
 }

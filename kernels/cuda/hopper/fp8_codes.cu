@@ -180,9 +180,9 @@ static void fp8_columns(OUT Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_
     LAUNCH(columns_kernel, (unsigned)(C / 128 * fp8_blocks(plan->S, plan->E)), TILE_THREADS, 0, out, inp, rows_of(plan, inp_rows),
            plan->start, plan->E, C);
 }
-PART(fp8_codes) {
-    d->fp8_rows = fp8_rows;
-    d->fp8_weight = fp8_weight;
-    d->fp8_columns = fp8_columns;
+PART_OF(Fp8Operations, fp8_codes) {
+    d->rows = fp8_rows;
+    d->weight = fp8_weight;
+    d->columns = fp8_columns;
 }
 #endif

@@ -235,5 +235,5 @@ static void fp8_down_backward(const Device *d, OUT floatX *dpre, OUT Fp8 dpre8, 
            context()->work_counter);
     sum_router_parts(dweight, part, plan, parts);
 }
-PART(fp8_down) { d->fp8_down_backward = fp8_down_backward; }
+PART_OF(Fp8Operations, fp8_down) { d->down_backward = fp8_down_backward; }
 #endif

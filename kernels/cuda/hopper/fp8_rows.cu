@@ -123,9 +123,9 @@ static void fp8_up_forward(const Device *d, OUT floatX *pre, OUT Fp8 act, Fp8 in
 
 static int fp8_fits(int C, int F) { return context()->arch == 90 && C % FP8_BLOCK == 0 && F % FP8_BLOCK == 0; }
 
-PART(fp8_rows) {
-    d->fp8_fits = fp8_fits;
-    d->fp8_linear = fp8_linear;
-    d->fp8_up_forward = fp8_up_forward;
+PART_OF(Fp8Operations, fp8_rows) {
+    d->fits = fp8_fits;
+    d->linear = fp8_linear;
+    d->up_forward = fp8_up_forward;
 }
 #endif

@@ -108,5 +108,5 @@ static void fp8_backward_weight(const Device *d, void *dweight, Fp8 dout, Fp8 in
     const size_t tiles = E * (P / BM) * divide_up(Q, Weight::BN);
     LAUNCH(grouped_weight8, (unsigned)min(tiles, (size_t)context()->sm_count), THREADS, Weight::bytes + FACTORS_BYTES, left, right, c, p);
 }
-PART(fp8_weight) { d->fp8_backward_weight = fp8_backward_weight; }
+PART_OF(Fp8Operations, fp8_weight) { d->backward_weight = fp8_backward_weight; }
 #endif
