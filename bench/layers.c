@@ -328,7 +328,8 @@ static void print_parts8(Layer *l) {
         else printf("  %7.2f TB/s\n", parts[i].bytes / 1e9 / ms);
     }
 }
-/* How far results in 8 bits are from those in floatX: |difference| / |floatX|, of the first elements of each. */
+/* How far results in 8 bits are from those in floatX: |difference| / |floatX|, of the first
+ * elements of each. */
 static void print_differences(Layer *l, Part *f, Part *b) {
     enum { SOME = 1 << 20, RESULTS = 5 };
     const Device *d = l->dev;

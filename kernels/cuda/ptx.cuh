@@ -3,9 +3,10 @@
 // A tensor core multiplies small matrices whose elements are spread over the 32 lanes of a warp. With g = lane / 4 and
 // t = lane % 4, and two bf16 in a 32-bit register (the lower index in the lower half):
 //
-//     a (16 x 16)   a[0]: row g, columns 2t 2t+1     a[1]: row g+8     a[2]: row g, columns 2t+8 2t+9    a[3]: row g+8, those
-//     b (16 x 8)    b[0]: column g, rows 2t 2t+1     b[1]: rows 2t+8 2t+9
-//     d (16 x 8)    d[0] d[1]: row g, columns 2t 2t+1                  d[2] d[3]: row g+8                (floats)
+//     a (16 x 16)  a[0]: row g, columns 2t 2t+1       a[1]: row g+8
+//                  a[2]: row g, columns 2t+8 2t+9     a[3]: row g+8, those
+//     b (16 x 8)   b[0]: column g, rows 2t 2t+1       b[1]: rows 2t+8 2t+9
+//     d (16 x 8)   d[0] d[1]: row g, columns 2t 2t+1  d[2] d[3]: row g+8                (floats)
 #pragma once
 #include "impl.cuh"
 
@@ -32,7 +33,8 @@ __device__ static inline void ldmatrix_trans(uint32_t r[4], uint32_t row) {
 
 // d += a b. The products are exact; sums are f32.
 __device__ static inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }

@@ -29,7 +29,7 @@ enum {
 static const struct { int families; const char *key, *alias; KeyKind kind; size_t field; double otherwise; } keys[] = {
 #define AT(field) offsetof(Config, field)
     /* otherwise: its value when missing
-     * families           key                                alias              kind        field                    otherwise */
+     * families           key                                alias              kind        field */
     { ALL,                "vocab_size",                      NULL,              VOCAB,      AT(vocab),               REQUIRED },
     { ALL,                "hidden_size",                     NULL,              NUMBER,     AT(channels),            REQUIRED },
     { ALL,                "num_hidden_layers",               NULL,              NUMBER,     AT(layers),              REQUIRED },

@@ -19,7 +19,7 @@
     T *query;           /* (A, G*D, C)   or (Q*G*D, C) when plain */                               \
     T *output;          /* (A, C, G*D)   or (C, Q*G*D) */                                           \
     T *kv_down, *query_down;    /* (kv_rank + rotated, C) (query_rank, C) to the latents of latent attention, whose kv is */ \
-                        /* (G*(own + value), kv_rank) and whose query is (G*D, query_rank) or (G*D, C) */     \
+                        /* (G*(own + value), kv_rank) and whose query is (G*D, query_rank) or (G*D, C) */ \
     T *query_norm, *key_norm;   /* (D)   of every head, before rotation; or (Q*G*D) (G*D) of all heads; or of latents */ \
     T *query_bias, *kv_bias;    /* (Q*G*D) (2,G,D) */                                                         \
     T *sink;            /* (Q*G)         scores of a key without a value, by head */                          \

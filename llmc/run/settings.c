@@ -15,7 +15,7 @@
 
 #define AT(field) offsetof(Settings, field)
 static const Option options[] = {
-    /* group       letter name               kind          field              default                low   high   choices      what it is */
+    /* group       letter name               kind          field              default, range */
     { "data",      "i",  "train",            OPTION_TEXT,  AT(train),         "data/tinyshakespeare", 0,    0,     NULL,
       "training data: text, JSONL of texts or conversations, a folder of them, llm.c or nanoGPT tokens" },
     { "data",      "j",  "val",              OPTION_TEXT,  AT(val),           "",                    0,    0,     NULL,

@@ -12,14 +12,16 @@
 //
 // Timeline of a block; W: wait_for_previous returns, T: let_next_start (decode/layer.cu):
 //
-//   split     W T | position | newest rows, prefetch of first keys | rotate | all keys | merge warps | last block: merge splits
-//   cluster   position | first keys and values | W T | newest rows | rotate | all keys | merge warps | first block: merge splits
+//   split     W T | position | newest rows, prefetch of first keys | rotate | all keys
+//             | merge warps | last block: merge splits
+//   cluster   position | first keys and values | W T | newest rows | rotate | all keys
+//             | merge warps | first block: merge splits
 //
 // Shared memory of a block, WARPS and HEADS as in its kernel:
 //
 //   split     queries (HEADS,D) | tops, sums (HEADS,WARPS) | results (HEADS,WARPS,32*VECTOR)
-//   cluster   queries, newest key, newest value (HEADS+2,D) | tops, sums (WARPS,HEADS) | results (WARPS,HEADS,D)
-//             | used in the first block only: of each split tops, sums (CLUSTER,HEADS), results (CLUSTER,HEADS,D)
+//   cluster   queries, newest key, newest value (HEADS+2,D) | tops, sums (WARPS,HEADS)
+//             | results (WARPS,HEADS,D) | used in the first block only: of each split tops, sums (CLUSTER,HEADS), results (CLUSTER,HEADS,D)
 #include "kernels/cuda/ptx.cuh"
 
 struct Shape { HeadOrder order; int T, G, Q, D, window; };

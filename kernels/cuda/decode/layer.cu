@@ -13,14 +13,16 @@
 // Kernels start early (LAUNCH_EARLY). Timeline; T: a block calls let_next_start, and when all blocks have, the next kernel's blocks
 // start; W: wait_for_previous returns, that is, the kernel before has ended:
 //
-//   decode_in         T | norm weights, a router row | W | norm, choice | rows of chosen experts | prefetch of decode_out's rows
-//   decode_attention       | first keys and values                                                 | W T | attention
-//   decode_out                                                                                          | T choice, rows | W | sum
+//   in          T | norm, router row | W | norm, choice | rows | prefetch
+//   attention        | first keys and values                            | W T | attention
+//   out                                                                       | T rows | W | sum
 //
-//   decode_in of the MLP  | norm weights, a router row | W | norm, choice T | rows of chosen experts
-//   decode_out                                                              | T choice, rows of experts | W | sum
+//   in, MLP       | norm, router row | W | norm, choice T | rows
+//   out                                                   | T choice, rows | W | sum
 //
-// decode_router: T at once | norm weights, rows of the router | W | norm | logits. Then decode_in has nothing to normalize.
+// in, attention, out: decode_in, ...; norm, router row: weights; rows: of chosen experts; prefetch:
+// of decode_out's rows. decode_router: T at once | norm weights, router rows | W | norm | logits.
+// Then decode_in has nothing to normalize.
 //
 // decode_out, and nothing else, reads before its wait what another kernel writes: the choice of experts. It is complete: decode_in
 // stores it before it triggers decode_out, or decode_attention in between triggers decode_out only after its own wait has returned;

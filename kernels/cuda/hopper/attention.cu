@@ -21,25 +21,31 @@
 //
 // Shared memory, from a multiple of 1024 bytes on, in KB for D = 64 | 128. A box is 64 rows.
 //
-//   forward      q                 out                k                   v                                     112 | 192
-//                1 box a consumer  1 box a consumer   2 stages, 128 keys  2 stages
-//                24 | 32           24 | 32            32 | 64             32 | 64
-//   backward_q   q                 do                 out, later dq       k                   v                 184 | 224
-//                2 | 1 stages      2 | 1 stages       1 box a consumer    4 stages, 64 keys   4 stages
-//                48 | 32           48 | 32            24 | 32             32 | 64             32 | 64
-//   backward_kv  k, v of 128 keys  q                  do                  dk, dv              lse, delta      145.5 | 225.5
-//                2 | 1 stages      3 stages, 1 box    3 stages, 1 box     2 boxes a consumer  3 stages
-//                64 | 64           24 | 48            24 | 48             32 | 64             1.5
+//   forward, 112 | 192 in all
+//      q                 out               k, of 128 keys     v
+//      1 box a consumer  1 box a consumer  2 stages           2 stages
+//      24 | 32           24 | 32           32 | 64            32 | 64
+//   backward_q, 184 | 224
+//      q                 do                out, later dq      k, of 64 keys       v
+//      2 | 1 stages      2 | 1 stages      1 box a consumer   4 stages            4 stages
+//      48 | 32           48 | 32           24 | 32            32 | 64             32 | 64
+//   backward_kv, 145.5 | 225.5
+//      k, v of 128 keys  q                 do                 dk, dv              lse, delta
+//      2 | 1 stages      3 stages, 1 box   3 stages, 1 box    2 boxes a consumer  3 stages
+//      64 | 64           24 | 48           24 | 48            32 | 64             1.5
 //
 // Timeline of a work tile. wgmma runs in the background of the same warpgroup's arithmetic (exp2); n is the last key/value tile:
 //
-//   producer             | k0 | q | v0 | k1 | v1 | k2, when S0 has released its stage | v2 | ... | k0 of the next work tile | ...
-//   forward      wgmma   | S0 |    | S1 | O += P0 v0 | S2 | O += P1 v1 | ...       | O += Pn vn |
-//                exp2         | P0 |    | P1         |    | P2         | ...  | Pn |            | out to shared memory, bulk store
-//   backward_q   wgmma   | S0 | dP0 |     | S1 | dP1 | dQ += dS0 k0 |     | S2 | dP2 | dQ += dS1 k1 |
-//                exp2         | P0  | dS0 |    | P1                 | dS1 |    | P2                 | dS2 | ...
-//   backward_kv  wgmma   | S0 | dP0 | dV += P0 do | dK += dS0 q | S1 | dP1 | dV += P1 do | dK += dS1 q | S2 | ...
-//                exp2         | P0  | dS0         |             |    | P1  | dS1         |             |    | ...
+//   producer    | k0 | q | v0 | k1 | v1 | k2, when S0 is released | v2 | ... | k0 of the next
+//   forward
+//      wgmma    | S0 |    | S1 | O += P0 v0 | S2 | O += P1 v1 | ...       | O += Pn vn |
+//      exp2          | P0 |    | P1         |    | P2         | ...  | Pn |            | store out
+//   backward_q
+//      wgmma    | S0 | dP0 |     | S1 | dP1 | dQ += dS0 k0 |     | S2 | dP2 | dQ += dS1 k1 | ...
+//      exp2          | P0  | dS0 |    | P1                 | dS1 |    | P2                 | dS2
+//   backward_kv
+//      wgmma    | S0 | dP0 | dV += P0 do | dK += dS0 q | S1 | dP1 | dV += P1 do | dK += dS1 q | ...
+//      exp2          | P0  | dS0         |             |    | P1  | dS1         |             | ...
 #include "pipeline.cuh"
 #include "wgmma.cuh"
 

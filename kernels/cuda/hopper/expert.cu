@@ -26,9 +26,9 @@
 // Timeline of expert_up: that of rows.cu. Of a consumer of expert_down_backward, where sN is step N of tile i+1, and tile i is
 // pending (here with 16 steps; with fewer, a step finishes several units; with more, the later ones have none):
 //
-//   tensor cores   |      | s0                   | s1                   | ... | s15     |                    | s0 of tile i+2 ...
-//   warps          | wait | unit 0, fetch unit 2 | unit 1, fetch unit 3 | ... | unit 15 | da of i+1 to slabs | unit 0 of i+1 ...
-//                  | full |                      |                      |     |         | fetch units 0, 1   |
+//   tensor cores  |      | s0      | s1      | ... | s15     |                    | s0 of tile i+2
+//   warps         | wait | unit 0, | unit 1, | ... | unit 15 | da of i+1 to slabs | unit 0 of i+1
+//                 | full | fetch 2 | fetch 3 |     |         | fetch units 0, 1   |
 #include "gemm.cuh"
 #include "kernels/cuda/expert.cuh"
 #include "kernels/compound.h"
