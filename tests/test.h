@@ -3,7 +3,12 @@
 #ifndef TEST_H
 #define TEST_H
 #include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include "llmc/base/base.h"
+
+#define COUNT(a) (sizeof (a) / sizeof *(a))
 
 /* Counts a verdict; prints it if it is bad, or always with -v. what: a printf format that says what should hold. */
 void check(int ok, const char *what, ...) PRINTF(2, 3);

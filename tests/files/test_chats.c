@@ -3,8 +3,6 @@
 #include "tests/test.h"
 #include "llmc/data/chat.h"
 #include "llmc/data/data.h"
-#include <stdlib.h>
-#include <string.h>
 
 #define GOLDENS "tests/reference/chats.json"
 
@@ -151,7 +149,7 @@ static void test_unknown(void) {
         "{% for m in messages %}{% if loop.first and m.role != 'system' %}{{ '<|im_start|>system\\nYou are a helpful assistant<|im_end|>\\n' }}{% endif %}"
         "{{ '<|im_start|>' + m.role + '\\n' + m.content }}{% if (loop.last and add_generation_prompt) or not loop.last %}{{ '<|im_end|>\\n' }}{% endif %}{% endfor %}",
     };
-    for (size_t i = 0; i < sizeof early / sizeof *early; i++) {
+    for (size_t i = 0; i < COUNT(early); i++) {
         free(scratch_put("chat_template.jinja", early[i], strlen(early[i])));
         check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown, "an early template is not taken for %s", chat_name(&c));
         chat_close(&c);
@@ -205,7 +203,7 @@ static void test_bad_lines(void) {
         { "mistral", "{\"messages\": [{\"role\": \"system\", \"content\": \"x\"}]}", "eos_token" },
         { "", "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}", "-ct NAME" },
     };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    for (size_t i = 0; i < COUNT(bad); i++) {
         Error e = { 0 };
         Tokenizer *t;
         Text text = { 0 };
@@ -399,7 +397,7 @@ static void test_oldest(void) {
         { "u", 0, 0 }, { "su", 1, 0 }, { "uau", 0, 2 }, { "suau", 1, 2 }, { "uauauauau", 0, 4 }, { "suauauauauauauauau", 1, 6 },
         { "uuu", 0, 1 }, { "uu", 0, 1 }, { "uaaau", 0, 4 }, { "", 0, 0 },
     };
-    for (size_t i = 0; i < sizeof is / sizeof *is; i++) {
+    for (size_t i = 0; i < COUNT(is); i++) {
         const size_t n = strlen(is[i].roles);
         ChatMessage m[32] = { { 0 } };
         size_t first, gone;
@@ -410,18 +408,10 @@ static void test_oldest(void) {
 }
 
 void test_chats(void) {
-    PART(test_oldest());
-    PART(test_goldens());
-    PART(test_own_templates());
-    PART(test_unknown());
-    PART(test_dates());
-    PART(test_bad_lines());
-    PART(test_lone());
-    PART(test_no_calls());
+    PART(test_oldest()); PART(test_goldens()); PART(test_own_templates()); PART(test_unknown());
+    PART(test_dates()); PART(test_bad_lines()); PART(test_lone()); PART(test_no_calls());
     PART(test_unanswered("{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}", 0));
     PART(test_unanswered("{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}, {\"role\": \"assistant\", \"content\": \"y\"}]}", 1));
-    PART(test_rows("", "bytes"));
-    PART(test_rows("tests/reference/tokenizers/qwen2.json", "qwen2"));
-    PART(test_rows("tests/reference/tokenizers/llama2.json", "llama2"));
-    PART(test_density());
+    PART(test_rows("", "bytes")); PART(test_rows("tests/reference/tokenizers/qwen2.json", "qwen2"));
+    PART(test_rows("tests/reference/tokenizers/llama2.json", "llama2")); PART(test_density());
 }

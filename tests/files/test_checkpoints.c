@@ -12,9 +12,6 @@
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -336,16 +333,8 @@ static void atomic_files(void) {
     free(folder), free(path), free(below);
 }
 void test_checkpoints(void) {
-    PART(round_trip("cpu-f32", 0, 0));
-    PART(round_trip("cpu-bf16", 0, 0));
-    PART(round_trip("cpu-bf16", 1, 0));
-    PART(round_trip("cpu-f64", 0, 0));
-    PART(round_trip("cpu-f32", 0, 0.95f));
-    PART(round_trip("cpu-bf16", 1, 0.95f));
-    PART(conversion());
-    PART(fallback());
-    PART(pruning());
-    PART(lock());
-    PART(sums());
-    PART(atomic_files());
+    PART(round_trip("cpu-f32", 0, 0)); PART(round_trip("cpu-bf16", 0, 0)); PART(round_trip("cpu-bf16", 1, 0));
+    PART(round_trip("cpu-f64", 0, 0)); PART(round_trip("cpu-f32", 0, 0.95f));
+    PART(round_trip("cpu-bf16", 1, 0.95f)); PART(conversion()); PART(fallback()); PART(pruning()); PART(lock());
+    PART(sums()); PART(atomic_files());
 }

@@ -4,8 +4,6 @@
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include "llmc/files/config_json.h"
-#include <stdlib.h>
-#include <string.h>
 
 static Config config_of(const char *descriptor) { return trainee_config(descriptor, 40, 32); }
 static int from_text(Config *c, const char *text, Error *e) {
@@ -40,7 +38,7 @@ static void configs(void) {
         { "m2:c16h6d4q2e4k2f12a4x3z2i75y100n0", TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_SMOE },
         { "d2:c16h4f20z1i100y50n0",    TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_LLAMA },     /* only how it began */
     };
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+    for (size_t i = 0; i < COUNT(kinds); i++) {
         Config c = config_of(kinds[i].descriptor), back;
         Error e = { 0 };
         Text json = { 0 };
@@ -148,7 +146,7 @@ static void refused_configs(void) {
                                             "\"quantization_config\": null", "\"hidden_act\": \"silu\"" };
     Config c;
     Error e;
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    for (size_t i = 0; i < COUNT(wrong); i++) {
         char *text = text_format("{\"model_type\": \"%s\", " SIZES ", %s}", wrong[i].type, wrong[i].extra);
         e.text[0] = 0;
         const int read = from_text(&c, text, &e);
@@ -156,7 +154,7 @@ static void refused_configs(void) {
               wrong[i].extra, read ? "it was read" : e.text);
         free(text);
     }
-    for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++) {
+    for (size_t i = 0; i < COUNT(harmless); i++) {
         char *text = text_format("{\"model_type\": \"llama\", " SIZES ", %s}", harmless[i]);
         check(from_text(&c, text, &e), "llama with %s is accepted: %s", harmless[i], e.text);
         free(text);
@@ -189,7 +187,7 @@ static void windows_of_configs(void) {
         { "dots1",   "\"sliding_window\": 8, \"max_window_layers\": 2, \"moe_intermediate_size\": 8, \"n_shared_experts\": 1, "
                      "\"n_routed_experts\": 8, \"num_experts_per_tok\": 2", 8, 12 },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         char *text = text_format("{\"model_type\": \"%s\", \"vocab_size\": 32, \"hidden_size\": 16, \"num_hidden_layers\": 4, "
                                  "\"intermediate_size\": 8, \"num_attention_heads\": 4, \"num_key_value_heads\": 4, \"head_dim\": 4, "
                                  "\"max_position_embeddings\": 64, %s}", cases[i].type, cases[i].extra);
@@ -258,8 +256,5 @@ static void default_configs(void) {
     json_free(json), free(text);
 }
 void test_configs(void) {
-    PART(configs());
-    PART(refused_configs());
-    PART(windows_of_configs());
-    PART(default_configs());
+    PART(configs()); PART(refused_configs()); PART(windows_of_configs()); PART(default_configs());
 }

@@ -1,5 +1,5 @@
 /* test_files.c: the readers of files from elsewhere: JSON, safetensors, tokenizer.json. Valid files give the right values,
- * invalid ones an error message, mutated ones either. With DEBUG=1 the sanitizers watch. */
+ * invalid ones an error message. Damaged ones by the million: tests/fuzz. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/test.h"
 #include "llmc/base/json.h"
@@ -10,12 +10,8 @@
 #include "llmc/base/text.h"
 #include <locale.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#define COUNT(a) (sizeof (a) / sizeof *(a))
 #define GOLDENS "tests/reference/tokenizers"
 
 static size_t below(size_t n) { return (size_t)(uniform() * (double)n); }
@@ -192,9 +188,9 @@ static void test_conversion(void) {
     static const struct { const char *type; double x; } bad[] = { { "F16", 65520 }, { "F16", -1e30 }, { "BF16", 3.4e38 }, { "F32", 1e39 }, { "I32", 1 } };
     static const uint64_t shape[1] = { 1 };
     char *path = scratch_path("converted.safetensors");
-    for (size_t i = 0; i < sizeof good / sizeof *good + sizeof bad / sizeof *bad; i++) {
-        const size_t k = i - sizeof good / sizeof *good;
-        const int is_good = i < sizeof good / sizeof *good;
+    for (size_t i = 0; i < COUNT(good) + COUNT(bad); i++) {
+        const size_t k = i - COUNT(good);
+        const int is_good = i < COUNT(good);
         const char *type = is_good ? good[i].type : bad[k].type;
         const double x = is_good ? good[i].x : bad[k].x;
         const FileTensor t = { .name = "t", .dtype = type, .rank = 1, .shape = shape };
@@ -835,7 +831,7 @@ static void test_random_normals(void) {
 /* To other number types, to nearest even, as the devices round. */
 static void conversions(void) {
     static const float x[] = { 1.00390625f, 1.01171875f, 1.005f, -2.71828f, 3e38f, 1e-40f, 0 };     /* the first two are ties */
-    enum { N = sizeof x / sizeof *x };
+    enum { N = COUNT(x) };
     const Device *dev = device_find("cpu-bf16");
     char *path = scratch_path("conversions.safetensors");
     uint16_t got[N], expected[N];
@@ -857,25 +853,11 @@ static void conversions(void) {
 }
 
 void test_files(void) {
-    PART(test_random_normals());
-    PART(conversions());
-    PART(test_json_values());
-    PART(test_json_refused());
-    PART(test_json_large());
-    PART(test_text());
-    PART(test_utf8());
-    PART(test_safetensors_round_trip());
-    PART(test_safetensors_large());
-    PART(test_conversion());
-    PART(test_safetensors_writer_errors());
-    PART(test_safetensors_refused());
-    PART(test_safetensors_folder());
-    PART(test_tokenizer_bytes());
-    PART(test_tokenizer_goldens());
-    PART(test_tokenizer_lossless());
-    PART(test_tokenizer_without_bytes());
-    PART(test_tokenizer_refused());
-    PART(test_tokenizer_order());
-    PART(test_tokenizer_stream());
+    PART(test_random_normals()); PART(conversions()); PART(test_json_values()); PART(test_json_refused());
+    PART(test_json_large()); PART(test_text()); PART(test_utf8()); PART(test_safetensors_round_trip());
+    PART(test_safetensors_large()); PART(test_conversion()); PART(test_safetensors_writer_errors());
+    PART(test_safetensors_refused()); PART(test_safetensors_folder()); PART(test_tokenizer_bytes());
+    PART(test_tokenizer_goldens()); PART(test_tokenizer_lossless()); PART(test_tokenizer_without_bytes());
+    PART(test_tokenizer_refused()); PART(test_tokenizer_order()); PART(test_tokenizer_stream());
     test_outside();
 }

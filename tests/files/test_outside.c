@@ -8,13 +8,9 @@
 #include "llmc/run/log.h"
 #include "llmc/run/options.h"
 #include "llmc/run/stream.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define COUNT(a) (sizeof (a) / sizeof *(a))
 
 /* ---- text on its way to a terminal --------------------------------------------------------------------------------- */
 
@@ -206,8 +202,6 @@ static void test_lost_by_sentencepiece(void) {
 }
 
 void test_outside(void) {
-    PART(test_lost_by_sentencepiece());
-    PART(test_config_limits());
-    PART(test_added_tokens());
+    PART(test_lost_by_sentencepiece()); PART(test_config_limits()); PART(test_added_tokens());
     PART(test_text_from_outside());
 }

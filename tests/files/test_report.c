@@ -6,9 +6,6 @@
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- helpers ----------------------------------------------------------------------------------------------------- */
 
@@ -113,7 +110,7 @@ static void test_contents(void) {
     const JsonValue *d = json ? json_root(json) : NULL, *start = json_get(d, "start"), *end = json_get(d, "end");
     const JsonValue *samples = json_get(json_get(d, "samples"), "list"), *options = json_get(start, "options");
     check(json != NULL, "report: data with every event");
-    for (size_t i = 0; json && i < sizeof curves / sizeof *curves; i++) check(curve_of(json, curves[i]) != NULL, "report: a curve of %s", curves[i]);
+    for (size_t i = 0; json && i < COUNT(curves); i++) check(curve_of(json, curves[i]) != NULL, "report: a curve of %s", curves[i]);
     check(json && !curve_of(json, "dead"), "report: no curve of zeros");
     check(!strcmp(json_string(json_get(start, "data"), ""), "one <line> & \"two\""), "report: the data's name");
     check(json_int(json_get(start, "parameters"), 0) == 1921408 && !strcmp(json_string(json_get(end, "fingerprint"), ""), "abc123"),
@@ -476,13 +473,6 @@ static void test_terminal(void) {
 }
 
 void test_report(void) {
-    PART(test_contents());
-    PART(test_thinning());
-    PART(test_gaps());
-    PART(test_heat());
-    PART(test_resume());
-    PART(test_live());
-    PART(test_damage());
-    PART(test_bounds());
-    PART(test_terminal());
+    PART(test_contents()); PART(test_thinning()); PART(test_gaps()); PART(test_heat()); PART(test_resume());
+    PART(test_live()); PART(test_damage()); PART(test_bounds()); PART(test_terminal());
 }

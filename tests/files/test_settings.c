@@ -9,8 +9,6 @@
 #include "llmc/run/progress.h"
 #include "llmc/run/settings.h"
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- the learning rate --------------------------------------------------------------------------------- */
 
@@ -27,7 +25,7 @@ static void schedules(void) {
         { WSD, 5, 6/21. }, { WSD, 20, 1 }, { WSD, 83, 1 }, { WSD, 84, 1 }, { WSD, 92, 0.55 },
         { WSD, 100, 0.1 },
     };
-    for (size_t i = 0; i < sizeof points / sizeof *points; i++)
+    for (size_t i = 0; i < COUNT(points); i++)
         check_error(fabs(schedule_rate(points[i].kind, points[i].step, 100, 20, 0.1) - points[i].rate), 1e-12,
                     "%s at step %ld is %g", names[points[i].kind], points[i].step, points[i].rate);
     for (int k = 0; k < 4; k++) {
@@ -121,7 +119,7 @@ static void sampling(void) {
         { { .temperature = 9, .top_p = 1, .top_k = 1 }, "top-k 1" }, { { .temperature = 1, .top_p = 1, .min_p = 1 }, "min-p 1" },
         { { .temperature = 1e-30f, .top_p = 1 }, "a temperature near 0" },
     };
-    for (size_t c = 0; c < sizeof certain / sizeof *certain; c++) {
+    for (size_t c = 0; c < COUNT(certain); c++) {
         int right = 1;
         s = certain[c].how;
         for (s.key = 0; s.key < 200; s.key++) right &= draw(s, logits, V, s.key) == order[0];
@@ -193,7 +191,7 @@ static const Option table[] = {
     { "b", "ra", "rate",   OPTION_FLOAT, offsetof(Small, rate),  "0.1",    0,    10,   NULL,          "how fast" },
     { "b", "k",  "kind",   OPTION_TEXT,  offsetof(Small, kind),  "cosine", 0,    0,    "cosine|wsd",  "which" },
 };
-enum { ROWS = sizeof table / sizeof *table };
+enum { ROWS = COUNT(table) };
 
 static int split(const char *line, char *argv[16]) {
     static char words[256];
@@ -222,7 +220,7 @@ static void settings_files(Options o, Small *s) {
     const Small before = *s;
     char given[ROWS];
     memcpy(given, o.given, sizeof given);
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+    for (size_t i = 0; i < COUNT(files); i++) {
         char text[128];
         const size_t n = (size_t)snprintf(text, sizeof text, "%s", files[i].text);
         const int ok = options_read(o, text, n, &e);
@@ -261,7 +259,7 @@ static void options(void) {
         { "one two", "two: not an option" },
     };
     char said[2048];
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    for (size_t i = 0; i < COUNT(wrong); i++) {
         char line[64];
         snprintf(line, sizeof line, "%s", wrong[i].line);
         /* "-" is a word: standard input */
@@ -322,7 +320,7 @@ static void defaults(void) {
         { "-e tests",           0, 1000000,   "tests", ADAMW, 1e-3f, 24 },
         { "-e tests",           1, 100000000, "tests", ADAMW, 6e-4f, 64 },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         char *argv[16];
         Settings s;
         settings_parse(&s, split(cases[i].arguments, argv), argv);
@@ -341,7 +339,7 @@ static void fine_tuning_defaults(void) {
         { "-v 9",   0, 64,   128,   1, 3,     6.4e-4f, 1, 128, -2, 0 },  { "-b 3",   0, 8,    4096, 1, 600, 1e-3f, 3, 512, -2, 10 },
         { "-l 0.5", 1, 2048, 4096,  0, 0,     0.5f, 64, 256, 800, 10 },  { "-x 50",  1, 4096, 4096, 1, 1000, 1e-5f, 8, 2048, 50, 5 },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         char *argv[16];
         Settings s;
         settings_parse(&s, split(cases[i].argument, argv), argv);
@@ -354,11 +352,6 @@ static void fine_tuning_defaults(void) {
     }
 }
 void test_settings(void) {
-    PART(schedules());
-    PART(sampling());
-    PART(odd_logits());
-    PART(windows());
-    PART(options());
-    PART(defaults());
+    PART(schedules()); PART(sampling()); PART(odd_logits()); PART(windows()); PART(options()); PART(defaults());
     PART(fine_tuning_defaults());
 }

@@ -12,9 +12,6 @@
 #include <math.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -58,7 +55,7 @@ static void progress(void) {
     Error e;
     check(reads(good, strlen(good), &p, &e) && p.step == 7 && p.samples == 70 && p.tokens == 700 && p.updates == 6 && p.bad_steps == 1
           && p.seed == 255 && p.data == 1 && p.best.step == 5 && p.loss.count == 2 && p.loss.next == 2 && p.norm.count == 0, "a progress is read");
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    for (size_t i = 0; i < COUNT(wrong); i++) {
         char *text = with(wrong[i].from, wrong[i].to);
         check(!reads(text, strlen(text), &p, &e) && strstr(e.text, wrong[i].names), "%s is refused: %s", wrong[i].to, e.text);
         free(text);
@@ -97,7 +94,7 @@ static void settings(void) {
     check(restores(&s, "{\"tensorboard\": 0}", &e) && restores(&s, "{\"tensorboard\": 1}", &e), "an option that is gone is ignored: %s", e.text);
     settings_parse(&before, 3, nearest);
     check(restores(&before, "{\"rounding\": \"up\"}", &e) && before.rounding == 1, "unless another is given: %s", e.text);
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    for (size_t i = 0; i < COUNT(wrong); i++) {
         before = s;
         const int read = restores(&s, wrong[i].text, &e);
         check(!read && strstr(e.text, wrong[i].names) && !memcmp(&before, &s, sizeof s), "options %s are refused: %s", wrong[i].text, e.text);
@@ -205,7 +202,7 @@ static void impossible_state(Trainee *t) {
         { ".v", 1, 1, "another size" },
     };
     Error e = { 0 };
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    for (size_t i = 0; i < COUNT(wrong); i++) {
         char *folder = text_format("%s/impossible-%zu", scratch(), i);
         check(save(folder, t, 3, -1, 1, &e) == SAVED_ALL, "saved: %s", e.text);
         rewrite_state(folder, 3, wrong[i].suffix, wrong[i].x, wrong[i].count);
@@ -471,21 +468,11 @@ static void empty_reason(void) {
 void test_state(void) {
     Trainee t;
     const Config c = trainee_config(MODEL, 32, 8);
-    PART(progress());
-    PART(settings());
-    PART(seals());
-    PART(replaced_files());
-    PART(rooms());
-    PART(room_as_planned());
-    PART(empty_reason());
+    PART(progress()); PART(settings()); PART(seals()); PART(replaced_files()); PART(rooms());
+    PART(room_as_planned()); PART(empty_reason());
     if (!trainee_open(&t, device_find("cpu-f32"), &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 })) fail(EXIT_MEMORY, "no memory for a small model");
     for (int i = 0; i < 2; i++) trainee_do(&t, i);
-    PART(impossible_state(&t));
-    PART(brought_up_to_date(&t));
-    PART(half_saved(&t));
-    PART(copied_later(&t));
-    PART(best_from_copy(&t));
-    PART(best_linked(&t));
-    PART(tokenizer(&t));
+    PART(impossible_state(&t)); PART(brought_up_to_date(&t)); PART(half_saved(&t)); PART(copied_later(&t));
+    PART(best_from_copy(&t)); PART(best_linked(&t)); PART(tokenizer(&t));
     trainee_close(&t);
 }

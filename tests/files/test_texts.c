@@ -8,13 +8,9 @@
 #include "llmc/base/text.h"
 #include "llmc/data/bpe.h"
 #include "llmc/data/data.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define COUNT(a) (sizeof (a) / sizeof *(a))
 #define GOLDENS "tests/reference/tokenizers"
 
 /* ---- helpers ------------------------------------------------------------------------------------------- */
@@ -443,13 +439,6 @@ static void test_kinds(void) {
 }
 
 void test_texts(void) {
-    PART(test_kinds());
-    PART(test_trained_as_reference());
-    PART(test_training());
-    PART(test_slots());
-    PART(test_jobs());
-    PART(test_threads());
-    PART(test_documents());
-    PART(test_refused());
-    PART(test_cache());
+    PART(test_kinds()); PART(test_trained_as_reference()); PART(test_training()); PART(test_slots());
+    PART(test_jobs()); PART(test_threads()); PART(test_documents()); PART(test_refused()); PART(test_cache());
 }

@@ -1,8 +1,6 @@
 /* test_web.c: what infer_moe -m web reads from the network: heads of requests. The server and its page: tests/web.py. */
 #include "tests/test.h"
 #include "llmc/run/http.h"
-#include <stdlib.h>
-#include <string.h>
 
 #define HOST "Host: localhost:8080\r\n"
 static const struct { const char *what; int status; const char *text; } heads[] = {
@@ -38,7 +36,7 @@ static const struct { const char *what; int status; const char *text; } heads[] 
 
 static void test_heads(void) {
     HttpRequest r;
-    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+    for (size_t i = 0; i < COUNT(heads); i++) {
         const size_t n = strlen(heads[i].text);
         char *own = mem_alloc(n ? n : 1);                   /* without a NUL, so that the sanitizer sees a byte too far */
         memcpy(own, heads[i].text, n);
@@ -93,7 +91,5 @@ static void test_answer(void) {
 }
 
 void test_web(void) {
-    PART(test_heads());
-    PART(test_limits());
-    PART(test_answer());
+    PART(test_heads()); PART(test_limits()); PART(test_answer());
 }

@@ -3,8 +3,6 @@
 #define _GNU_SOURCE
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/bpe.h"
-#include <stdlib.h>
-#include <string.h>
 
 void fuzz_one(const uint8_t *data, size_t size) {
     enum { MOST = 8 };

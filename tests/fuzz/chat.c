@@ -4,8 +4,6 @@
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/chat.h"
 #include "llmc/data/data.h"
-#include <stdlib.h>
-#include <string.h>
 
 const int fuzz_is_json = 1;
 enum { LINE, JINJA, FILES, FORMS, MOST = 32 };

@@ -10,8 +10,6 @@
 #include "llmc/run/progress.h"
 #include "llmc/run/settings.h"
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 const int fuzz_is_json = 1;

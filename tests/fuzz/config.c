@@ -4,8 +4,6 @@
 #include "llmc/files/hf.h"
 #include "llmc/model/model.h"
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 const int fuzz_is_json = 1;
 

@@ -5,8 +5,6 @@
 #include "llmc/data/data.h"
 #include <limits.h>
 #include <dirent.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

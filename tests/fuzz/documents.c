@@ -2,8 +2,6 @@
  * them into jobs loses no byte. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/chat.h"
-#include <stdlib.h>
-#include <string.h>
 
 const int fuzz_is_json = 1;
 static Chat chat;

@@ -3,11 +3,9 @@
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/tokenizer_impl.h"
 #include "llmc/data/unicode.h"
-#include <stdlib.h>
-#include <string.h>
 
 static const char *const names[] = { "", "gpt2", "qwen2", "neox", "llama3", "o200k", "starcoder", "llama2", "llama2_v5", "trained_gpt2", "trained_cl100k" };
-enum { TOKENIZERS = sizeof names / sizeof *names };
+enum { TOKENIZERS = COUNT(names) };
 static Tokenizer *tokenizer[TOKENIZERS];
 
 void fuzz_start(void) { fuzz_tokenizers(tokenizer, names, TOKENIZERS); }

@@ -2,8 +2,6 @@
  * not complete, or refused with the same status; a request is read the same whatever follows it. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/run/http.h"
-#include <stdlib.h>
-#include <string.h>
 
 static void check_part(HttpText t, const char *text, const HttpRequest *r) {
     if (!t.at) return;
@@ -21,7 +19,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     if (status == 200) {
         fuzz_check(r.head <= size && r.head <= HTTP_HEAD && r.body <= HTTP_BODY && r.host.at && r.path.bytes && *r.path.at == '/');
         const HttpText parts[] = { r.method, r.path, r.query, r.host, r.origin, r.site, r.authorization, r.type };
-        for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) check_part(parts[i], text, &r);
+        for (size_t i = 0; i < COUNT(parts); i++) check_part(parts[i], text, &r);
         fuzz_check(http_parse(text, r.head, &again) == 200 && again.head == r.head && again.body == r.body);
     }
     for (size_t i = 0; i < size && i < 400; i += 1 + i / 16) {

@@ -4,8 +4,6 @@
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/base/json.h"
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 const int fuzz_is_json = 1;
 

@@ -6,8 +6,6 @@
 #include "llmc/base/json.h"
 #include "llmc/run/log.h"
 #include "llmc/run/report.h"
-#include <stdlib.h>
-#include <string.h>
 
 const int fuzz_is_json = 1;
 

@@ -2,12 +2,11 @@
  * the vocabulary and something in front of them; cutting to a context keeps the choice, or says that it cannot. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/questions.h"
-#include <string.h>
 
 const int fuzz_is_json = 1;
 
 static const char *const names[] = { "", "gpt2", "llama2", "llama2_v5" };
-enum { TOKENIZERS = sizeof names / sizeof *names };
+enum { TOKENIZERS = COUNT(names) };
 static Tokenizer *tokenizer[TOKENIZERS];
 
 void fuzz_start(void) { fuzz_tokenizers(tokenizer, names, TOKENIZERS); }

@@ -2,8 +2,6 @@
  * introduction, in pieces, with a proof of their own or the right one; a list of processes; a reason. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/ranks/messages.h"
-#include <stdlib.h>
-#include <string.h>
 
 static const char secret[] = "the secret of this target", settings[] = "{\"lr\": 0.1, \"seed\": 1}";
 

@@ -4,8 +4,6 @@
  * header and data of two files. What is accepted is read to the last byte, looked up by name, and written again. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/files/safetensors.h"
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 const int fuzz_is_json = 1;

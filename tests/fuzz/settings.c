@@ -5,8 +5,6 @@
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/ranks/launch.h"
 #include "llmc/run/settings.h"
-#include <stdlib.h>
-#include <string.h>
 
 enum { MOST = 64 };
 typedef struct { char *at[MOST + 1]; int count; } Lines;

@@ -3,11 +3,9 @@
 #define _GNU_SOURCE
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/run/stream.h"
-#include <stdlib.h>
-#include <string.h>
 
 static const char *const names[] = { "", "gpt2", "llama2", "llama2_v5" }, *const stops[] = { "", "\n", "ab", "\n\n", "\xC3\xA9" };
-enum { TOKENIZERS = sizeof names / sizeof *names, STOPS = sizeof stops / sizeof *stops };
+enum { TOKENIZERS = COUNT(names), STOPS = COUNT(stops) };
 static Tokenizer *tokenizer[TOKENIZERS];
 
 void fuzz_start(void) { fuzz_tokenizers(tokenizer, names, TOKENIZERS); }

@@ -2,8 +2,6 @@
  * all ids are tokens, and everything but what tokenizer.h names comes back. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/tokenizer_impl.h"
-#include <stdlib.h>
-#include <string.h>
 
 const int fuzz_is_json = 1;
 

@@ -2,8 +2,6 @@
  * number of its ranks, the second the length of a piece. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/ranks/messages.h"
-#include <stdlib.h>
-#include <string.h>
 
 static void check_message(const Message *m, int ranks) {
     fuzz_check(m->kind == MESSAGE_ALIVE || m->kind == MESSAGE_LOST || m->kind == MESSAGE_GOODBYE);

@@ -7,8 +7,6 @@
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/files/hf.h"
 #include "llmc/files/pieces.h"
-#include <stdlib.h>
-#include <string.h>
 
 static Model m;
 static const char *const dtypes[] = { "F32", "BF16", "F16", "F64", "I32" };

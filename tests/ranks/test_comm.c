@@ -7,9 +7,6 @@
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -72,7 +69,7 @@ static const struct {
 };
 
 static void launch_table(void) {
-    for (size_t i = 0; i < sizeof launches / sizeof *launches; i++) {
+    for (size_t i = 0; i < COUNT(launches); i++) {
         const Launch flags = { .process = launches[i].flag_process, .processes = launches[i].flag_processes };
         Launch l;
         Error e = { 0 };
@@ -227,7 +224,7 @@ typedef struct { const Device *dev; Comm *(*connect)(Group *group, char why[256]
 static const size_t counts[] = { 0, 1, 7, 1000, 130003 };
 static int all_counts(const Rank *r) {
     int bad = 0;
-    for (size_t k = 0; k < sizeof counts / sizeof *counts; k++)
+    for (size_t k = 0; k < COUNT(counts); k++)
         bad += sums_of_reals(r, counts[k]) + gathered_bytes(r, counts[k]) + sums_of_ints(r, counts[k]) + (r->registered ? added_shards(r, counts[k]) : 0);
     return bad;
 }
@@ -277,7 +274,7 @@ static const struct { int processes, ranks[4]; } layouts[] = {
 };
 static void every_operation(const Device *dev) {
     const Means means = { dev, dev->connect, 0 };
-    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+    for (size_t i = 0; i < COUNT(layouts); i++) {
         const int port = free_port(), processes = layouts[i].processes;
         pid_t pid[4];
         int bad = 0, status;
@@ -351,7 +348,7 @@ static const Trouble troubles[] = {
 
 /* Takes several seconds, so it runs in parallel with the others. */
 static const Trouble slow_exit = { "slow exit", 3, 1, QUIT_SLOWLY, .expected = "rank 1 (process 1 on host " };
-enum { TROUBLES = sizeof troubles / sizeof *troubles, AT_ONCE = 10 };
+enum { TROUBLES = COUNT(troubles), AT_ONCE = 10 };
 
 static void hang(void) { pause_for(20); }                    /* as a driver's exit handler might */
 static void report_and_exit(const char *why) {

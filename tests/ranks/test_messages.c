@@ -9,9 +9,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -37,7 +34,7 @@ static void hash_vectors(void) {
           "cf5b16a778af8380036ce59e7b0492370b249b11e8f07a51afac45037afee9d1" },
         { "aaaaaaaaaa", 100000, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0" },
     };
-    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) {
+    for (size_t i = 0; i < COUNT(vectors); i++) {
         unsigned char digest[SHA256_BYTES];
         Sha256 s;
         sha256_begin(&s);
@@ -63,7 +60,7 @@ static void hmac_vectors(void) {
           "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54" },
         { 0xaa, 131, NULL, 0, 152, larger_than_block, 32, "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2" },
     };
-    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) {
+    for (size_t i = 0; i < COUNT(vectors); i++) {
         unsigned char key[256], data[256], mac[SHA256_BYTES];
         memset(key, vectors[i].key, sizeof key);
         memset(data, vectors[i].data, sizeof data);
@@ -153,7 +150,7 @@ static void introductions(void) {
         { "a proof for the other connection", OTHER_CONNECTION, WRONG_SECRET, 64 },
         { "one bit of the proof", LAST_BIT, WRONG_SECRET, 64 }, { "settings of more than a megabyte", TOO_LONG, WRONG, 64 },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         int right = 0;
         for (size_t piece = 1; piece <= 512; piece *= 2) {
             size_t answers;
@@ -174,7 +171,7 @@ static void hellos(void) {
         { 4, 1, 3, "v1", "{\"lr\": 0.\033[2J\n}", "0.?[2J? there, \"lr\": 0.1 in process 0" },
     };
     const Hello mine = { .version = "v1", .processes = 4, .ranks = 1, .pid = 9 };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         Hello h = { .processes = cases[i].processes, .ranks = cases[i].ranks, .pid = 7 };
         Error e = { 0 };
         strcpy(h.version, cases[i].version);
@@ -197,7 +194,7 @@ static void lists(void) {
         { { 2, 2, 4 }, { 0, 2, 4 }, 7, 0 },                     { { 2, 1, 4 }, { 0, 2, 3 }, 8, 0 },
     };
     const Process mine = { .ranks = 1, .pid = 7 };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         Process at[P] = { { 0 } };
         Error e = { 0 };
         for (int p = 0; p < P; p++) {
@@ -227,7 +224,7 @@ static void hosts(void) {
         { 4, { 1, 1, 1, 1 }, "aaab", "host a has 3 ranks and host b has 1", 0 },
         { 4, { 1, 1, 1, 1 }, "abab", "ranks 0 and 2 are on host a, and those between are not all", 0 },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         Process at[4];
         Error e = { 0 };
         for (int p = 0; p < cases[i].processes; p++) at[p] = (Process){ .ranks = cases[i].ranks[p], .host = { cases[i].hosts[p] } };
@@ -246,7 +243,7 @@ static void messages(void) {
         { MESSAGE_WELCOME, 76, 84, -1 },          { MESSAGE_ADMITTED, 0, 8, -1 },         { 99, 0, 8, -1 },
         { UINT32_MAX, UINT32_MAX, 8, -1 },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         char *exact = mem_alloc(cases[i].have);             /* no more than what is there, for the address sanitizer */
         Message m = { 0 };
         memcpy(exact, &cases[i], cases[i].have < 8 ? cases[i].have : 8);
@@ -312,7 +309,7 @@ static void addresses(void) {
     const int six = n > 0;
     while (n) close(fd[--n]);
     if (!six) skip("listening on ::1: %s", e.text);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         if (strchr(cases[i].address, ':') && !six) continue;
         port = free_port();
         n = net_listen(cases[i].address, port, 0, fd, &e);
@@ -344,7 +341,7 @@ static void secret_of_environment(void) {
         { NULL,                "0.0.0.0",   0, EXIT_USAGE, "export MOE_SECRET=$(" },
     };
     char *folder = scratch_path("no/such/folder");
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         Launch l = { .process = 0, .processes = 2, .locals = cases[i].locals };
         Error e = { 0 };
         strcpy(l.address, cases[i].address);
@@ -367,7 +364,7 @@ static void bad_files(const Launch *l, const char *folder, const char *path) {
         { "a link", NULL, 0, NULL, 0, "is a link" },                   { "a folder", NULL, 0, NULL, 0700, "not a secret" },
     };
     char *elsewhere = scratch_path("elsewhere");
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         const int other = !strcmp(cases[i].expected, "not to you");
         Error e = { 0 };
         if (other && geteuid()) { skip("secret file of another user: this is not root"); continue; }
@@ -417,15 +414,7 @@ static void secret_of_file(void) {
 }
 
 void test_messages(void) {
-    PART(hash_vectors());
-    PART(hmac_vectors());
-    PART(introductions());
-    PART(hellos());
-    PART(lists());
-    PART(hosts());
-    PART(messages());
-    PART(deadlines());
-    PART(addresses());
-    PART(secret_of_environment());
+    PART(hash_vectors()); PART(hmac_vectors()); PART(introductions()); PART(hellos()); PART(lists());
+    PART(hosts()); PART(messages()); PART(deadlines()); PART(addresses()); PART(secret_of_environment());
     PART(secret_of_file());
 }

@@ -15,9 +15,6 @@
 #include "llmc/ranks/threads.h"
 #include <dirent.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -285,7 +282,7 @@ static void any_number_of_ranks(void) {
         { "cpu-f64",  "d2:c16h4f20",               3, 0, 1e-7, 0.95f, 0 },      /* most matrices have parts on several ranks */
         { "cpu-f64",  "d2:c48h4f96",               1, 0, 1e-7, 0.95f, 0 },
     };
-    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+    for (size_t i = 0; i < COUNT(runs); i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .micro_batches = runs[i].micro_batches,
                      .recompute = recompute_numbered(runs[i].recompute), .steps = STEPS, .ranks = 1, .momentum = runs[i].momentum, .period = runs[i].period };
         run(&one);
@@ -347,7 +344,7 @@ static void same_bits(void) {
         { "cpu-f32",  "d2:c16h4f20",           { { 0 } }, 0, 0.95f, 0 },           { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", { { 0, 1, 0, 1, 0 } }, 0.1f, 0.95f, 3 },
         { "cpu-f32",  "m5:c16h4d4e4k2f12a4x2u1v1", { { 4, 3, 1, 2, 4 } }, 0, 0.95f, 0 },   /* a head of its own; more layers than buffers for them */
     };
-    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+    for (size_t i = 0; i < COUNT(runs); i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .dropout = runs[i].dropout, .momentum = runs[i].momentum, .period = runs[i].period,
                      .micro_batches = SEQUENCES, .steps = FEW, .ranks = 1, .ordered = 1 }, longer = one;
         longer.steps = STEPS / 2;
@@ -399,7 +396,7 @@ static void same_bits_on_gpus(const Device *dev) {
 /* With many experts, pieces end between matrices: nothing is shared, and the bits are those of one rank. Dense ones are cut. */
 static void whole_matrices(void) {
     static const struct { const char *model; int cuts; } models[] = { { "m2:c16h4d4e32k2f16a4x2", 0 }, { "m2:c16h4d4e32k2f16v1", 0 }, { "d2:c16h4f20", 1 } };
-    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+    for (size_t i = 0; i < COUNT(models); i++) {
         Team one = { .device = "cpu-f32", .model = models[i].model, .momentum = 0.95f, .micro_batches = SEQUENCES, .steps = 4, .ranks = 1, .ordered = 1 };
         run(&one);
         for (int ranks = 2; ranks <= 4; ranks++) {
@@ -431,7 +428,7 @@ static void resumed_elsewhere(const char *device, double bound, float momentum) 
     static const struct { int before, shards, after; } moves[] = { { 4, 0, 1 }, { 1, 0, 3 }, { 3, 0, 2 }, { 2, 0, 2 }, { 4, 2, 3 }, { 4, 2, 4 }, { 2, 1, 1 } };
     const Team whole = { .device = device, .model = momentum > 0 ? "m2:c16h4d4e32k2f16a4x2" : "m2:c16h4d4e4k2f12a4x2", .steps = FEW, .level = 1, .momentum = momentum,
                          .period = 3 };
-    for (size_t i = 0; i < sizeof moves / sizeof *moves; i++) {
+    for (size_t i = 0; i < COUNT(moves); i++) {
         char *name = text_format("moved-%s%s-%d-%d", device, momentum > 0 ? "-muon" : "", moves[i].before, moves[i].after), *folder = scratch_path(name);
         Team before = whole, after = whole, loaded = whole, all = whole;
         int same = 1;
@@ -496,7 +493,7 @@ static void saved_alike(void) {
         { "cpu-f32", "m3:c16h4d4e4k2f12a4x2u1", 0, 0, 0, 0 }, { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 0, 0, 0, 0.95f },
         { "cpu-f32", "d2:c48h8f96", 1, 0, 0, 0.95f }, { "cpu-bf16", "m2:c24h4e5k2f20n0", 0, 1, 0, 0 },
         { "cpu-f32", "m2:c24h4d10e5k2f20s1n0u1", 1, 0, 1, 0.95f } };
-    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+    for (size_t i = 0; i < COUNT(runs); i++) {
         char *name = text_format("alike-%zu", i), *first = scratch_path(name);
         Team one = { .device = runs[i].device, .model = runs[i].model, .pairs = runs[i].pairs, .oss = runs[i].oss, .latents = runs[i].latents,
                      .momentum = runs[i].momentum, .ranks = 1, .steps = 2, .to = first };
@@ -658,20 +655,10 @@ static void skipped_together(float momentum) {
 }
 
 void test_parallel(void) {
-    PART(any_number_of_ranks());
-    PART(same_bits());
-    PART(same_bits_in_8_bits());
-    PART(whole_matrices());
-    PART(shards());
-    PART(resumed_elsewhere("cpu-f32", 1e-5, 0));
-    PART(resumed_elsewhere("cpu-bf16", 2e-2, 0));
-    PART(resumed_elsewhere("cpu-f64", 1e-7, 0.95f));
-    PART(drawn_alike());
-    PART(saved_alike());
-    PART(saved_by_none());
-    PART(no_rank_has_all());
-    PART(skipped_together(0));
-    PART(skipped_together(0.95f));
+    PART(any_number_of_ranks()); PART(same_bits()); PART(same_bits_in_8_bits()); PART(whole_matrices());
+    PART(shards()); PART(resumed_elsewhere("cpu-f32", 1e-5, 0)); PART(resumed_elsewhere("cpu-bf16", 2e-2, 0));
+    PART(resumed_elsewhere("cpu-f64", 1e-7, 0.95f)); PART(drawn_alike()); PART(saved_alike());
+    PART(saved_by_none()); PART(no_rank_has_all()); PART(skipped_together(0)); PART(skipped_together(0.95f));
     const Device *dev;
     for (int i = 0; (dev = device_list(i)); i++) if (dev->is_gpu && is_tested(dev) && dev->count() > 1) PART(same_bits_on_gpus(dev));
 }

@@ -9,9 +9,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -145,7 +142,7 @@ static const struct { const char *name; Trick trick; int connections; } stranger
     { "a megabyte after the greeting",    FLOOD_OF_BYTES, 2 },  { "a byte now and then",               DRIPS, 1 },
     { "a flood of connections",           FLOOD_OF_CONNECTIONS, 20 },
 };
-enum { STRANGERS = sizeof strangers / sizeof *strangers, AT_ONCE = 4 };
+enum { STRANGERS = COUNT(strangers), AT_ONCE = 4 };
 
 /* A run of three, of which the others start later than the stranger. Every second process 0 may have few descriptors. It starts, works for more than a second, and ends. */
 static void undisturbed(void) {
@@ -182,7 +179,7 @@ static void undisturbed(void) {
 static void deadline_holds(void) {
     static const Work todo = { 1, 0 };
     static const Trick tricks[] = { SILENT, DRIPS, WRONG_SECRET_SENT, FLOOD_OF_CONNECTIONS };
-    enum { TRICKS = sizeof tricks / sizeof *tricks };
+    enum { TRICKS = COUNT(tricks) };
     Run runs[TRICKS];
     pid_t stranger[TRICKS];
     for (int i = 0; i < TRICKS; i++) {
@@ -287,7 +284,7 @@ static const struct { const char *name; Fault fault; const char *expected; } fau
     { "no message of this program",           NO_MESSAGE,          "sent something that this program does not send" },
     { "a goodbye before the end",             ONLY_GOODBYE,        "is silent" },
 };
-enum { FAULTS = sizeof faults / sizeof *faults };
+enum { FAULTS = COUNT(faults) };
 
 /* Introduces itself as far as the fault goes. -1: refused, or the fault has been played. */
 static int introduce(int port, int watch, Fault fault) {
@@ -439,7 +436,7 @@ static void send_falsehood(int data, Falsehood kind, int32_t pid) {
 }
 static void false_hub(void) {
     static const Work todo = { 1, 0 };
-    for (size_t i = 0; i < sizeof falsehoods / sizeof *falsehoods; i++) {
+    for (size_t i = 0; i < COUNT(falsehoods); i++) {
         const Falsehood kind = falsehoods[i].kind;
         GroupOptions o = group_options(1, 2, 1, free_port());
         int listener[NET_LISTENERS], learned = 0;
@@ -489,13 +486,9 @@ void test_strangers(void) {
     char host[256] = "";
     int fd[NET_LISTENERS], n;
     Error e;
-    PART(crowd());
-    PART(misbehaving());
-    PART(false_hub());
+    PART(crowd()); PART(misbehaving()); PART(false_hub());
     if (quick) return;
-    PART(undisturbed());
-    PART(deadline_holds());
-    PART(runs_at("127.0.0.1"));
+    PART(undisturbed()); PART(deadline_holds()); PART(runs_at("127.0.0.1"));
     if (!gethostname(host, sizeof host - 1)) PART(runs_at(host));
     if ((n = net_listen("::1", free_port(), 0, fd, &e))) PART(runs_at("::1"));
     else skip("a run at ::1: %s", e.text);

@@ -9,7 +9,11 @@
 #define FUZZ_H
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 #include "llmc/base/text.h"
+
+#define COUNT(a) (sizeof (a) / sizeof *(a))
 
 enum { FUZZ_BYTES = 256 << 20 };
 
