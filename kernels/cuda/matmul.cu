@@ -176,6 +176,7 @@ template <ProductKind kind, int BN> struct Operands {
 // A block has one tile of c, BM x BN, and BN threads: 2 warps along m, BN/64 along n. 2*BM*BN*k flop; reads (BM + BN)*k*2 bytes
 // from L2: 64 flop per byte at 128 x 128 and 85 at 128 x 256. 8 warps fit on an SM either way, as many as the registers allow:
 // with 128 x 128 as two blocks, of which one can multiply while the other begins or ends.
+// The main loop has its operands in registers a step ahead, which is why all of it is one function.
 template <ProductKind kind, int BN> static __global__ __launch_bounds__(BN, 256 / BN) void tile_product(const Product p) {
     constexpr bool a_along = kind != WEIGHT, b_along = kind == FORWARD;
     constexpr int a_pitch = (a_along ? BK : BM) * 2, b_pitch = (b_along ? BK : BN) * 2, STAGE = Size<BN>::stage;

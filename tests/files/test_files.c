@@ -253,7 +253,6 @@ static void test_safetensors_round_trip(void) {
           "safetensors: data aligned and in order");
     check(file && strstr(file + 8, "\"__metadata__\":{\"format\":\"pt\",\"odd\\n\":\"\\\"x\\\"\"}"), "safetensors: metadata");
     free(file);
-
     Safetensors *s = safetensors_open(path, &e);
     check(s != NULL, "safetensors: open what was written %s", e.text);
     free(path);

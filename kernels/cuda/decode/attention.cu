@@ -21,7 +21,8 @@
 //
 //   split     queries (HEADS,D) | tops, sums (HEADS,WARPS) | results (HEADS,WARPS,32*VECTOR)
 //   cluster   queries, newest key, newest value (HEADS+2,D) | tops, sums (WARPS,HEADS)
-//             | results (WARPS,HEADS,D) | used in the first block only: of each split tops, sums (CLUSTER,HEADS), results (CLUSTER,HEADS,D)
+//             | results (WARPS,HEADS,D)
+//             | used in the first block only: of each split tops, sums (CLUSTER,HEADS), results (CLUSTER,HEADS,D)
 #include "kernels/cuda/ptx.cuh"
 
 struct Shape { HeadOrder order; int T, G, Q, D, window; };
