@@ -1,10 +1,10 @@
-// columns.cuh: adds up the columns of partial sums, for norm.cu and bias.cu.
+// columns.cuh: adds up the columns of partial sums, for norm.cu, bias.cu and heads.cu.
 #pragma once
 #include "ptx.cuh"
 
 // first[c] += the sum of column c of partial (rows, C). With a second: partial is (rows, 2C), and its right half is added to
 // second. A block has 32 columns. Each of its warps adds every 32nd row, with AT_ONCE loads in flight; then the warps' sums are
-// added in order. The kernel before, which writes partial, lets this one start before it ends.
+// added in order. The kernel before, which writes partial, may let this one start before it ends.
 enum { AT_ONCE = 8 };
 static __global__ void add_partial_kernel(real *first, real *second, const real *partial, int rows, int C) {
     __shared__ real part[32][32];

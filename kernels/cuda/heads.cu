@@ -1,5 +1,5 @@
 // heads.cu: what some models do with the heads of queries and keys: norms, keys with a part that all share, sinks.
-#include "ptx.cuh"
+#include "columns.cuh"
 
 // ---- norm_rope --------------------------------------------------------------------------------------------
 // `lanes` threads have a head, a power of two of at most a warp, each W pairs (i, i + D/2) at a time. What the second loop
@@ -176,20 +176,6 @@ template<int W> static __global__ void __launch_bounds__(HEAD_THREADS, 2) norm_r
     if (mine) store(sums + group * z.D + first, low_sum), store(sums + group * z.D + half + first, high_sum);
     store_partial(partial, sums, groups, z.D);
 }
-// to[c] += sum over rows of partial (rows,D); a block of 32 by 32 threads has 32 columns.
-static __global__ void add_rows_kernel(real *to, const real *partial, int rows, int D) {
-    __shared__ real part[32][33];
-    const int c = blockIdx.x * 32 + threadIdx.x;
-    real sum = 0;
-    #pragma unroll 4
-    for (int y = threadIdx.y; y < rows && c < D; y += 32) sum += partial[(size_t)y * D + c];
-    part[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y || c >= D) return;
-    sum = 0;
-    for (int y = 0; y < 32; y++) sum += part[y][threadIdx.x];
-    to[c] += sum;
-}
 
 // Are these pairs to be moved 16 bytes at a time? And how many threads has a head?
 static bool vectors(const void *x, const void *before, const floatX *weight, int stride, int D) {
@@ -219,7 +205,7 @@ static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, 
     auto kernel = once ? norm_rope_backward_once_kernel<VECTOR> : w ? norm_rope_backward_kernel<VECTOR> : norm_rope_backward_kernel<1>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     LAUNCH(kernel, (unsigned)blocks, HEAD_THREADS, shared, dx, partial, before, z);
-    LAUNCH(add_rows_kernel, (unsigned)divide_up(D, 32), dim3(32, 32), 0, dweight, partial, (int)blocks, D);
+    add_partial(dweight, NULL, partial, blocks, D);
 }
 
 // ---- shared keys --------------------------------------------------------------------------------------------
