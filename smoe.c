@@ -282,7 +282,7 @@ static void attention_backward(float *dq, float *dk, float *dv, const float *dou
  * Every token scores every expert, logits = x w^T (N,E), and chooses the K best. Their weights are
  * the softmax of the chosen logits. A choice is a slot: slot s = n*K + k is choice k of token n. An
  * expert has its slots together, so they are sorted by expert: those of e begin at start[e]. With
- * three tokens that choose experts (2 0) (1 2) (2 1):
+ * three tokens that choose experts (2 0) (1 2) (2 1) (drawn in docs/figures/slots.svg):
  *
  *     expert   0 | 1 1 | 2 2 2
  *     slot     1 | 2 5 | 0 3 4       where an expert writes what it makes of a row
@@ -398,7 +398,8 @@ static void combine(float *out, const float *act, const float *w, const float *b
  *     dact_s    = weight_s da_s
  *     dweight_s = <dout_n, y_s> = <dout_n, w[e] act_s> = <da_s, act_s>
  *     dw[e]    += sum over the slots of e of dout_n^T (weight_s act_s)
- * The second line is why y need not be kept: da is needed anyway, and it gives dweight as well. */
+ * The second line is why y need not be kept: da is needed anyway, and it gives dweight as well.
+ * (docs/figures/backward.svg) */
 static void combine_backward(float *dact, float *dweight, float *dw, float *dbias,
                              const float *dout, const float *act, const float *w,
                              const Routes *r, int tokens, int I) {
@@ -456,7 +457,7 @@ static void experts_backward(float *dx, float *dweight, Layer *dw, const float *
 /* ---- the model --------------------------------------------------------------------------------
  * A token enters as its row of embed. This is the residual stream x, to which sub-layers add:
  *     mid = x + attention(norm(x))        out = mid + experts(norm(mid)), the x of the next layer
- * After the last layer, the logits compare norm(x) with every row of embed. */
+ * After the last layer, logits compare norm(x) with every row of embed. (docs/figures/block.svg) */
 typedef struct {                                    /* what a layer keeps for its backward */
     float x[N*C], att_normed[N*C], att_rstd[N];     /* (N,C) (N,C) (N) */
     Routes att;

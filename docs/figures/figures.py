@@ -86,8 +86,10 @@ def block():
     f.text(30, 76, "x (N,C)", anchor="start")
     f.text(476, 76, "mid (N,C)", anchor="start")
     f.text(890, 76, "out (N,C)", anchor="end")
-    sub_layer(f, first, "attention", 0, "A", "X", ("own: queries, outputs", "shared: keys, values"))
-    sub_layer(f, second, "MLP", 2, "E", "K", ("each a gated MLP", "of width F"))
+    sub_layer(f, first, "attention", 0, "A", "X", ("own: query, output", "shared: kv"))
+    f.text(first + 6, 186, "att_normed", anchor="start")
+    sub_layer(f, second, "experts", 2, "E", "K", ("each: up, down", "kept: pre (S,2F)"))
+    f.text(second + 6, 186, "mlp_normed", anchor="start")
     f.arrow((752, 90), (752, 134))
     f.box(722, 136, 60, 30, "norm", color=1)
     f.arrow((752, 166), (752, 248), (800, 248))
@@ -108,7 +110,7 @@ def slots():
     token_y = [110 + 92 * n for n in range(3)]
     slot_y = [token_y[s // K] - 22 + 44 * (s % K) for s in range(6)]
     row_y = [82 + 46 * r + 10 * expert[slot_of_row[r]] for r in range(6)]
-    heads = ((70, "tokens"), (200, "slots s = nK + k"), (390, "rows, sorted by expert"), (588, "experts"), (750, "combine"), (860, "tokens"))
+    heads = ((70, "x (N,C)"), (200, "expert[s], s = n*K + k"), (390, "slot[i], token[i]"), (588, "parallel_linear"), (750, "combine"), (860, "out (N,C)"))
     for x, text in heads:
         f.text(x, 62, text, kind="small bold")
     for n in range(3):
@@ -122,16 +124,16 @@ def slots():
     for r, s in enumerate(slot_of_row):
         e = expert[s]
         f.arrow((250, slot_y[s]), (338, row_y[r]), color=e)
-        f.box(340, row_y[r] - 14, 100, 28, f"row {r}: slot {s}", color=e)
+        f.box(340, row_y[r] - 14, 100, 28, f"slot {s}, token {s // K}", color=e)
         f.arrow((660, row_y[r]), (737, token_y[s // K]), color=e)
     for e in range(E):
         rows = row_y[start[e]:start[e + 1]]
-        f.box(530, rows[0] - 14, 116, rows[-1] - rows[0] + 28, f"expert {e}", *([f"rows {start[e]} to {start[e + 1] - 1}"] if len(rows) > 1 else []), color=e)
+        f.box(530, rows[0] - 14, 116, rows[-1] - rows[0] + 28, f"expert {e}", *([f"start {start[e]}, load {len(rows)}"] if len(rows) > 1 else []), color=e)
         for y in rows:
             f.arrow((440, y), (528, y), color=e)
             f.arrow((646, y), (660, y), head=False, color=e)
-    f.text(WIDTH / 2, 384, "Nothing is copied into this order: the product of an expert gathers its rows from the tokens,",
-           "and combine gathers each token's rows from the experts.")
+    f.text(WIDTH / 2, 384, "Nothing is copied into this order: an expert reads rows of x by token[i] and writes by slot[i],",
+           "and combine adds the K slots of each token, times weight[s].")
     return f.svg()
 
 
@@ -139,7 +141,7 @@ def kept():
     C, width = 2048, 8192                                           # width: K * F, the work of a token
     f = Figure("What an MLP mixture keeps for its backward pass", 440)
     f.text(LEFT, 56, "kB for each token and layer; bf16, C = 2048, and K experts of F = 8192 / K: the same work, split finer and finer", anchor="start")
-    parts = ("H", "gathered H", "pre", "act", "Y")
+    parts = ("x", "gathered x", "pre", "act", "y")
     everything = lambda K: (2 * C, 2 * K * C, 4 * width, 2 * width, 2 * K * C)
     here = lambda K: (2 * C, 0, 4 * width, 0, 0)
     scale = (WIDTH - LEFT - 150) / sum(everything(16))
@@ -162,27 +164,27 @@ def kept():
 
 
 def backward():
-    f = Figure("The backward pass of an MLP mixture: what is kept, what each step makes", 474)
+    f = Figure("experts_backward and combine_backward: what is kept, what each step makes", 474)
     keep, make, weight = 0, 2, 1
 
     def node(x, y, w, *lines, color):
         f.box(x, y, w, 24 + 17 * (len(lines) - 1), *lines, color=color, bold=True)
     node(30, 212, 92, "dout", "(N,C)", color=make)
-    node(180, 130, 92, "W2", "(E,C,F)", color=keep)
-    node(180, 212, 130, "da", "(S,F) = dout W2", color=make)
+    node(180, 130, 92, "w->down", "(E,C,F)", color=keep)
+    node(180, 212, 130, "da", "(S,F) = dout down", color=make)
     node(352, 130, 100, "pre", "(S,2F)", color=keep)
-    node(352, 66, 100, "w", "(N,K)", color=keep)
-    f.box(352, 205, 116, 56, "activation_", "backward")
-    node(520, 132, 110, "dw", "<da, act>", color=make)
+    node(352, 66, 100, "weight", "(N,K)", color=keep)
+    f.box(352, 205, 116, 56, "silu, product,", "backward")
+    node(520, 132, 110, "dweight", "<da, act>", color=make)
     node(520, 212, 110, "dpre", "(S,2F)", color=make)
-    node(520, 292, 110, "wact", "(S,F) = w act", color=make)
-    node(700, 66, 170, "dl", "router_backward", color=make)
-    node(700, 132, 170, "dWr", "+= dlᵀ H", color=weight)
-    node(700, 292, 170, "dW1", "+= dpreᵀ H", color=weight)
-    node(700, 352, 170, "dW2", "+= doutᵀ wact", color=weight)
-    node(700, 212, 170, "dHs", "(S,C) = dpre W1", color=make)
-    node(352, 408, 100, "H", "(N,C)", color=keep)
-    node(700, 412, 170, "dH, not yet summed", "Σ dHs + dl Wr", color=make)
+    node(520, 292, 110, "weighted", "weight act", color=make)
+    node(700, 66, 170, "dlogits", "router_backward", color=make)
+    node(700, 132, 170, "dw->router", "+= dlogitsᵀ x", color=weight)
+    node(700, 292, 170, "dw->up", "+= dpreᵀ x", color=weight)
+    node(700, 352, 170, "dw->down", "+= doutᵀ weighted", color=weight)
+    node(700, 212, 170, "dx of the slots", "dpre up", color=make)
+    node(352, 408, 100, "x", "(N,C) normed", color=keep)
+    node(700, 412, 170, "dx", "Σ slots + dlogits router", color=make)
     f.arrow((122, 233), (178, 233))
     f.arrow((226, 171), (226, 210))
     f.arrow((310, 233), (350, 233))
@@ -199,7 +201,7 @@ def backward():
     f.arrow((452, 428), (680, 428), (680, 322), (698, 322))
     f.arrow((870, 86), (893, 86), (893, 432), (872, 432))
     f.arrow((870, 233), (893, 233), head=False)
-    f.text(785, 470, "left to add_norm_backward", kind="small bold")
+    f.text(870, 470, "train_moe leaves this sum to add_norm_backward", kind="small", anchor="end")
     for i, (text, color) in enumerate((("kept from the forward pass, or a weight", keep), ("made and dropped", make), ("gradient of a weight", weight))):
         f.add("rect", x=30, y=56 + 21 * i, width=14, height=14, kind=f"box c{color} f{color}")
         f.text(52, 68 + 21 * i, text, anchor="start")
