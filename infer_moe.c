@@ -236,12 +236,12 @@ static _Noreturn void out_of_memory(const Session *q, const Model *m) {
          : "A shorter context (-c) needs less");
 }
 
-static void load(Session *q, const char *asked) {
+static void load(Session *q, const char *wanted) {
     Error e;
     char name[128], why_cpu[256];
     LocalDevices local = { .count = q->s.gpus };
-    q->folder = hf_find_model(asked, &e);
-    if (!q->folder) fail(EXIT_CHECKPOINT, "%s%s", e.text, asked ? "" : ". To train one: ./train_moe");
+    q->folder = hf_find_model(wanted, &e);
+    if (!q->folder) fail(EXIT_CHECKPOINT, "%s%s", e.text, wanted ? "" : ". To train one: ./train_moe");
     if (!hf_load_config(q->folder, &q->config, &e)) fail_with(&e, EXIT_CHECKPOINT);
     config_pad_vocab(&q->config);
     q->g.dev = device_choose(q->s.device, &local, why_cpu);

@@ -73,7 +73,7 @@ static void train_step(Run *r) {
         model_end_micro(m, micro);
     }
     if (r->saves.under_way) m->dev->copied(0);                       /* what is saved is not changed before */
-    replay_run(&r->replay_update[optimizer_turn(&r->optimizer)], r->dev, 0, update, r);
+    replay_run(&r->replay_update[optimizer_slice(&r->optimizer)], r->dev, 0, update, r);
     if (!r->records) parallel_gather_weights(m, 1);
 }
 
@@ -126,9 +126,9 @@ static int between_steps(Run *r) {
     const int requests = requests_collect(r->parallel.group, r->takes_signals, r->leads ? s->out : NULL,
                                           (saves_due(&r->saves) ? REQUEST_TIMED_SAVE : 0) | (saves_busy(&r->saves) ? REQUEST_BUSY : 0));
     const int last = p->step == s->steps && !p->unvalidated, by_step = s->save_every && p->step % s->save_every == 0;
-    const int asked = requests & ~REQUEST_BUSY, stops = requests & REQUEST_STOP;
+    const int requested = requests & ~REQUEST_BUSY, stops = requests & REQUEST_STOP;
     if (!(requests & REQUEST_BUSY)) saves_follow(&r->saves, 0);
-    if (last || asked || by_step) saves_begin(&r->saves, !last && !by_step && asked == REQUEST_TIMED_SAVE, last || stops);
+    if (last || requested || by_step) saves_begin(&r->saves, !last && !by_step && requested == REQUEST_TIMED_SAVE, last || stops);
     if (!stops || last) return 1;
     if (r->saves.saved_step != p->step) fail(EXIT_DISK, "stopped on request, but the checkpoint could not be saved");
     return 0;

@@ -5,7 +5,7 @@
  *   bench_moe [-d DEVICE] -step layers [FILTER]                                             the layers of -e layers, likewise
  *
  * The operations are the cases of tests/ops/cases.c that a model of that size uses, so what is timed is what is tested. A line
- * gives the time of an operation, how much it moves (bytes) or computes (flop), and its share of the limit that applies:
+ * gives the time of an operation, how much it moves (bytes) or computes (flop), and its fraction of the limit that applies:
  *   memory     the rate at which the device copies memory; on a GPU, of copies that move as many bytes, since short ones end
  *              before the whole GPU is busy. Bytes: what the operation has to read and write at least. Several sets of buffers
  *              are used in rotation, so that no cache holds them.
@@ -124,7 +124,7 @@ static const size_t out_of_cache = (size_t)256 << 20;       /* bytes; the larges
 
 typedef struct {
     const Device *dev;
-    Placed copy[MOST_COPIES];           /* sets of a case's buffers, used in rotation; */
+    CaseOnDevice copy[MOST_COPIES];     /* sets of a case's buffers, used in rotation; */
     int    copies;                      /* 0: memory is copied instead: */
     char  *to, *from;                   /* out_of_cache bytes, on a GPU in pieces, in rotation */
     size_t piece;
@@ -166,7 +166,7 @@ static int work_open(Work *w, const Case *c, const Device *dev) {
     const double wanted = cost.flop > 0 ? 1 : (double)out_of_cache / (cost.bytes + 1);
     *w = (Work){ .dev = dev };
     while (w->copies < MOST_COPIES && (!w->copies || w->copies < wanted))
-        if (case_place(&w->copy[w->copies], c, dev)) w->copies++;
+        if (case_allocate(&w->copy[w->copies], c, dev)) w->copies++;
         else break;
     if (w->copies) warm_up(w);
     return w->copies;
@@ -354,7 +354,7 @@ static const char *const usage =
     "  -l, --list             list the operations instead of timing them\n"
     "  FILTER                 only operations whose line contains this\n";
 
-static const char *const whole[] = { "layers", "heads", "attention", "steps", "parts", "ranks", "ladder", "rounding", "decoding", "loading", NULL };
+static const char *const suites[] = { "layers", "heads", "attention", "steps", "parts", "ranks", "ladder", "rounding", "decoding", "loading", NULL };
 typedef enum { LAYERS, HEADS, ATTENTION, STEPS, PARTS, RANKS, RUNGS, ROUNDED, DECODING, LOADING, OPERATIONS, STEP, STEP_LAYERS } Subject;
 typedef struct {
     const char *device, *size, *step, *folder;
@@ -410,7 +410,7 @@ static void parse(Request *r, Bench *b, int argc, char **argv) {
         else if (argv[i][0] == '-' || b->filter) fail(EXIT_USAGE, "%s: unknown\n%s", argv[i], usage);
         else b->filter = argv[i];
 
-    const int layers = r->step && !strcmp(r->step, "layers"), at = index_of(r->size, whole);
+    const int layers = r->step && !strcmp(r->step, "layers"), at = index_of(r->size, suites);
     int known = !r->size || at >= 0;
     for (int i = 0; i < SIZES; i++) known |= r->size && !strcmp(r->size, sizes[i].s.name);
     if (!known) fail(EXIT_USAGE, "size %s: unknown\n%s", r->size, usage);

@@ -13,8 +13,8 @@ static double seconds_of(const Device *dev, const Case *c) {
     enum { RUNS = 5 };
     double took[RUNS];
     int calls = 1;
-    Placed p;
-    if (!case_place(&p, c, dev)) fail(EXIT_MEMORY, "%s: no memory for %s", dev->name, c->what);
+    CaseOnDevice p;
+    if (!case_allocate(&p, c, dev)) fail(EXIT_MEMORY, "%s: no memory for %s", dev->name, c->what);
     for (int i = -2; i < RUNS; i++) {                       /* two to warm up and to see how long a call takes */
         const double start = now();
         for (int call = 0; call < calls; call++) case_run(&p);

@@ -45,7 +45,7 @@ typedef struct {
     floatX *to_kv, *dto_kv, *kv, *wact, *dkv;
     real   *lse, *rope;
     int    *position;
-    Fp8     x8, dout8, up8, up8_turned, down8, down8_turned, act8, dpre8, wact8, left, right;     /* MLP layers in 8 bits */
+    Fp8     x8, dout8, up8, up8_transposed, down8, down8_transposed, act8, dpre8, wact8, left, right;  /* MLP layers in 8 bits */
     Device  limit;                                              /* see find_ceiling */
     void   *owned[MOST];
     int     count;
@@ -163,15 +163,15 @@ static Fp8 take_codes(Layer *l, size_t rows, size_t columns) {
 }
 static Fp8 take_squares(Layer *l, size_t n) { return (Fp8){ take(l, n), take(l, n / FP8_BLOCK / FP8_BLOCK * l->dev->real_size) }; }
 static void weights8(Layer *l) {
-    l->dev->fp8->weight(l->up8, l->up8_turned, l->up, l->z.E, 2 * l->z.F, l->z.C);
-    l->dev->fp8->weight(l->down8, l->down8_turned, l->down, l->z.E, l->z.C, l->z.F);
+    l->dev->fp8->weight(l->up8, l->up8_transposed, l->up, l->z.E, 2 * l->z.F, l->z.C);
+    l->dev->fp8->weight(l->down8, l->down8_transposed, l->down, l->z.E, l->z.C, l->z.F);
 }
 static int codes_open(Layer *l) {
     const size_t N = (size_t)l->z.N, C = (size_t)l->z.C, F = (size_t)l->z.F, E = (size_t)l->z.E, S = (size_t)l->S;
     const size_t widest = C > 2 * F ? C : 2 * F, blocks = (size_t)fp8_blocks(l->S, l->z.E), before = (size_t)l->count;
     l->x8 = take_codes(l, N, C);                  l->dout8 = take_codes(l, N, C);
-    l->up8 = take_squares(l, E*2*F*C);            l->up8_turned = take_squares(l, E*2*F*C);
-    l->down8 = take_squares(l, E*C*F);            l->down8_turned = take_squares(l, E*C*F);
+    l->up8 = take_squares(l, E*2*F*C);            l->up8_transposed = take_squares(l, E*2*F*C);
+    l->down8 = take_squares(l, E*C*F);            l->down8_transposed = take_squares(l, E*C*F);
     l->act8 = take_codes(l, S, F);                l->dpre8 = take_codes(l, S, 2*F);        l->wact8 = take_codes(l, S, F);
     l->left = (Fp8){ take(l, blocks * widest * FP8_BLOCK), take(l, blocks * widest / FP8_BLOCK * l->dev->real_size) };
     l->right = (Fp8){ take(l, blocks * widest * FP8_BLOCK), take(l, blocks * widest / FP8_BLOCK * l->dev->real_size) };
@@ -184,7 +184,7 @@ static void up_codes(Layer *l) { l->dev->fp8->up_forward(l->dev, l->pre, l->act8
 static void down_codes(Layer *l) { l->dev->fp8->linear(l->dev, l->rows, l->act8, l->down8, &l->plan, l->z.F, l->z.C); }
 static void dout_codes(Layer *l) { l->dev->fp8->rows(l->dout8, l->dout, l->z.N, l->z.C); }
 static void down_backward_codes(Layer *l) {
-    l->dev->fp8->down_backward(l->dev, NULL, l->dpre8, NULL, l->wact8, l->dweight, l->dout8, l->down8_turned, l->pre, l->weight,
+    l->dev->fp8->down_backward(l->dev, NULL, l->dpre8, NULL, l->wact8, l->dweight, l->dout8, l->down8_transposed, l->pre, l->weight,
                               &l->plan, l->z.C, l->z.F);
 }
 static void dout_columns(Layer *l) { l->dev->fp8->columns(l->left, l->dout8, &l->plan, l->z.C, BY_TOKEN); }
@@ -192,7 +192,7 @@ static void wact_columns(Layer *l) { l->dev->fp8->columns(l->right, l->wact8, &l
 static void ddown_codes(Layer *l) {
     l->dev->fp8->backward_weight(l->dev, l->ddown, l->left, l->right, &l->plan, l->z.F, l->z.C, SET_ROUNDED);
 }
-static void up_input_codes(Layer *l) { l->dev->fp8->linear(l->dev, l->rows, l->dpre8, l->up8_turned, &l->plan, 2*l->z.F, l->z.C); }
+static void up_input_codes(Layer *l) { l->dev->fp8->linear(l->dev, l->rows, l->dpre8, l->up8_transposed, &l->plan, 2*l->z.F, l->z.C); }
 static void dpre_columns(Layer *l) { l->dev->fp8->columns(l->left, l->dpre8, &l->plan, 2*l->z.F, GROUPED); }
 static void x_columns(Layer *l) { l->dev->fp8->columns(l->right, l->x8, &l->plan, l->z.C, BY_TOKEN); }
 static void dup_codes(Layer *l) {
@@ -350,10 +350,10 @@ static void print_differences(Layer *l, Part *f, Part *b) {
     printf("%-12s   differs by", "");
     for (int i = 0; i < RESULTS; i++) {
         const size_t n = of[i].n < SOME ? of[i].n : SOME;
-        double square = 0, whole = 0;
+        double square = 0, full = 0;
         for (size_t j = 0; j < n; j++)
-            square += (x[1][i][j] - x[0][i][j]) * (x[1][i][j] - x[0][i][j]), whole += x[0][i][j] * x[0][i][j];
-        printf("  %s %.4f", of[i].name, sqrt(square / whole));
+            square += (x[1][i][j] - x[0][i][j]) * (x[1][i][j] - x[0][i][j]), full += x[0][i][j] * x[0][i][j];
+        printf("  %s %.4f", of[i].name, sqrt(square / full));
         free(x[0][i]), free(x[1][i]);
     }
     putchar('\n');

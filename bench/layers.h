@@ -13,7 +13,7 @@ double copy_seconds(const Copies *c, double bytes);     /* of a copy that moves 
  * router's products: plan, up, activation, down, combine; and back. Prints ms and TFLOP/s (6 and 12 times S*F*C).
  * heads: the mixture of attention heads of each size instead, without the router (layers.c defines it).
  * In bf16 on a GPU it alternates with the layer's routed products alone, as strided batches of E equal groups of rows by
- * cuBLASLt, and prints their share of the layer's time. shrink: divides the number of tokens, for slow devices. wait: for
+ * cuBLASLt, and prints their fraction of the layer's time. shrink: divides the number of tokens, for slow devices. wait: for
  * peers.py: a layer is timed as peers.py times the others, and again for each line of standard input. */
 void bench_layers(const Device *dev, int heads, const char *filter, int shrink, int wait);
 /* The MLP layers, forward and backward, operation by operation (step.c). */

@@ -113,7 +113,7 @@ static void get_ahead(const Listed *l, const Copies *copies) {
 
 double time_operations(const Device *dev, const Listed *l, const Copies *copies) {
     const Device noted = noting(dev);
-    double whole[RUNS], *took = NULL;
+    double full[RUNS], *took = NULL;
     p.inner = dev, p.lines = 0;
     unit.fx = (double)dev->floatX_size, unit.re = (double)dev->real_size;
     p.end = mem_alloc(MOST_CALLS * sizeof *p.end);
@@ -127,7 +127,7 @@ double time_operations(const Device *dev, const Listed *l, const Copies *copies)
         if (noting_now) mark(0);
         l->run(l->work, noting_now ? &noted : dev);
         dev->sync();
-        if (run >= 0 && !noting_now) whole[run / 2] = now() - start;
+        if (run >= 0 && !noting_now) full[run / 2] = now() - start;
         if (!noting_now) continue;
         if (!took) took = mem_alloc((size_t)p.calls * RUNS * sizeof *took);
         for (int i = 0; i < p.calls; i++) took[i * RUNS + run / 2] = elapsed(i, i + 1);
@@ -138,7 +138,7 @@ double time_operations(const Device *dev, const Listed *l, const Copies *copies)
     }
     free(took);
     free(p.end);
-    return median(whole, RUNS);
+    return median(full, RUNS);
 }
 
 static int slower_first(const void *a, const void *b) {

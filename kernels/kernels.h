@@ -147,8 +147,8 @@ typedef struct {
     const floatX *query_bias, *kv_bias;     /* (Q*G*D) (2,G,D) */
     const floatX *value_embed;              /* (V, G*D)  row *token of it is added to the values */
     const int *token;                       /* (B) */
-    Norm query_norm, key_norm;              /* (D) of every head, or, if whole, (Q*G*D) (G*D) of all heads together */
-    int  whole;
+    Norm query_norm, key_norm;              /* (D) of every head, or, if joint, (Q*G*D) (G*D) of all heads together */
+    int  joint;
 } NewHeads;
 
 /* How the next token is drawn: from the most likely tokens, as many as it takes to reach probability top_p together, but at most top_k,

@@ -183,7 +183,7 @@ static void attention_cached(floatX *out, const floatX *q, const floatX *cache, 
     const size_t kv_row = (size_t)2*G*D;
     #pragma omp parallel PARALLEL_IF((size_t)B*G*Q*D*(B ? position[0] + 1 : 0))
     {
-        enum { FEW = 128 };
+        enum { CHUNK = 128 };
         real *scores = scratch(((size_t)T + 3*(size_t)D) * sizeof *scores);
         real *const query = scores + T, *const sum = query + D, *const part = sum + D;
         #pragma omp for
@@ -203,12 +203,12 @@ static void attention_cached(floatX *out, const floatX *q, const floatX *cache, 
                 if (s > max) max = s;
             }
             for (int d = 0; d < D; d++) sum[d] = 0;
-            for (int from = first; from < seen; from += FEW) {          /* sums over FEW keys, then of these */
-                const int to = seen - from < FEW ? seen : from + FEW;
-                real few = 0;
-                #pragma omp simd reduction(+:few)
-                for (int j = from; j < to; j++) { scores[j] = fast_exp(scores[j] - max); few += scores[j]; }
-                total += few;
+            for (int from = first; from < seen; from += CHUNK) {        /* sums over CHUNK keys, then of these */
+                const int to = seen - from < CHUNK ? seen : from + CHUNK;
+                real chunk = 0;
+                #pragma omp simd reduction(+:chunk)
+                for (int j = from; j < to; j++) { scores[j] = fast_exp(scores[j] - max); chunk += scores[j]; }
+                total += chunk;
                 for (int d = 0; d < D; d++) part[d] = 0;
                 for (int j = from; j < to; j++)
                     for (int d = 0; d < D; d++) part[d] += scores[j] * R(v[(size_t)j*kv_row + d]);

@@ -85,9 +85,9 @@ static void fp8_weight(OUT Fp8 out, OUT Fp8 transposed, const floatX *weight, in
     #pragma omp parallel for PARALLEL_IF(all * FP8_BLOCK * FP8_BLOCK)
     for (size_t b = 0; b < all; b++) {
         const size_t e = b / (down * across), o = b / across % down, c = b % across, matrix = e * (size_t)O * (size_t)C;
-        const size_t at = matrix + (o * (size_t)C + c) * FP8_BLOCK, turned = matrix + (c * (size_t)O + o) * FP8_BLOCK;
+        const size_t at = matrix + (o * (size_t)C + c) * FP8_BLOCK, at_transposed = matrix + (c * (size_t)O + o) * FP8_BLOCK;
         out.scale[b] = transposed.scale[(e * across + c) * down + o] =
-            encode_square(out.code + at, transposed.code + turned, weight + at, (size_t)O, (size_t)C);
+            encode_square(out.code + at, transposed.code + at_transposed, weight + at, (size_t)O, (size_t)C);
     }
 }
 

@@ -14,13 +14,13 @@ static void norm_rope_forward(floatX *x, floatX *before, const real *table, cons
     const floatX *w = norm.weight;
     #pragma omp parallel for PARALLEL_IF((size_t)N * heads * D)
     for (int n = 0; n < N; n++) {
-        const real *turn = table + (size_t)position[n] * D;
+        const real *angles = table + (size_t)position[n] * D;
         for (int h = 0; h < heads; h++) {
             floatX *low = x + (size_t)n*stride + h*D, *high = low + D/2;
             const real r = head_rstd(low, (real)norm.eps, D);
             if (before) memcpy(before + ((size_t)n*heads + h) * D, low, (size_t)D * sizeof *x);
             for (int i = 0; i < D/2; i++) {
-                const real cosine = turn[2*i], sine = turn[2*i + 1];
+                const real cosine = angles[2*i], sine = angles[2*i + 1];
                 const real a = R(X(R(X(R(low[i]) * r)) * R(w[i]))), b = R(X(R(X(R(high[i]) * r)) * R(w[i + D/2])));
                 low[i]  = X(a * cosine - b * sine);
                 high[i] = X(b * cosine + a * sine);
@@ -41,14 +41,14 @@ static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, 
     for (int b = 0; b < blocks; b++) {
         real *sum = partial + (size_t)b * 2 * D, *dn = sum + D;
         for (int n = b * ROWS; n < N && n < (b + 1) * ROWS; n++) {
-            const real *turn = table + (size_t)position[n] * D;
+            const real *angles = table + (size_t)position[n] * D;
             for (int h = 0; h < heads; h++) {
                 const floatX *y = before + ((size_t)n*heads + h) * D;
                 floatX *d = dx + (size_t)n*stride + h*D;
                 const real r = head_rstd(y, (real)norm.eps, D);
                 real dot = 0;
                 for (int i = 0; i < D/2; i++) {
-                    const real cosine = turn[2*i], sine = turn[2*i + 1], low = R(d[i]), high = R(d[i + D/2]);
+                    const real cosine = angles[2*i], sine = angles[2*i + 1], low = R(d[i]), high = R(d[i + D/2]);
                     dn[i]       = low * cosine + high * sine;
                     dn[i + D/2] = high * cosine - low * sine;
                 }

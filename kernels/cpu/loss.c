@@ -6,10 +6,10 @@
 /* The sum of exp(x - max) over n numbers: blocks of 1024 in real, which is vectorized, and their sums in double, because
  * vocabularies are long. */
 static real sum_of_exp(const floatX *x, int n, real max) {
-    enum { FEW = 1024 };
+    enum { CHUNK = 1024 };
     double total = 0;
-    for (int from = 0; from < n; from += FEW) {
-        const int to = n - from < FEW ? n : from + FEW;
+    for (int from = 0; from < n; from += CHUNK) {
+        const int to = n - from < CHUNK ? n : from + CHUNK;
         real sum = 0;
         #pragma omp simd reduction(+:sum)
         for (int v = from; v < to; v++) sum += fast_exp(R(x[v]) - max);

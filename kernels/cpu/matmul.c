@@ -22,7 +22,7 @@
  *               (306 KB; AVX2: 153).
  *
  * Packing, that is copying numbers into panels in the order of use and widening them to real, costs about as much as eight
- * FMAs for each number, more if they come from memory. So rows are read whole and in order, and a few of them are asked for ahead. b is
+ * FMAs for each number, more if they come from memory. So rows are read whole and in order, and a few of them are prefetched. b is
  * packed once for up to MB rows of c (TALL, if one block of k is all), a once for up to NB columns. Packing is also where rows are
  * gathered (the idea of ParallelLinear: a routed row is read and written in place), and where b is transposed if k is its fast
  * dimension. a may have either order: one number of it at a time goes to all lanes.
@@ -32,7 +32,7 @@
  * over k = 0, 1, 2, ... in blocks of KC for any tile: the bits depend on neither tiles nor threads.
  *
  * With few rows (decoding a token) a weight is used once or twice, and the time is that of reading it: forward then uses weights
- * without packing (few_rows). The choice depends on the number of rows alone. */
+ * without packing (small_rows). The choice depends on the number of rows alone. */
 #include "matmul.h"
 
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -54,8 +54,8 @@ enum {
     MA = 4 * MR,
     MB = 6 * MA,
     TALL = 4 * MB,
-    AHEAD = 8,                              /* rows that are asked for while one is packed */
-    FEW = 4                                 /* few_rows is faster up to this many rows */
+    AHEAD = 8,                              /* rows that are prefetched while one is packed */
+    SMALL = 4                               /* small_rows is faster up to this many rows */
 };
 
 static inline size_t at_most(size_t a, size_t b) { return a < b ? a : b; }
@@ -163,8 +163,8 @@ static void write(const Product *p, Slice s, size_t i, size_t j, size_t n, const
 
 /* ---- many rows: packed panels ---------------------------------------------------------------------------------- */
 
-/* Asks for row i, if it is one of n: rows are short and may be anywhere, so that the processor does not foresee them. */
-static inline void ask_for(Matrix x, size_t r0, size_t i, size_t n, size_t c0, size_t columns) {
+/* Prefetches row i, if it is one of n: rows are short and may be anywhere, so that the processor does not foresee them. */
+static inline void prefetch_row(Matrix x, size_t r0, size_t i, size_t n, size_t c0, size_t columns) {
     if (i >= n) return;
     const floatX *row = row_of(x, r0 + i) + c0;
     for (size_t c = 0; c < columns; c += 64 / sizeof *row) __builtin_prefetch(row + c);
@@ -175,7 +175,7 @@ static void pack(real *to, Matrix x, size_t r0, size_t rows, size_t c0, size_t c
     for (size_t r = 0; r < rows; r++, to += KC) {
         const floatX *from = row_of(x, r0 + r) + c0;
         size_t c = 0;
-        ask_for(x, r0, r + AHEAD, rows, c0, columns);
+        prefetch_row(x, r0, r + AHEAD, rows, c0, columns);
         for (; c + LANES <= columns; c += LANES) store(to + c, load(from + c));
         for (; c < columns; c++) to[c] = R(from[c]);
     }
@@ -188,7 +188,7 @@ void pack_panels(real *to, const size_t width, Matrix x, size_t r0, size_t rows,
     for (size_t r = 0; r < rows; r++, to += width) {
         const floatX *from = row_of(x, r0 + r) + c0;
         size_t c = 0;
-        ask_for(x, r0, r + AHEAD, rows, c0, columns);
+        prefetch_row(x, r0, r + AHEAD, rows, c0, columns);
         for (; c + width <= columns; c += width)
             for (size_t i = 0; i < width; i += LANES) store(to + c * rows + i, load(from + c + i));
         for (size_t i = 0; c < columns && i < width; i += LANES)
@@ -314,7 +314,7 @@ static vec dot_products(const floatX *a, const floatX *const b[LANES], size_t k)
     return sums(s);
 }
 
-static void few_rows(const Product *p, Slice s, size_t n0, size_t columns) {
+static void small_rows(const Product *p, Slice s, size_t n0, size_t columns) {
     for (size_t n = n0; n < n0 + columns; n += LANES) {
         const floatX *weight[LANES];
         for (size_t l = 0; l < LANES; l++) weight[l] = row_of(p->b, s.b + at_most(n + l, s.n - 1));
@@ -365,7 +365,7 @@ static void run(const Product *p) {
             for (; job < first + count; job = next_job(&next)) {
                 size_t at = (size_t)(job - first), m0 = at / t.across * t.rows, n0 = at % t.across * t.columns;
                 size_t tall = at_most(t.rows, s.m - m0), wide = at_most(t.columns, s.n - n0);
-                if (p->kind == FORWARD && s.m <= FEW) few_rows(p, s, n0, wide);
+                if (p->kind == FORWARD && s.m <= SMALL) small_rows(p, s, n0, wide);
                 else tile(p, s, m0, tall, n0, wide);
             }
             first += count;

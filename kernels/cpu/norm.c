@@ -5,19 +5,19 @@
 #include "impl.h"
 
 static void rmsnorm_forward(floatX *out, real *rstd, const floatX *inp, Norm norm, int N, int C) {
-    enum { FEW = 256 };
+    enum { CHUNK = 256 };
     const floatX *weight = norm.weight;
     #pragma omp parallel for PARALLEL_IF((size_t)N*C)
     for (int n = 0; n < N; n++) {
         const floatX *x = inp + (size_t)n*C;
         floatX *y = out + (size_t)n*C;
         real sum = 0;
-        for (int from = 0; from < C; from += FEW) {                 /* sums of FEW elements, then of these */
-            const int to = C - from < FEW ? C : from + FEW;
-            real few = 0;
-            #pragma omp simd reduction(+:few)
-            for (int c = from; c < to; c++) few += R(x[c]) * R(x[c]);
-            sum += few;
+        for (int from = 0; from < C; from += CHUNK) {               /* sums of CHUNK elements, then of these */
+            const int to = C - from < CHUNK ? C : from + CHUNK;
+            real chunk = 0;
+            #pragma omp simd reduction(+:chunk)
+            for (int c = from; c < to; c++) chunk += R(x[c]) * R(x[c]);
+            sum += chunk;
         }
         real r = rstd[n] = 1 / sqrt(sum / C + (real)norm.eps);
         for (int c = 0; c < C; c++) y[c] = X(R(X(R(x[c]) * r)) * R(weight[c]));

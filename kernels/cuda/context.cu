@@ -156,7 +156,7 @@ double cuda_elapsed(int from, int to) {
 // with other GPUs are not affected.
 struct Recording {
     cudaGraphExec_t work;
-    bool exchanges;                                         // ranks meet after each replay
+    bool exchanges;                                         // ranks wait for each other after each replay
 };
 
 const char *cuda_record_begin(void) {

@@ -118,9 +118,9 @@ template<class To, class From> static void push(Copies *c, cudaStream_t stream, 
 }
 
 void copies_gather(Copies *c, cudaStream_t stream, void *x, const void *mine, size_t bytes) {
-    char *const place = (char *)x + c->rank * bytes;
-    const auto at_rank = [=](int to) { return c->at[to].base + (place - c->at[c->rank].base); };
-    if (mine != place && bytes) CUDA_CHECK(cudaMemcpyAsync(place, mine, bytes, cudaMemcpyDeviceToDevice, stream));
+    char *const block = (char *)x + c->rank * bytes;
+    const auto at_rank = [=](int to) { return c->at[to].base + (block - c->at[c->rank].base); };
+    if (mine != block && bytes) CUDA_CHECK(cudaMemcpyAsync(block, mine, bytes, cudaMemcpyDeviceToDevice, stream));
     push(c, stream, bytes, at_rank, [=](int) { return mine; });
 }
 

@@ -7,8 +7,8 @@ enum { DROP_EACH = 2, DROP_THREADS = 256 };
 template<int W> static __global__ void drop_kernel(floatX *out, const floatX *residual, const floatX *branch,
         Mask dropout, size_t n) {
     enum { STEP = DROP_THREADS * W };
-    const size_t first = (size_t)blockIdx.x * DROP_EACH * STEP + threadIdx.x * W, whole = n / W * W;
-    const int count = first >= whole ? 0 : min((whole - first + STEP - 1) / STEP, (size_t)DROP_EACH);
+    const size_t first = (size_t)blockIdx.x * DROP_EACH * STEP + threadIdx.x * W, full = n / W * W;
+    const int count = first >= full ? 0 : min((full - first + STEP - 1) / STEP, (size_t)DROP_EACH);
     Pack<W> x[DROP_EACH], old[DROP_EACH];
     #pragma unroll
     for (int k = 0; k < DROP_EACH; k++) if (k < count) x[k] = load<W>(branch + first + k*STEP);
@@ -22,7 +22,7 @@ template<int W> static __global__ void drop_kernel(floatX *out, const floatX *re
         if (residual) for (int i = 0; i < W; i++) y.x[i] += unpack(old[k]).x[i];
         store(out + first + k*STEP, pack(y));
     }
-    const size_t rest = whole + global_index();             // the last few
+    const size_t rest = full + global_index();              // the last few
     if (rest < n) {
         real sum = R(branch[rest]);
         drop<1>(&sum, dropout, key, rest);

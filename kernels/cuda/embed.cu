@@ -36,7 +36,7 @@ template<int W> static __global__ void embed_runs_kernel(real *dweight, real *ed
     if (lane == 31) next = token_at(token, order, first + PIECE, N);
     const unsigned ends = __ballot_sync(ALL, v >= 0 && v != next);
     const bool continued = __shfl_sync(ALL, v, 0) == token_at(token, order, first - 1, N);     // the first run, from the piece before
-    const unsigned whole = continued ? ends & (ends - 1) : ends;                // where the runs that are complete here end
+    const unsigned complete = continued ? ends & (ends - 1) : ends;             // where the runs that are complete here end
     real *const edges = edge + 2 * (size_t)blockIdx.x * C + c;
     Reals<W> sum = {};
     #pragma unroll 1
@@ -48,12 +48,12 @@ template<int W> static __global__ void embed_runs_kernel(real *dweight, real *ed
             const int row = __shfl_sync(ALL, n, from + i), id = __shfl_sync(ALL, v, from + i);
             d[i] = Pack<W>();
             if (row >= 0 && c < C) d[i] = load<W>(dout + (size_t)row*C + c);
-            if (c < C && whole >> (from + i) & 1) old[i] = load<W>(dweight + (size_t)id*C + c);
+            if (c < C && complete >> (from + i) & 1) old[i] = load<W>(dweight + (size_t)id*C + c);
         }
         #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             const int id = __shfl_sync(ALL, v, from + i);
-            const bool all = whole >> (from + i) & 1;
+            const bool all = complete >> (from + i) & 1;
             for (int j = 0; j < W; j++) sum.x[j] += R(d[i].x[j]);
             if (!(ends >> (from + i) & 1)) continue;
             if (all) for (int j = 0; j < W; j++) sum.x[j] += old[i].x[j];

@@ -26,7 +26,7 @@ template<int W> static __global__ void __launch_bounds__(HEAD_THREADS) norm_rope
         for (int j = 0; j < W; j++) squares += a.x[j] * a.x[j] + b.x[j] * b.x[j];
     }
     const real r = 1 / sqrtf(lanes_sum(squares, z.lanes) / z.D + z.eps);
-    const real *const turn = z.table + (size_t)(end ? z.position[n] : 0) * z.D;
+    const real *const angles = z.table + (size_t)(end ? z.position[n] : 0) * z.D;
     for (int i = first; i < end; i += step) {
         const Pack<W> was_low = load<W>(low + i), was_high = load<W>(high + i);
         if (kept) { store(kept + i, was_low); store(kept + half + i, was_high); }
@@ -37,7 +37,7 @@ template<int W> static __global__ void __launch_bounds__(HEAD_THREADS) norm_rope
         for (int j = 0; j < W; j++) a.x[j] *= wa.x[j], b.x[j] *= wb.x[j];
         a = rounded(a), b = rounded(b);
         for (int j = 0; j < W; j++) {
-            const real cosine = turn[2 * (i + j)], sine = turn[2 * (i + j) + 1], l = a.x[j], u = b.x[j];
+            const real cosine = angles[2 * (i + j)], sine = angles[2 * (i + j) + 1], l = a.x[j], u = b.x[j];
             a.x[j] = l * cosine - u * sine;
             b.x[j] = u * cosine + l * sine;
         }
@@ -47,18 +47,18 @@ template<int W> static __global__ void __launch_bounds__(HEAD_THREADS) norm_rope
 }
 
 // dn: the gradient before the rotation, of these pairs.
-template<int W> __device__ static inline void turn_back(Reals<W> *a, Reals<W> *b, const real *turn, int i) {
+template<int W> __device__ static inline void rotate_back(Reals<W> *a, Reals<W> *b, const real *angles, int i) {
     for (int j = 0; j < W; j++) {
-        const real cosine = turn[2 * (i + j)], sine = turn[2 * (i + j) + 1], l = a->x[j], u = b->x[j];
+        const real cosine = angles[2 * (i + j)], sine = angles[2 * (i + j) + 1], l = a->x[j], u = b->x[j];
         a->x[j] = l * cosine + u * sine;
         b->x[j] = u * cosine - l * sine;
     }
 }
 // Pairs i.. of a head: what it was, and the gradient before the rotation.
 template<int W> struct Pairs { Pack<W> low, high; Reals<W> da, db; };
-template<int W> __device__ static inline Pairs<W> pairs_at(const floatX *d, const floatX *y, const real *turn, int half, int i) {
+template<int W> __device__ static inline Pairs<W> pairs_at(const floatX *d, const floatX *y, const real *angles, int half, int i) {
     Pairs<W> p = { load<W>(y + i), load<W>(y + half + i), unpack(load<W>(d + i)), unpack(load<W>(d + half + i)) };
-    turn_back(&p.da, &p.db, turn, i);
+    rotate_back(&p.da, &p.db, angles, i);
     return p;
 }
 // sums (groups,D) of a block, added up, to its row of partial. Sums of 16: one chain of 256 would lose 8 eps.
@@ -89,10 +89,10 @@ template<int W> static __global__ void __launch_bounds__(HEAD_THREADS, 3) norm_r
         const int end = row < z.rows ? half : 0;
         floatX *const d = dx + n * z.stride + h * z.D;
         const floatX *const y = before + row * z.D;
-        const real *const turn = z.table + (size_t)(end ? z.position[n] : 0) * z.D;
+        const real *const angles = z.table + (size_t)(end ? z.position[n] : 0) * z.D;
         real squares = 0, dot = 0;
         for (int i = first; i < end; i += step) {
-            const Pairs<W> p = pairs_at<W>(d, y, turn, half, i);
+            const Pairs<W> p = pairs_at<W>(d, y, angles, half, i);
             const Reals<W> wa = unpack(load<W>(z.weight + i)), wb = unpack(load<W>(z.weight + half + i));
             const Reals<W> ya = unpack(p.low), yb = unpack(p.high);
             for (int j = 0; j < W; j++) {
@@ -102,7 +102,7 @@ template<int W> static __global__ void __launch_bounds__(HEAD_THREADS, 3) norm_r
         }
         const real r = 1 / sqrtf(lanes_sum(squares, z.lanes) / z.D + z.eps), k = r * r * r / z.D * lanes_sum(dot, z.lanes);
         for (int i = first; i < end; i += step) {
-            Pairs<W> p = pairs_at<W>(d, y, turn, half, i);
+            Pairs<W> p = pairs_at<W>(d, y, angles, half, i);
             low_sum = load<W>(sum + i), high_sum = load<W>(sum + half + i);
             const Reals<W> wa = unpack(load<W>(z.weight + i)), wb = unpack(load<W>(z.weight + half + i));
             const Reals<W> ya = unpack(p.low), yb = unpack(p.high);
@@ -149,14 +149,14 @@ template<int W> static __global__ void __launch_bounds__(HEAD_THREADS, 2) norm_r
         row += each, n += more_n, h += more_h;
         if (h >= z.heads) h -= z.heads, n++;
         request();
-        Reals<2 * W> turn = {};                             // cosine and sine of each pair
+        Reals<2 * W> angles = {};                           // cosine and sine of each pair
         for (int j = 0; j < 2 * W && here; j += 4) {
             const Reals<4> two = load<4>(z.table + (size_t)p.position * z.D + 2 * first + j);
-            for (int i = 0; i < 4; i++) turn.x[j + i] = two.x[i];
+            for (int i = 0; i < 4; i++) angles.x[j + i] = two.x[i];
         }
         const Reals<W> ya = unpack(p.low), yb = unpack(p.high);
         Reals<W> da = unpack(p.dlow), db = unpack(p.dhigh);
-        turn_back(&da, &db, turn.x, 0);
+        rotate_back(&da, &db, angles.x, 0);
         real squares = 0, dot = 0;
         for (int j = 0; j < W; j++) {
             squares += ya.x[j] * ya.x[j] + yb.x[j] * yb.x[j];

@@ -72,7 +72,7 @@ template<int W, bool CAP> static __global__ void __launch_bounds__(ROW_THREADS) 
         floatX *logits, const int *target, const real *scale_at, real steep, int gradient, int V, int used, int kept) {
     extern __shared__ uint4 shared_row[];                   // (kept) elements
     const size_t n = blockIdx.x;
-    const int goal = target[n], first = threadIdx.x * W, step = blockDim.x * W, whole = used / W * W;
+    const int goal = target[n], first = threadIdx.x * W, step = blockDim.x * W, full = used / W * W;
     floatX *x = logits + n*V, *row = (floatX *)shared_row;
     const int part = (kept / W + blockDim.x * PARTS - 1) / (blockDim.x * PARTS) * step;
     #pragma unroll
@@ -89,7 +89,7 @@ template<int W, bool CAP> static __global__ void __launch_bounds__(ROW_THREADS) 
         return;
     }
     const real hit = goal < 0 ? 0 : R(x[goal]);             // all threads read it before one of them writes
-    const int near = kept < whole ? kept : whole, far = first + (kept + step - 1 - first) / step * step;
+    const int near = kept < full ? kept : full, far = first + (kept + step - 1 - first) / step * step;
     LogSum s = { -FLT_MAX, 0 };
     auto add = [&](int, const Pack<W> &a) { add_pack<W>(s, a); };
     auto add_part = [&](int p) {
@@ -99,12 +99,12 @@ template<int W, bool CAP> static __global__ void __launch_bounds__(ROW_THREADS) 
     cp_async_wait<2>(); add_part(1);
     cp_async_wait<1>(); add_part(2);
     cp_async_wait<0>(); add_part(3);
-    each_pack<W>(x, far, whole, step, add);                 // what is not in shared memory
-    if (first == whole % step && whole < used) {            // the end, less than a pack
-        Pack<W> a = load<W>(whole < kept ? row + whole : x + whole);
+    each_pack<W>(x, far, full, step, add);                  // what is not in shared memory
+    if (first == full % step && full < used) {              // the end, less than a pack
+        Pack<W> a = load<W>(full < kept ? row + full : x + full);
         #pragma unroll
-        for (int i = 0; i < W; i++) if (i >= used - whole) a.x[i] = X(-INFINITY);
-        add(whole, a);
+        for (int i = 0; i < W; i++) if (i >= used - full) a.x[i] = X(-INFINITY);
+        add(full, a);
     }
     s = block_log_sum(s);
     if (threadIdx.x == 0) loss[n] = goal < 0 ? 0 : logf(s.sum) + s.max - hit;

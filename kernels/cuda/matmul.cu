@@ -31,7 +31,7 @@
 // and its sum runs in the order of k: the same bits every time.
 //
 // Other cases: f32, and bf16 with widths that are not multiples of 8, use plain_product, which is slow but takes anything. A
-// few rows (decoding) use few_rows, whose time is that of reading weights. Dense products are offered to cuBLASLt first
+// few rows (decoding) use small_rows, whose time is that of reading weights. Dense products are offered to cuBLASLt first
 // (dense.cu). Each choice depends on sizes and alignment only.
 #include "dense.cuh"
 #include "product.cuh"
@@ -336,27 +336,27 @@ template <ProductKind kind> static __global__ __launch_bounds__(256, 4) void pla
 
 // ---- few rows, forward --------------------------------------------------------------------------------------------------
 
-// A warp has one column of c for all (at most FEW) rows of an expert: it reads one row of the weight, once, and each row of
+// A warp has one column of c for all (at most SMALL) rows of an expert: it reads one row of the weight, once, and each row of
 // inp, which are in the caches. A block is launched for each row; the one of an expert's first row computes all its rows, the
 // others return.
-enum { FEW = 8, FEW_WARPS = 8 };
-static __global__ __launch_bounds__(32 * FEW_WARPS) void few_rows(const Product p, bool vectors) {
-    const int across = (p.O + FEW_WARPS - 1) / FEW_WARPS, row = blockIdx.x / across;
-    const int n = blockIdx.x % across * FEW_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+enum { SMALL = 8, SMALL_WARPS = 8 };
+static __global__ __launch_bounds__(32 * SMALL_WARPS) void small_rows(const Product p, bool vectors) {
+    const int across = (p.O + SMALL_WARPS - 1) / SMALL_WARPS, row = blockIdx.x / across;
+    const int n = blockIdx.x % across * SMALL_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     const int e = p.start ? last_expert(p.start, p.E, row, 1, 0) : 0;
     const int rows = p.start ? p.start[e + 1] - row : p.rows;
     if (n >= p.O || row != (p.start ? p.start[e] : 0)) return;
 
-    const floatX *weight = p.b + ((size_t)e * p.O + n) * p.C, *inp[FEW];
-    float sum[FEW] = {};
+    const floatX *weight = p.b + ((size_t)e * p.O + n) * p.C, *inp[SMALL];
+    float sum[SMALL] = {};
 #pragma unroll
-    for (int r = 0; r < FEW; r++) inp[r] = r < rows ? p.a + (size_t)(p.a_row ? p.a_row[row + r] : row + r) * p.C : NULL;
+    for (int r = 0; r < SMALL; r++) inp[r] = r < rows ? p.a + (size_t)(p.a_row ? p.a_row[row + r] : row + r) * p.C : NULL;
     if (vectors) {
 #pragma unroll 2
         for (int k = lane * VECTOR; k < p.C; k += 32 * VECTOR) {
             const Vec w = load_vec(weight + k);
 #pragma unroll
-            for (int r = 0; r < FEW; r++)
+            for (int r = 0; r < SMALL; r++)
                 if (r < rows) {
                     const Vec x = load_vec(inp[r] + k);
                     for (int i = 0; i < VECTOR; i++) sum[r] += R(w.x[i]) * R(x.x[i]);
@@ -365,10 +365,10 @@ static __global__ __launch_bounds__(32 * FEW_WARPS) void few_rows(const Product 
     } else {
         for (int k = lane; k < p.C; k += 32)
 #pragma unroll
-            for (int r = 0; r < FEW; r++) if (r < rows) sum[r] += R(weight[k]) * R(inp[r][k]);
+            for (int r = 0; r < SMALL; r++) if (r < rows) sum[r] += R(weight[k]) * R(inp[r][k]);
     }
 #pragma unroll
-    for (int r = 0; r < FEW; r++) {
+    for (int r = 0; r < SMALL; r++) {
         const float s = warp_sum(sum[r]);
         if (r < rows && lane == 0) ((floatX *)p.c)[(size_t)(p.c_row ? p.c_row[row + r] : row + r) * p.O + n] = X(s);
     }
@@ -383,10 +383,10 @@ template <ProductKind kind, bool portable> static void multiply(const Product &p
         if (kind == WEIGHT && p.how != ADD) CUDA_CHECK(cudaMemsetAsync(p.c, 0, (size_t)p.E * p.O * p.C * each, context()->stream));
         return;
     }
-    if (kind == FORWARD && p.rows <= FEW) {
+    if (kind == FORWARD && p.rows <= SMALL) {
         const bool vectors = p.C % VECTOR == 0 && ((uintptr_t)p.a | (uintptr_t)p.b) % 16 == 0;
         const size_t groups = p.start ? (size_t)p.rows : 1;
-        LAUNCH(few_rows, (unsigned)(groups * divide_up((size_t)p.O, FEW_WARPS)), 32 * FEW_WARPS, 0, p, vectors);
+        LAUNCH(small_rows, (unsigned)(groups * divide_up((size_t)p.O, SMALL_WARPS)), 32 * SMALL_WARPS, 0, p, vectors);
         return;
     }
 #if defined(PRECISION_BF16)
@@ -404,7 +404,7 @@ template <ProductKind kind, bool portable> static void multiply(const Product &p
 // out = inp W^T. cuBLAS's matrices are by columns, so for cuBLAS this is out^T (O,N) = W inp^T.
 template <bool portable>
 static void matmul_forward(OUT floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O) {
-    if (N > FEW && dense_product(out, false, false, weight, true, inp, false, O, N, C)) return;
+    if (N > SMALL && dense_product(out, false, false, weight, true, inp, false, O, N, C)) return;
     multiply<FORWARD, portable>(dense(inp, weight, out, N, C, O));
 }
 

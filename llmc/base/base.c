@@ -132,7 +132,7 @@ static uint32_t crc_product(uint32_t a, uint32_t b) {
     }
     return p;
 }
-uint32_t crc32c_join(uint32_t a, uint32_t b, uint64_t bytes) {
+uint32_t crc32c_combine(uint32_t a, uint32_t b, uint64_t bytes) {
     uint32_t power = 1u << 23;                          /* x^8: what a byte multiplies by; squared for each bit of `bytes` */
     for (; bytes; bytes >>= 1) {
         if (bytes & 1) a = crc_product(a, power);

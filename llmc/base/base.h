@@ -65,7 +65,7 @@ uint64_t hash_add(uint64_t h, const void *data, size_t bytes);
 uint64_t hash_end(uint64_t h);
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes);       /* Castagnoli polynomial; start with 0 */
 /* The CRC of two parts together, of which the first has the CRC a, and the second, of `bytes` bytes, the CRC b. Source: M. Adler, zlib, crc32_combine. */
-uint32_t crc32c_join(uint32_t a, uint32_t b, uint64_t bytes);
+uint32_t crc32c_combine(uint32_t a, uint32_t b, uint64_t bytes);
 
 /* Bytes of a file and their CRC-32C. sum: of the file that the parts are together, which are sorted by this; 0 if they leave a hole or
  * overlap. */

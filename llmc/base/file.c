@@ -162,16 +162,16 @@ int file_put(const char *path, const void *data, size_t bytes, Error *e) {
     return 0;
 }
 
-static int by_place(const void *a, const void *b) {
+static int by_file_offset(const void *a, const void *b) {
     const FilePart *x = a, *y = b;
     return x->at < y->at ? -1 : x->at > y->at;
 }
 int file_sum(FilePart *parts, size_t count, FileSum *sum) {
     *sum = (FileSum){ 0 };
-    qsort(parts, count, sizeof *parts, by_place);
+    qsort(parts, count, sizeof *parts, by_file_offset);
     for (size_t i = 0; i < count; i++) {
         if (parts[i].at != sum->bytes) return 0;
-        sum->crc = crc32c_join(sum->crc, parts[i].sum.crc, parts[i].sum.bytes);
+        sum->crc = crc32c_combine(sum->crc, parts[i].sum.crc, parts[i].sum.bytes);
         sum->bytes += parts[i].sum.bytes;
     }
     return 1;

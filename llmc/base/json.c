@@ -99,28 +99,28 @@ static int digits(Parser *p) {
 }
 static int number(Parser *p, JsonValue *v) {
     char *begin = p->at, *first = begin + (*begin == '-');
-    int whole = 1;
+    int is_integer = 1;
     p->at = first;
     if (!digits(p)) return wrong(p, "expected a value");
     if (*first == '0' && p->at > first + 1) return wrong(p, "number with a leading zero");
-    if (*p->at == '.') { p->at++; whole = 0; if (!digits(p)) return wrong(p, "no digit after the decimal point"); }
+    if (*p->at == '.') { p->at++; is_integer = 0; if (!digits(p)) return wrong(p, "no digit after the decimal point"); }
     if (*p->at == 'e' || *p->at == 'E') {
         p->at++;
-        whole = 0;
+        is_integer = 0;
         if (*p->at == '+' || *p->at == '-') p->at++;
         if (!digits(p)) return wrong(p, "no digit in the exponent");
     }
     uint64_t size = 0, limit = first > begin ? (uint64_t)1 << 63 : INT64_MAX;
-    for (char *c = first; whole && c < p->at; c++) {
+    for (char *c = first; is_integer && c < p->at; c++) {
         uint64_t digit = (uint64_t)(*c - '0');
-        if (size > (limit - digit) / 10) whole = 0;
+        if (size > (limit - digit) / 10) is_integer = 0;
         else size = size * 10 + digit;
     }
-    if (whole && first > begin && size == 0) whole = 0;                  /* -0 is a double */
-    v->type = whole ? JSON_INT : JSON_DOUBLE;
-    if (whole) v->is.integer = first == begin ? (int64_t)size : -(int64_t)(size - 1) - 1;
+    if (is_integer && first > begin && size == 0) is_integer = 0;        /* -0 is a double */
+    v->type = is_integer ? JSON_INT : JSON_DOUBLE;
+    if (is_integer) v->is.integer = first == begin ? (int64_t)size : -(int64_t)(size - 1) - 1;
     else v->is.number = text_strtod(begin, NULL);
-    return whole || isfinite(v->is.number) ? 1 : wrong(p, "number too large for a double");
+    return is_integer || isfinite(v->is.number) ? 1 : wrong(p, "number too large for a double");
 }
 
 static int by_key(const void *a, const void *b) {

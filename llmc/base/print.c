@@ -84,18 +84,18 @@ void text_write(FILE *to, const char *text, size_t bytes) {
 
 /* Without memory a long text is cut. */
 void text_vprint(FILE *to, const char *format, va_list args) {
-    char few[2048], *all = few;
+    char fixed[2048], *all = fixed;
     va_list again;
     va_copy(again, args);
-    const int needs = vsnprintf(few, sizeof few, format, args);
+    const int needs = vsnprintf(fixed, sizeof fixed, format, args);
     size_t bytes = needs < 0 ? 0 : (size_t)needs;
-    if (bytes >= sizeof few) {
+    if (bytes >= sizeof fixed) {
         if ((all = malloc(bytes + 1))) vsnprintf(all, bytes + 1, format, again);
-        else { all = few; bytes = sizeof few - 1; }
+        else { all = fixed; bytes = sizeof fixed - 1; }
     }
     va_end(again);
     text_write(to, all, bytes);
-    if (all != few) free(all);
+    if (all != fixed) free(all);
 }
 void text_print(FILE *to, const char *format, ...) {
     va_list args;

@@ -1,4 +1,4 @@
-/* print.h: UTF-8, and printing of text from outside. Everything else is built on it, also how errors are told. */
+/* print.h: UTF-8, and printing of text from outside. Everything else is built on it, also how errors are reported. */
 #ifndef PRINT_H
 #define PRINT_H
 #include <stdarg.h>

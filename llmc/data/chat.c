@@ -490,7 +490,7 @@ static size_t after_question(const ChatTemplate *f, const ChatMessage *m, size_t
 int chat_write(const Chat *c, const ChatMessage *m, size_t count, int prompt, Text *text, Text *turns, Error *e) {
     const ChatTemplate *f = c->form;
     const Writer w = { c, m, count, f ? after_question(f, m, count) : 0, prompt, text, turns };
-    const int has_system = count && m->role == CHAT_SYSTEM, joins = f && has_system && f->flags & SYSTEM_IN_USER;
+    const int has_system = count && m->role == CHAT_SYSTEM, merged = f && has_system && f->flags & SYSTEM_IN_USER;
     if (!f) return error_set(e, "%s; -ct NAME chooses one of %s", c->why, CHAT_NAMES);
     if (strstr(f->end, "{eos}") && !*c->eos)
         return error_set(e, "the chat template %s ends answers with the eos_token of tokenizer_config.json, which is not there; chatml needs none", f->name);
@@ -502,10 +502,10 @@ int chat_write(const Chat *c, const ChatMessage *m, size_t count, int prompt, Te
         add_row(c, f->turn[CHAT_SYSTEM].after, text);
     }
     const int is_empty = has_system && f->flags & RETURNS && !m->bytes;
-    for (size_t i = (size_t)(joins || is_empty); i < count; i++) {
+    for (size_t i = (size_t)(merged || is_empty); i < count; i++) {
         Text both = { 0 };
         Part content = { m[i].text, m[i].bytes };
-        if (joins && i == 1) {
+        if (merged && i == 1) {
             add_row(c, f->turn[CHAT_SYSTEM].before, &both);
             text_add_bytes(&both, m->text, m->bytes);
             add_row(c, f->turn[CHAT_SYSTEM].after, &both);

@@ -124,9 +124,9 @@ static int is_text(const Data *d, const Source *s, Error *e) {
 }
 
 static int use_open_file(Data *d, int use, const char *path, int fd, int64_t size, Error *e) {
-    const Segment whole = { .path = (char *)path, .fd = fd };
+    const Segment entire = { .path = (char *)path, .fd = fd };
     uint32_t header[3] = { 0, 0, 0 };
-    if (!data_read_at(&whole, header, size < 12 ? (size_t)size : 12, 0, e)) return 0;
+    if (!data_read_at(&entire, header, size < 12 ? (size_t)size : 12, 0, e)) return 0;
     const Format *format = recognize(path, header, size, e);
     if (!format) return 0;
     if (!d->format) d->format = format;
@@ -136,7 +136,7 @@ static int use_open_file(Data *d, int use, const char *path, int fd, int64_t siz
 
     size_t ends = size < PRINTED ? (size_t)size : PRINTED;
     char *buffer = mem_alloc(2 * ends);
-    int ok = data_read_at(&whole, buffer, ends, 0, e) && data_read_at(&whole, buffer + ends, ends, size - (int64_t)ends, e);
+    int ok = data_read_at(&entire, buffer, ends, 0, e) && data_read_at(&entire, buffer + ends, ends, size - (int64_t)ends, e);
     if (ok) fingerprint(d, use, base_name(path), size, buffer, buffer + ends, ends);
     free(buffer);
     if (!ok) return 0;

@@ -56,27 +56,27 @@ static int by_length(const void *a, const void *b) {
     return x->inputs != y->inputs ? y->inputs - x->inputs : x->at < y->at ? -1 : 1;
 }
 
-/* The row that each sample goes to, and their number. Rows with the same room left are a list, the last one in front. */
+/* The row that each sample goes to, and their number. Rows with the same space left are a list, the last one in front. */
 static int64_t choose_rows(const Sample *sample, size_t n, int T, int64_t *row) {
     int64_t *front = mem_alloc(((size_t)T + 1) * sizeof *front), *next = mem_alloc((n + 1) * sizeof *next), rows = 0;
-    uint64_t *is_some = mem_alloc(((size_t)T / 64 + 1) * sizeof *is_some);              /* bit r: some row has room r left */
+    uint64_t *is_some = mem_alloc(((size_t)T / 64 + 1) * sizeof *is_some);              /* bit r: some row has r of space left */
     for (size_t i = 0; i < n; i++) {
-        int room = sample[i].inputs;                                                    /* the least that suffices */
-        uint64_t some = is_some[room / 64] >> room % 64 << room % 64;
-        while (!some && room / 64 < T / 64) some = is_some[(room = (room / 64 + 1) * 64) / 64];
+        int space = sample[i].inputs;                                                   /* the least that suffices */
+        uint64_t some = is_some[space / 64] >> space % 64 << space % 64;
+        while (!some && space / 64 < T / 64) some = is_some[(space = (space / 64 + 1) * 64) / 64];
         if (some) {
-            for (room = room / 64 * 64; !(some & 1); some >>= 1) room++;
-            row[i] = front[room] - 1;
-            front[room] = next[row[i]];
-            if (!front[room]) is_some[room / 64] &= ~(1ull << room % 64);
+            for (space = space / 64 * 64; !(some & 1); some >>= 1) space++;
+            row[i] = front[space] - 1;
+            front[space] = next[row[i]];
+            if (!front[space]) is_some[space / 64] &= ~(1ull << space % 64);
         } else {
-            room = T;
+            space = T;
             row[i] = rows++;
         }
-        room -= sample[i].inputs;
-        next[row[i]] = front[room];
-        front[room] = row[i] + 1;
-        is_some[room / 64] |= 1ull << room % 64;
+        space -= sample[i].inputs;
+        next[row[i]] = front[space];
+        front[space] = row[i] + 1;
+        is_some[space / 64] |= 1ull << space % 64;
     }
     free(front);
     free(next);

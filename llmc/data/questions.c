@@ -34,15 +34,15 @@ static const struct { const char *context, *choices, *answer; } forms[] = {
 static int encode_choice(Candidate *c, const Tokenizer *t, const JsonValue *context, const JsonValue *choice) {
     size_t n = context->length;
     while (n && text_is_white(context->is.string[n - 1])) n--;
-    Text whole = { 0 };
+    Text full = { 0 };
     int *ids;
-    text_add_bytes(&whole, context->is.string, context->length);
-    if (n == context->length && !text_is_white(choice->is.string[0])) text_add_string(&whole, " ");
-    text_add_bytes(&whole, choice->is.string, choice->length);
+    text_add_bytes(&full, context->is.string, context->length);
+    if (n == context->length && !text_is_white(choice->is.string[0])) text_add_string(&full, " ");
+    text_add_bytes(&full, choice->is.string, choice->length);
     size_t before = tokenizer_encode(t, context->is.string, n, &ids);
     free(ids);
-    size_t count = tokenizer_encode(t, whole.at, whole.length, &ids);
-    free(whole.at);
+    size_t count = tokenizer_encode(t, full.at, full.length, &ids);
+    free(full.at);
     if (tokenizer_bos(t) >= 0 || !before) {
         ids = mem_grow(ids, (count + 1) * sizeof *ids);
         memmove(ids + 1, ids, count++ * sizeof *ids);
@@ -50,7 +50,7 @@ static int encode_choice(Candidate *c, const Tokenizer *t, const JsonValue *cont
         before++;
     }
     if (before >= count) before = count - 1;                /* the last token of the context reaches into the choice */
-    *c = (Candidate){ .ids = ids, .count = (int)count, .asked = (int)(count - before),
+    *c = (Candidate){ .ids = ids, .count = (int)count, .scored = (int)(count - before),
                    .characters = characters(choice->is.string, choice->length) };
     return count > 1;
 }
@@ -167,7 +167,7 @@ static size_t read_binary(Question *q, const char *at, size_t left, const Tokeni
         if (from + 2 + 2 * (size_t)n > bytes) return (size_t)error_set(e, "it is damaged");
         if (!n) return (size_t)error_set(e, "choice %d is empty", k);
         Candidate *c = &q->choice[q->choices++];
-        *c = (Candidate){ .ids = mem_alloc((size_t)(context + n) * sizeof *c->ids), .count = context + n, .asked = n };
+        *c = (Candidate){ .ids = mem_alloc((size_t)(context + n) * sizeof *c->ids), .count = context + n, .scored = n };
         for (int i = 0; i < c->count; i++) {
             c->ids[i] = word(at + (i < context ? (size_t)(2 * NUMBERS + 2 * i) : from + 2 + 2 * (size_t)(i - context)));
             if (c->ids[i] >= vocab)
@@ -220,9 +220,9 @@ int questions_cut(Questions *q, const char *path, int context, size_t *cut, Erro
         for (int k = 0; k < q->at[i].choices; k++) {
             Candidate *c = &q->at[i].choice[k];
             const int more = c->count - (context + 1);      /* the last token is predicted, not read */
-            if (c->asked > context)
+            if (c->scored > context)
                 return error_set(e, "%s: %s %zu: choice %d has %d tokens, more than the %d that the model sees (-c)", path,
-                                 q->binary ? "question" : "line", q->at[i].line, k, c->asked, context);
+                                 q->binary ? "question" : "line", q->at[i].line, k, c->scored, context);
             if (more <= 0) continue;
             memmove(c->ids, c->ids + more, (size_t)(c->count -= more) * sizeof *c->ids);
             is_cut = 1;

@@ -14,7 +14,7 @@
 
 typedef struct {
     int *ids, count;                    /* of context and choice */
-    int  asked;                         /* how many of them, the last ones, are the choice's; fewer than all */
+    int  scored;                        /* how many of them, the last ones, are the choice's; fewer than all */
     int  characters;                    /* of the choice's text, as Python counts them; 0: not known */
 } Candidate;
 typedef struct { Candidate *choice; int choices, answer; size_t line; } Question;   /* line: of the file; in a binary, its number; from 1 */

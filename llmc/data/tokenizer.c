@@ -122,8 +122,8 @@ static int first_symbols(Encoder *e, const char *s, size_t n) {
 }
 
 static void merge_word(Encoder *e, const char *s, size_t n) {
-    int whole = e->t->ignore_merges ? tokenizer_find(e->t, s, n) : -1;
-    if (whole >= 0) { emit(e, whole); return; }
+    int full = e->t->ignore_merges ? tokenizer_find(e->t, s, n) : -1;
+    if (full >= 0) { emit(e, full); return; }
     const size_t most = e->t->lacks_bytes ? 3 * n : n;
     if (most > e->symbol_capacity) {
         e->symbol_capacity = 2 * most;

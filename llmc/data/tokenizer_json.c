@@ -264,13 +264,13 @@ static int read_merges(Tokenizer *t, const JsonValue *list, const JsonValue *voc
         }
         if (!left.bytes || !right.bytes)
             return error_set(e, "merge %d is neither \"left right\" nor [\"left\", \"right\"]", rank);
-        Text whole = { 0 };
-        text_add_bytes(&whole, left.at, left.bytes);
-        text_add_bytes(&whole, right.at, right.bytes);
+        Text full = { 0 };
+        text_add_bytes(&full, left.at, left.bytes);
+        text_add_bytes(&full, right.at, right.bytes);
         int64_t l = json_int(json_find(vocab, left.at, left.bytes), -1),
             r = json_int(json_find(vocab, right.at, right.bytes), -1);
-        int64_t id = json_int(json_find(vocab, whole.at, whole.length), -1);
-        free(whole.at);
+        int64_t id = json_int(json_find(vocab, full.at, full.length), -1);
+        free(full.at);
         if (l < 0 || r < 0 || id < 0)
             return error_set(e, "merge %d, of %.80s and what follows, is not made of tokens or makes none",
                              rank, left.at);

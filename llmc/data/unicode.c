@@ -111,8 +111,8 @@ static void compose_all(Codes *c) {
     for (size_t i = 0; i < c->count; i++) {
         uint32_t code = c->at[i], class = combining_class(code);
         int free_way = starter != SIZE_MAX && (starter + 1 == kept || last < class);
-        uint32_t whole = free_way ? compose(c->at[starter], code) : 0;
-        if (whole) { c->at[starter] = whole; continue; }
+        uint32_t composed = free_way ? compose(c->at[starter], code) : 0;
+        if (composed) { c->at[starter] = composed; continue; }
         if (!class) starter = kept;
         last = class;
         c->at[kept++] = code;

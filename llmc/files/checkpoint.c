@@ -210,7 +210,7 @@ static int sum_file(const char *path, FileSum *sum, Error *e) {
     for (int64_t i = 0; i < parts; i++) {
         const int64_t left = s.st_size - i * BUFFER;
         sum->bytes += (uint64_t)(left < BUFFER ? left : BUFFER);
-        sum->crc = crc32c_join(sum->crc, crcs[i], (uint64_t)(left < BUFFER ? left : BUFFER));
+        sum->crc = crc32c_combine(sum->crc, crcs[i], (uint64_t)(left < BUFFER ? left : BUFFER));
     }
     if (error) ok = error_set(e, "%s: %s", path, strerror(error));
     if (in >= 0) close(in);
@@ -362,9 +362,9 @@ static int64_t step_of(const char *folder) {
     const char *note = s ? safetensors_note(s, "step") : NULL;
     char *end = NULL;
     const long long step = note ? strtoll(note, &end, 10) : -1;
-    const int whole = end && end != note && !*end;
+    const int complete = end && end != note && !*end;
     safetensors_close(s);
-    return whole ? step : -1;
+    return complete ? step : -1;
 }
 
 int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {

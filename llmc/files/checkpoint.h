@@ -14,7 +14,7 @@
 #define CHECKPOINT_H
 #include "llmc/model/optim.h"
 #include "hf.h"
-#include "room.h"
+#include "host_buffer.h"
 #include "llmc/base/json.h"
 
 /* Makes the folder; 0 if another trainer uses it. Removes the temporary files of one that was killed. */
@@ -48,8 +48,8 @@ typedef enum { SAVED_NOTHING, SAVED_STATE, SAVED_ALL } Saved;
 /* A save by all ranks, which call these functions in the same order; the folder must be one that all of them see. Each writes its own
  * part of every tensor, and needs no other rank's, so none has more of the model in memory than it trains; the files are those that one
  * rank would write. If one rank cannot, none of it is saved, and all get its reason.
- * open: of a planned model and optimizer. room: bytes of a copy of what this rank writes, in the host's memory. make_room: a thread begins
- * to take them. use_room, between saves: if they are there on all ranks, later saves make a copy. With a copy training goes on while files
+ * open: of a planned model and optimizer. copy_bytes: of a copy of what this rank writes, in the host's memory. drop_oldest: a thread begins
+ * to take them. use_buffer, between saves: if they are there on all ranks, later saves make a copy. With a copy training goes on while files
  * are written, and only waits for the copy; on a GPU from before the next update on (Device.copied). Without, begin returns when this rank
  * has written.
  * begin: 0: nothing was saved. begin_best: the same for FOLDER/best, of what->model only, which is tried twice. busy, of this rank alone: 1:
@@ -57,9 +57,9 @@ typedef enum { SAVED_NOTHING, SAVED_STATE, SAVED_ALL } Saved;
  * *saved, and e unless it is SAVED_ALL. end: next until then. */
 typedef struct Saver Saver;
 Saver *saver_open(const Model *m, const Optimizer *o);
-size_t saver_room(const Saver *s);
-void   saver_make_room(Saver *s);
-RoomState saver_use_room(Saver *s, int waits);
+size_t saver_copy_bytes(const Saver *s);
+void   saver_make_buffer(Saver *s);
+BufferState saver_use_buffer(Saver *s, int waits);
 int    saver_begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, Error *e);
 int    saver_begin_best(Saver *s, const char *folder, const Snapshot *what, Error *e);
 int    saver_busy(Saver *s);

@@ -134,7 +134,7 @@ static const JsonValue *find_key(const JsonValue *root, int i) {
 }
 
 /* The readers of numbers. key: for messages. */
-static int read_whole(int *to, const char *key, const JsonValue *v, double otherwise, Error *e) {
+static int read_integer(int *to, const char *key, const JsonValue *v, double otherwise, Error *e) {
     int64_t number = (int64_t)otherwise;
     Error why;
     if (!v && otherwise == REQUIRED) return error_set(e, "config.json: \"%s\" is missing", key);
@@ -149,7 +149,7 @@ static int read_real(double *to, const char *key, const JsonValue *v, double oth
     return !v || json_read_double(v, key, -1e308, 1e308, to, &why) || error_set(e, "config.json: %.900s", why.text);
 }
 
-/* Fields of these types are read and written as ints, by their place. */
+/* Fields of these types are read and written as ints, by their offset. */
 _Static_assert(sizeof(Scores) == sizeof(int) && sizeof(Activation) == sizeof(int) && sizeof(HeadNorm) == sizeof(int), "enums are ints");
 
 static const char *const activation_names[] = { "silu", "gelu_pytorch_tanh", "relu2", [CLAMPED] = "silu" };  /* CLAMPED: by family */
@@ -167,32 +167,32 @@ static int read_name(Config *c, int i, const JsonValue *v, const Reader *r) {
 static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
     const char *key = keys[i].key;
     void *field = (char *)c + keys[i].field;
-    int *const whole = field;
+    int *const integer = field;
     const double otherwise = keys[i].otherwise == DEPENDS ? default_of(i, c, r) : keys[i].otherwise;
     switch (keys[i].kind) {
     case NUMBER: case OPTION: case VOCAB:
-        return read_whole(whole, key, v, otherwise, r->e);
+        return read_integer(integer, key, v, otherwise, r->e);
     case HEADS:
-        if (!read_whole(whole, key, v, otherwise, r->e)) return 0;
-        r->heads = *whole;
+        if (!read_integer(integer, key, v, otherwise, r->e)) return 0;
+        r->heads = *integer;
         return 1;
     case SHARED:                                            /* a number of experts that are one in memory */
-        if (!read_whole(whole, key, v, otherwise, r->e)) return 0;
-        if ((double)*whole * c->width > SIZE_LIMIT) return error_set(r->e, "config.json: \"%s\" is %d", key, *whole);
-        *whole *= c->width;
+        if (!read_integer(integer, key, v, otherwise, r->e)) return 0;
+        if ((double)*integer * c->width > SIZE_LIMIT) return error_set(r->e, "config.json: \"%s\" is %d", key, *integer);
+        *integer *= c->width;
         return 1;
     case RANK:                                              /* null: there is no latent */
-        if (json_is(v, JSON_NULL)) return *whole = 0, 1;
-        return read_whole(whole, key, v, otherwise, r->e) && (*whole || error_set(r->e, "config.json: \"%s\" is 0; null is none", key));
+        if (json_is(v, JSON_NULL)) return *integer = 0, 1;
+        return read_integer(integer, key, v, otherwise, r->e) && (*integer || error_set(r->e, "config.json: \"%s\" is 0; null is none", key));
     case UNROTATED:                                         /* the head without what positions rotate */
-        if (!read_whole(whole, key, v, otherwise, r->e)) return 0;
-        *whole += c->rotated;
+        if (!read_integer(integer, key, v, otherwise, r->e)) return 0;
+        *integer += c->rotated;
         return 1;
     case PADDED:
-        if (!read_whole(whole, key, v, c->vocab, r->e)) return 0;
-        if (*whole < c->vocab) return error_set(r->e, "config.json: \"%s\" is %d, less than \"vocab_size\"", key, *whole);
-        *whole -= c->vocab;
-        c->vocab += *whole;
+        if (!read_integer(integer, key, v, c->vocab, r->e)) return 0;
+        if (*integer < c->vocab) return error_set(r->e, "config.json: \"%s\" is %d, less than \"vocab_size\"", key, *integer);
+        *integer -= c->vocab;
+        c->vocab += *integer;
         return 1;
     case DOUBLE: case OPTIONAL_DOUBLE:
         return read_real(field, key, v, otherwise, r->e);
@@ -208,10 +208,10 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
         return 1;
     case FLAG: case BIASES: case RENORM:
         if (v && !json_is(v, JSON_BOOL)) return error_set(r->e, "config.json: \"%s\" must be true or false", key);
-        *whole = json_bool(v, otherwise != 0);
-        if (keys[i].kind == BIASES && *whole) *whole = r->family & (Q2M | GLM) ? 1 : 2;
+        *integer = json_bool(v, otherwise != 0);
+        if (keys[i].kind == BIASES && *integer) *integer = r->family & (Q2M | GLM) ? 1 : 2;
         if (keys[i].kind == RENORM)
-            *whole = r->family & DEEP ? *whole ? SIGMOID_TOPK : SIGMOID_EACH : *whole ? TOPK_SOFTMAX : SOFTMAX_TOPK;
+            *integer = r->family & DEEP ? *integer ? SIGMOID_TOPK : SIGMOID_EACH : *integer ? TOPK_SOFTMAX : SOFTMAX_TOPK;
         return 1;
     default:
         return read_name(c, i, v, r);
@@ -302,14 +302,14 @@ static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
     int step = 1, first = 0, start = 0, end = -1, interval = 1;
     Error *e = r->e;
     if (!(r->family & MOES)) return 1;
-    if (r->family & QWENS && !read_whole(&step, "decoder_sparse_step", member(root, "decoder_sparse_step"), 1, e)) return 0;
-    if (r->family & DEEPS && !read_whole(&first, "first_k_dense_replace", member(root, "first_k_dense_replace"),
-                                         r->family & DS3 ? 3 : r->family & GLM ? 1 : 0, e)) return 0;
+    if (r->family & QWENS && !read_integer(&step, "decoder_sparse_step", member(root, "decoder_sparse_step"), 1, e)) return 0;
+    if (r->family & DEEPS && !read_integer(&first, "first_k_dense_replace", member(root, "first_k_dense_replace"),
+                                           r->family & DS3 ? 3 : r->family & GLM ? 1 : 0, e)) return 0;
     if (r->family & ERN) {
         const JsonValue *last = member(root, "moe_layer_end_index");
-        if (!read_whole(&start, "moe_layer_start_index", member(root, "moe_layer_start_index"), 1, e)
-            || !read_whole(&interval, "moe_layer_interval", member(root, "moe_layer_interval"), 1, e)
-            || (json_int(last, -1) != -1 && !read_whole(&end, "moe_layer_end_index", last, -1, e))) return 0;
+        if (!read_integer(&start, "moe_layer_start_index", member(root, "moe_layer_start_index"), 1, e)
+            || !read_integer(&interval, "moe_layer_interval", member(root, "moe_layer_interval"), 1, e)
+            || (json_int(last, -1) != -1 && !read_integer(&end, "moe_layer_end_index", last, -1, e))) return 0;
     }
     if (step < 1 || interval < 1) return error_set(e, "config.json: every 0-th layer has experts");
     for (int l = 0; l < c->layers; l++)
@@ -320,7 +320,7 @@ static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
         }
     for (const JsonValue *v = r->family & QWENS ? json_first(json_get(root, "mlp_only_layers")) : NULL; v; v = v->next) {
         int l;
-        if (!read_whole(&l, "mlp_only_layers", v, REQUIRED, e)) return 0;
+        if (!read_integer(&l, "mlp_only_layers", v, REQUIRED, e)) return 0;
         if (l >= MOST_LISTED) return error_set(e, "config.json: \"mlp_only_layers\" has %d; at most %d here", l, MOST_LISTED - 1);
         if (l < c->layers) layers_add(&c->dense, l);
     }
@@ -362,9 +362,9 @@ static int read_windows(Config *c, const JsonValue *root, const Reader *r) {
     Error *e = r->e;
     int window, most;
     if (!(r->family & WINDOWED)) return 1;
-    if (!read_whole(&window, "sliding_window", member(root, "sliding_window"),
-                    r->family & MIX || json_get(root, "sliding_window") ? 0 : r->family & GPT ? 128 : 4096, e)
-        || !read_whole(&most, "max_window_layers", member(root, "max_window_layers"), r->family & DOT ? 62 : 28, e)) return 0;
+    if (!read_integer(&window, "sliding_window", member(root, "sliding_window"),
+                      r->family & MIX || json_get(root, "sliding_window") ? 0 : r->family & GPT ? 128 : 4096, e)
+        || !read_integer(&most, "max_window_layers", member(root, "max_window_layers"), r->family & DOT ? 62 : 28, e)) return 0;
     if (r->family & (QW3 | QWENS) && !json_bool(json_get(root, "use_sliding_window"), 0)) window = 0;
     for (int l = 0; l < c->layers; l++, type = type ? type->next : NULL) {
         const char *name = json_string(type, "");
@@ -430,7 +430,7 @@ static int refuse_unknown(const JsonValue *root, const Reader *r) {
                          family_name(r->family));
     double least = 0, slope = 0, limit = 0;
     int every = 1;
-    if (!refuse_names(root, r) || (r->family & MLA && !read_whole(&every, "moe_layer_freq", member(root, "moe_layer_freq"), 1, e))) return 0;
+    if (!refuse_names(root, r) || (r->family & MLA && !read_integer(&every, "moe_layer_freq", member(root, "moe_layer_freq"), 1, e))) return 0;
     if (every != 1) return error_set(e, "config.json: \"moe_layer_freq\" is %d; only 1 is known", every);
     if (r->family & GPT && !(read_real(&slope, "swiglu_alpha", member(root, "swiglu_alpha"), CLAMPED_SLOPE, e)
                              && read_real(&limit, "swiglu_limit", member(root, "swiglu_limit"), CLAMPED_LIMIT, e))) return 0;

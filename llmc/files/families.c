@@ -5,7 +5,7 @@
 /* What a family must have, and what it may have besides. */
 enum {
     HAS_MIXED_ATTENTION = 1 << 0, HAS_EXPERTS = 1 << 1, HAS_SHARED = 1 << 2, HAS_GATE = 1 << 3, HAS_DENSE_LAYERS = 1 << 4,
-    HAS_HEAD_NORM = 1 << 5, HAS_WHOLE_NORM = 1 << 6, HAS_QKV_BIAS = 1 << 7, HAS_QKVO_BIAS = 1 << 8, HAS_CHOICE_BIAS = 1 << 9,
+    HAS_HEAD_NORM = 1 << 5, HAS_JOINT_NORM = 1 << 6, HAS_QKV_BIAS = 1 << 7, HAS_QKVO_BIAS = 1 << 8, HAS_CHOICE_BIAS = 1 << 9,
     HAS_SCALES = 1 << 10, HAS_ROUTE_SCALE = 1 << 11, HAS_PARTIAL = 1 << 12, HAS_PAIRS = 1 << 13, HAS_OUTPUT_BIAS = 1 << 14,
     HAS_OWN = 1 << 15,                  /* what only smoe has */
     HAS_BLOCK_EPS = 1 << 16,            /* another epsilon at the end */
@@ -34,7 +34,7 @@ static const struct { Family family; const char *name, *architecture; int must, 
     { FAMILY_QWEN3, "qwen3", "Qwen3ForCausalLM", HAS_HEAD_NORM,
       HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW | HAS_SOME_WINDOWS, 0,
       { .context = 32768, .kv_heads = 32, .head_size = 128 } },
-    { FAMILY_OLMOE, "olmoe", "OlmoeForCausalLM", HAS_EXPERTS | HAS_WHOLE_NORM,
+    { FAMILY_OLMOE, "olmoe", "OlmoeForCausalLM", HAS_EXPERTS | HAS_JOINT_NORM,
       HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX | BY_P,
       { .context = 4096, .experts = 64, .topk = 8, .final_eps = 1e-5 } },
     { FAMILY_QWEN3_MOE, "qwen3_moe", "Qwen3MoeForCausalLM", HAS_EXPERTS | HAS_HEAD_NORM,
@@ -70,7 +70,7 @@ static const struct { Family family; const char *name, *architecture; int must, 
       | HAS_PAIRS,
       HAS_DENSE_LAYERS | HAS_ROUTE_SCALE | HAS_GROUPS_BY_BEST | HAS_SCALED_ROPE, BY_P, { .experts = 64 } },
     { FAMILY_SMOE, "smoe", "SmoeForCausalLM", 0,
-      HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_WHOLE_NORM | HAS_CHOICE_BIAS
+      HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_JOINT_NORM | HAS_CHOICE_BIAS
       | HAS_ROUTE_SCALE | HAS_OUTPUT_BIAS | HAS_OWN | HAS_BLOCK_EPS | HAS_ODD_HEADS, ~0,
       { .experts = 8, .topk = 2 } },
 };
@@ -95,7 +95,7 @@ static int features(const Config *c) {
     if (mixture && c->shared_width)           f |= HAS_SHARED;
     if (c->shared_gate)                       f |= HAS_GATE;
     if (any_dense(c))                         f |= HAS_DENSE_LAYERS;
-    if (c->qk_norm)                           f |= c->qk_norm == NORM_EACH ? HAS_HEAD_NORM : HAS_WHOLE_NORM;
+    if (c->qk_norm)                           f |= c->qk_norm == NORM_EACH ? HAS_HEAD_NORM : HAS_JOINT_NORM;
     if (c->attention_bias)                    f |= c->attention_bias == 1 ? HAS_QKV_BIAS : HAS_QKVO_BIAS;
     if (c->choice_bias)                       f |= HAS_CHOICE_BIAS;
     if (c->embed_scale > 0 || c->residual_scale > 0 || c->attention_scale > 0 || c->logit_divisor > 0) f |= HAS_SCALES;

@@ -69,19 +69,19 @@ static char *newest_model(void) {
 }
 
 /* Why there is no model of this name. */
-static const char *no_model(const char *asked) {
-    return has_file(asked, "run.json") ? "this is the state of a run, from which -y 1 resumes; with config.json and tokenizer.json of the run beside it, it is a model"
-         : is_folder(asked) ? "there is no model in this folder" : is_file(asked) ? "this is a file" : "no such folder (a prompt is given with -i)";
+static const char *no_model(const char *given) {
+    return has_file(given, "run.json") ? "this is the state of a run, from which -y 1 resumes; with config.json and tokenizer.json of the run beside it, it is a model"
+         : is_folder(given) ? "there is no model in this folder" : is_file(given) ? "this is a file" : "no such folder (a prompt is given with -i)";
 }
 
-char *hf_find_model(const char *asked, Error *e) {
-    char *best = text_format("%s/best", asked ? asked : "out"), *folder = NULL;
-    if (asked && is_model(asked)) folder = text_format("%s", asked);
+char *hf_find_model(const char *given, Error *e) {
+    char *best = text_format("%s/best", given ? given : "out"), *folder = NULL;
+    if (given && is_model(given)) folder = text_format("%s", given);
     else if (is_model(best)) folder = text_format("%s", best);
-    else if (!asked) folder = is_model("out") ? text_format("out") : newest_model();
-    if (!folder && asked && has_pickles(asked)) error_set(e, "%s: " PICKLES, asked);
-    else if (!folder && asked)
-        error_set(e, "%s: %s; a checkpoint is a folder with config.json and model.safetensors", asked, no_model(asked));
+    else if (!given) folder = is_model("out") ? text_format("out") : newest_model();
+    if (!folder && given && has_pickles(given)) error_set(e, "%s: " PICKLES, given);
+    else if (!folder && given)
+        error_set(e, "%s: %s; a checkpoint is a folder with config.json and model.safetensors", given, no_model(given));
     else if (!folder) error_set(e, "there is no model in out/best, in out, or in any other folder here");
     free(best);
     return folder;
@@ -144,13 +144,13 @@ static void shape_text(char *text, size_t capacity, const uint64_t *shape, int r
 }
 
 /* Where a tensor of a file goes, and again `stride` elements later, `copies` times in all. */
-typedef struct { void *to; size_t stride, copies; } Place;
+typedef struct { void *to; size_t stride, copies; } Target;
 
 /* Of a piece of the model `was`: the tensor of the same layer and field in m, or in every expert of it. */
-static Place place_of(const Model *m, const Model *was, const Piece *p) {
+static Target target_of(const Model *m, const Model *was, const Piece *p) {
     const Tensor *t = &was->manifest.at[p->tensor], *to = m->manifest.at;
     while (to->layer != t->layer || to->field != t->field) to++;
-    return (Place){ float_at(m, model_weight(m, to), p->offset - t->offset), t->count, to->count / t->count };
+    return (Target){ float_at(m, model_weight(m, to), p->offset - t->offset), t->count, to->count / t->count };
 }
 
 typedef struct { const Model *m; Piece piece; } LoadedPiece;
@@ -184,11 +184,11 @@ static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
     for (size_t k = count; k--; ) {
         Piece p = pieces[k];
         const FileTensor *scales, *tensor = find_piece(s, &p, &scales);
-        const Place place = place_of(m, was, &p);
+        const Target target = target_of(m, was, &p);
         first[f->at[p.tensor].range] = k;
         of[k] = (LoadedPiece){ m, p };
-        loads[k] = (Load){ .tensor = tensor, .scales = scales, .count = p.count, .unit = piece_unit(&p), .to = place.to,
-                           .copies = place.copies, .stride = place.stride, .type = FLOATX, .check = check_piece, .of = &of[k] };
+        loads[k] = (Load){ .tensor = tensor, .scales = scales, .count = p.count, .unit = piece_unit(&p), .to = target.to,
+                           .copies = target.copies, .stride = target.stride, .type = FLOATX, .check = check_piece, .of = &of[k] };
     }
     first[f->range_count] = count;
     const int ok = load_ranges(m, s, loads, first, e);
@@ -473,28 +473,28 @@ static void weights_file_free(WeightsFile *f) {
     free(f->tensors);
 }
 
-typedef struct { SafetensorsWriter *to; const Share *share; char *buffer; size_t room; } Writing;       /* buffer: room elements */
+typedef struct { SafetensorsWriter *to; const SaveShard *shard; char *buffer; size_t elements; } Writing;  /* elements: of buffer */
 
 /* Elements from .. end - 1 of a head, whose first element is `head` of the piece: rows that the file has in another order. They are in
  * w->buffer. at: where the piece begins in the data. */
 static int write_rows(const Writing *w, const Piece *p, uint64_t at, size_t head, size_t from, size_t end, Error *e) {
-    const Model *m = w->share->model;
+    const Model *m = w->shard->model;
     const size_t size = m->dev->floatX_size, row = p->count / p->shape[0];
     int ok = 1;
     for (int i = 0; i < p->head && ok; i++) {
-        const size_t place = head + (size_t)piece_place(&m->config, p->head, i) * row;
-        const size_t a = place > from ? place : from, b = place + row < end ? place + row : end;
+        const size_t target = head + (size_t)piece_row(&m->config, p->head, i) * row;
+        const size_t a = target > from ? target : from, b = target + row < end ? target + row : end;
         if (a >= b) continue;
-        ok = safetensors_seek(w->to, at + (head + (size_t)i * row + (a - place)) * size, e)
+        ok = safetensors_seek(w->to, at + (head + (size_t)i * row + (a - target)) * size, e)
           && safetensors_append(w->to, w->buffer + (a - from) * size, (b - a) * size, e);
     }
     return ok;
 }
-/* This rank's part of a piece. Only heads may be cut (share.h). */
+/* This rank's part of a piece. Only heads may be cut (save_shard.h). */
 static int write_piece(const Writing *w, const Piece *p, uint64_t at, Error *e) {
-    const Model *m = w->share->model;
-    const SharePart *part = &w->share->parts[SHARE_WEIGHTS][p->tensor];
-    const size_t size = m->dev->floatX_size, unit = piece_unit(p), chunk = w->room / unit * unit, before = p->offset - m->manifest.at[p->tensor].offset;
+    const Model *m = w->shard->model;
+    const SaveShardPart *part = &w->shard->parts[SHARD_WEIGHTS][p->tensor];
+    const size_t size = m->dev->floatX_size, unit = piece_unit(p), chunk = w->elements / unit * unit, before = p->offset - m->manifest.at[p->tensor].offset;
     const size_t first = part->first > before ? part->first - before : 0, last = part->first + part->count;
     const size_t end = last > before ? last - before < p->count ? last - before : p->count : 0;
     int ok = 1;
@@ -502,23 +502,23 @@ static int write_piece(const Writing *w, const Piece *p, uint64_t at, Error *e) 
         const size_t to_unit = (unit - i % unit) % unit;        /* to the end of a unit whose beginning another rank has */
         n = to_unit ? to_unit : end - i < unit ? end - i : end - i < chunk ? (end - i) / unit * unit : chunk;
         if (n > end - i) n = end - i;
-        const int whole = !to_unit && n >= unit;
-        const void *values = share_read(w->share, SHARE_WEIGHTS, p->tensor, before + i, n, w->buffer);
+        const int full = !to_unit && n >= unit;
+        const void *values = save_shard_read(w->shard, SHARD_WEIGHTS, p->tensor, before + i, n, w->buffer);
         if (first_not_finite(m->dev->dtype, values, n) < n) return error_set(e, "tensor %s is not finite: not saved", p->name);
         if (unit > 1 && values != w->buffer) memcpy(w->buffer, values, n * size);
-        if (unit > 1 && whole) piece_reorder(&m->config, p, w->buffer, n, size, 0);
-        if (unit > 1 && !whole) ok = write_rows(w, p, at, i / unit * unit, i, i + n, e);
+        if (unit > 1 && full) piece_reorder(&m->config, p, w->buffer, n, size, 0);
+        if (unit > 1 && !full) ok = write_rows(w, p, at, i / unit * unit, i, i + n, e);
         else ok = safetensors_seek(w->to, at + i * size, e) && safetensors_append(w->to, unit > 1 ? w->buffer : values, n * size, e);
     }
     return ok;
 }
 static int write_biases(const Writing *w, uint64_t at, Error *e) {
-    const Model *m = w->share->model;
+    const Model *m = w->shard->model;
     const char *type = m->dev->real_size == 8 ? "F64" : "F32";
     const size_t Re = m->dev->real_size;
-    if (!w->share->leads || !bias_count(m)) return 1;
+    if (!w->shard->leads || !bias_count(m)) return 1;
     char *buffer = mem_alloc(router_offset(m, m->routers) * Re);
-    const char *all = share_bias(w->share, buffer);
+    const char *all = save_shard_bias(w->shard, buffer);
     int ok = safetensors_seek(w->to, at, e);
     for (int r = 0; r < bias_count(m) && ok; r++) {
         const char *bias = all + router_offset(m, r) * Re;
@@ -529,7 +529,7 @@ static int write_biases(const Writing *w, uint64_t at, Error *e) {
     free(buffer);
     return ok;
 }
-int hf_write_weights(const Share *s, const char *path, int64_t step, FilePart **parts, size_t *count, Error *e) {
+int hf_write_weights(const SaveShard *s, const char *path, int64_t step, FilePart **parts, size_t *count, Error *e) {
     const Model *m = s->model;
     WeightsFile f = weights_file(m);
     char number[32];
@@ -537,8 +537,8 @@ int hf_write_weights(const Share *s, const char *path, int64_t step, FilePart **
     const FileNote notes[] = { { "format", "pt" }, { "step", number } };
     Writing w = { safetensors_join(path, f.tensors, f.count, notes, 2, s->leads, e), s, NULL, m->manifest.total < BUFFER ? m->manifest.total : BUFFER };
     int ok = w.to != NULL;
-    for (size_t k = 0; k < f.learned; k++) if (piece_unit(&f.pieces[k]) > w.room) w.room = piece_unit(&f.pieces[k]);
-    w.buffer = mem_alloc(w.room * m->dev->floatX_size);
+    for (size_t k = 0; k < f.learned; k++) if (piece_unit(&f.pieces[k]) > w.elements) w.elements = piece_unit(&f.pieces[k]);
+    w.buffer = mem_alloc(w.elements * m->dev->floatX_size);
     uint64_t at = 0;
     for (size_t k = 0; k < f.learned && ok; k++) {
         ok = write_piece(&w, &f.pieces[k], at, e);
@@ -552,13 +552,13 @@ int hf_write_weights(const Share *s, const char *path, int64_t step, FilePart **
     return ok;
 }
 int hf_save_weights(const Model *m, const char *path, int64_t step, FileSum *sum, Error *e) {
-    Share s;
+    SaveShard s;
     FilePart *parts = NULL;
     size_t count;
-    share_open(&s, m, NULL);
+    save_shard_open(&s, m, NULL);
     int ok = hf_write_weights(&s, path, step, &parts, &count, e);
     if (ok && !file_sum(parts, count, sum)) ok = error_set(e, "%s: other ranks have parts of it", path);
     free(parts);
-    share_close(&s);
+    save_shard_close(&s);
     return ok;
 }

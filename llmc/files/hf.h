@@ -1,13 +1,13 @@
 /* hf.h: a model as a Hugging Face folder: config.json, model.safetensors, tokenizer.json and the files that go with them. */
 #ifndef HF_H
 #define HF_H
-#include "share.h"
+#include "save_shard.h"
 #include "llmc/base/json.h"
 #include "llmc/data/tokenizer.h"
 
-/* The folder of a model; free() it. asked: this folder or its best/. NULL: out/best, out, or of the folders NAME and NAME/best
+/* The folder of a model; free() it. given: this folder or its best/. NULL: out/best, out, or of the folders NAME and NAME/best
  * here the one whose weights were written last. */
-char *hf_find_model(const char *asked, Error *e);
+char *hf_find_model(const char *given, Error *e);
 Json *hf_json(const char *folder, const char *name, Error *e);     /* of a file; NULL and e */
 int hf_load_config(const char *folder, Config *c, Error *e);
 
@@ -40,6 +40,6 @@ enum { MOST_ENDS = 32 };
 int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, OUT int ids[MOST_ENDS]);
 
 /* Writes this rank's parts of the weights' file at `path`, and syncs them (safetensors_leave). Refuses weights that are not finite. */
-int hf_write_weights(const Share *s, const char *path, int64_t step, FilePart **parts, size_t *count, Error *e);
+int hf_write_weights(const SaveShard *s, const char *path, int64_t step, FilePart **parts, size_t *count, Error *e);
 int hf_save_weights(const Model *m, const char *path, int64_t step, FileSum *sum, Error *e);       /* all of it, of a model of one rank */
 #endif

@@ -13,7 +13,7 @@ typedef struct { const Load *loads; size_t count, next, first; } Cursor;   /* th
 const char *load_dtype(const Device *dev, Dtype type) {
     return type == FLOATX ? dev->dtype : dev->real_size == 8 ? "F64" : "F32";
 }
-static char *place(const Device *dev, const Part *p, size_t copy) {
+static char *address_of(const Device *dev, const Part *p, size_t copy) {
     return (char *)p->load->to + (p->first + copy * p->load->stride) * dtype_size(dev, p->load->type);
 }
 
@@ -31,7 +31,7 @@ static void take(Batch *b, int most, Cursor *at) {
 }
 static void fill(const Device *dev, Safetensors *s, Part *p) {
     const size_t bytes = p->n * dtype_size(dev, p->load->type);
-    void *data = place(dev, p, 0);
+    void *data = address_of(dev, p, 0);
     if (dev->is_gpu) {
         if (bytes > p->capacity) {
             free(p->data);
@@ -45,7 +45,7 @@ static void fill(const Device *dev, Safetensors *s, Part *p) {
     p->ok = (l->scales ? safetensors_read_mxfp4(s, l->tensor, l->scales, first, type, data, p->n, &p->why)
                        : safetensors_read_as(s, l->tensor, first, type, data, p->n, &p->why)) && p->load->check(p->load, data, p->first, p->n, &p->why);
     if (!p->ok) memset(data, 0, bytes);                     /* on a CPU it is the model's own memory */
-    for (size_t k = 1; k < p->load->copies && !dev->is_gpu; k++) memcpy(place(dev, p, k), data, bytes);
+    for (size_t k = 1; k < p->load->copies && !dev->is_gpu; k++) memcpy(address_of(dev, p, k), data, bytes);
 }
 /* What the last batch holds. 0: one of its parts is bad. */
 static int send(const Device *dev, const Batch *b, Error *e) {
@@ -53,7 +53,7 @@ static int send(const Device *dev, const Batch *b, Error *e) {
         const Part *p = &b->parts[i];
         if (!p->ok) return error_set(e, "%s", p->why.text);
         for (size_t k = 0; dev->is_gpu && (!k || k < p->load->copies); k++)
-            dev->upload(place(dev, p, k), p->data, p->n * dtype_size(dev, p->load->type));
+            dev->upload(address_of(dev, p, k), p->data, p->n * dtype_size(dev, p->load->type));
     }
     return 1;
 }
@@ -64,8 +64,8 @@ int load_all(const Device *dev, Safetensors *s, const Load *loads, size_t count,
     Cursor at = { loads, count, 0, 0 };
     int ok = 1;
     for (int i = 0; i < 2; i++) batches[i].parts = mem_alloc((size_t)most * sizeof(Part));
-    for (int turn = 0; ok; turn ^= 1) {
-        Batch *const now = &batches[turn], *const before = &batches[!turn];
+    for (int current = 0; ok; current ^= 1) {
+        Batch *const now = &batches[current], *const before = &batches[!current];
         take(now, most, &at);
         if (!now->count && !before->count) break;
         #pragma omp parallel if (now->count > 1)

@@ -55,31 +55,31 @@ static void state_file_free(StateFile *f) {
 }
 
 /* This rank's part of one tensor, which begins at byte `at` of the data. buffer: of BUFFER elements, or all there are. */
-static int write_part(SafetensorsWriter *w, const Share *s, int kind, int tensor, uint64_t at, void *buffer, Error *e) {
-    const SharePart *p = &s->parts[kind][tensor];
-    const char *dtype = load_dtype(s->model->dev, share_type(s, kind));
-    const size_t size = share_element(s, kind), end = p->first + p->count;
+static int write_part(SafetensorsWriter *w, const SaveShard *s, int kind, int tensor, uint64_t at, void *buffer, Error *e) {
+    const SaveShardPart *p = &s->parts[kind][tensor];
+    const char *dtype = load_dtype(s->model->dev, save_shard_type(s, kind));
+    const size_t size = save_shard_element(s, kind), end = p->first + p->count;
     int ok = !p->count || safetensors_seek(w, at + p->first * size, e);
     for (size_t from = p->first; from < end && ok; from += BUFFER) {
         const size_t n = end - from < BUFFER ? end - from : BUFFER;
-        const void *state = share_read(s, kind, tensor, from, n, buffer);
+        const void *state = save_shard_read(s, kind, tensor, from, n, buffer);
         if (first_not_finite(dtype, state, n) < n)
             ok = error_set(e, "the optimizer state of %s is not finite: not saved", s->model->manifest.at[tensor].name);
         ok = ok && safetensors_append(w, state, n * size, e);
     }
     return ok;
 }
-static int write_bias(SafetensorsWriter *w, const Share *s, size_t n, uint64_t at, Error *e) {
+static int write_bias(SafetensorsWriter *w, const SaveShard *s, size_t n, uint64_t at, Error *e) {
     const Device *dev = s->model->dev;
     if (!n || !s->leads) return 1;
     void *buffer = mem_alloc(n * dev->real_size);
-    const void *bias = share_bias(s, buffer);
+    const void *bias = save_shard_bias(s, buffer);
     const int ok = first_not_finite(load_dtype(dev, REAL), bias, n) < n ? error_set(e, "the routers' biases are not finite: not saved")
                  : safetensors_seek(w, at, e) && safetensors_append(w, bias, n * dev->real_size, e);
     free(buffer);
     return ok;
 }
-int optimizer_save(const Share *s, const char *path, FilePart **parts, size_t *count, Error *e) {
+int optimizer_save(const SaveShard *s, const char *path, FilePart **parts, size_t *count, Error *e) {
     const Model *m = s->model;
     StateFile f = state_file(m, s->optimizer);
     void *buffer = mem_alloc((m->manifest.total < BUFFER ? m->manifest.total : BUFFER) * m->dev->real_size);
@@ -88,9 +88,9 @@ int optimizer_save(const Share *s, const char *path, FilePart **parts, size_t *c
     int ok = w != NULL;
     for (int kind = 0; kind < s->optimizer->kinds && ok; kind++)
         for (int i = 0; i < m->manifest.count && ok; i++) {
-            if (!share_has(s, kind, i)) continue;
+            if (!save_shard_has(s, kind, i)) continue;
             ok = write_part(w, s, kind, i, at, buffer, e);
-            at += m->manifest.at[i].count * share_element(s, kind);
+            at += m->manifest.at[i].count * save_shard_element(s, kind);
         }
     ok = ok && write_bias(w, s, f.bias_count, at, e);
     if (ok) ok = safetensors_leave(w, parts, count, e);
@@ -123,7 +123,7 @@ static int check_state(const Load *l, void *data, size_t first, size_t n, Error 
 static Load state_part(const FileTensor *f, const Model *m, const Optimizer *o, int tensor, LoadedState *of) {
     const Segment own = optimizer_segment(o, m, tensor);
     return (Load){ .tensor = f, .first = own.offset - m->manifest.at[tensor].offset, .count = own.count, .unit = 1,
-                   .to = (char *)optimizer_part(o, of->kind) + optimizer_place(own, of->kind) * optimizer_element(o, m, of->kind), .type = optimizer_type(o, of->kind),
+                   .to = (char *)optimizer_part(o, of->kind) + optimizer_offset(own, of->kind) * optimizer_element(o, m, of->kind), .type = optimizer_type(o, of->kind),
                    .check = check_state, .of = of };
 }
 

@@ -2,13 +2,13 @@
  * have one, the master copies; then the routers' selection biases. Nothing in it depends on the number of ranks. */
 #ifndef OPTIMIZER_FILE_H
 #define OPTIMIZER_FILE_H
-#include "share.h"
+#include "save_shard.h"
 
 /* Upper bound of the bytes of the state per parameter of the model. */
 size_t optimizer_bytes(const Model *m, const Optimizer *o);
 
 /* Writes this rank's parts of the file at `path`, and syncs them (safetensors_leave); refuses a state that is not finite. */
-int optimizer_save(const Share *s, const char *path, FilePart **parts, size_t *count, Error *e);
+int optimizer_save(const SaveShard *s, const char *path, FilePart **parts, size_t *count, Error *e);
 
 /* Reads this rank's part, with conversion if its types differ. Refuses NaN, infinity, a negative v, and a number of
  * biases that is not the model's. */

@@ -76,7 +76,7 @@ static void write_name(char to[PIECE_NAME], int layer, const char *from, int par
 
 static int rotated(const Config *c) { return c->rotated ? c->rotated : c->head_size; }
 static int permutes(const Config *c) { return c->rope_pairs || rotated(c) < rope_head(c); }
-int piece_place(const Config *c, int head, int i) {
+int piece_row(const Config *c, int head, int i) {
     const int before = c->kv_rank ? head - c->rotated : 0, R = rotated(c), half = rope_head(c) / 2;
     if (i < before) return i;
     i -= before;
@@ -196,7 +196,7 @@ void piece_reorder(const Config *c, const Piece *p, void *data, size_t n, size_t
     for (char *at = data; p->head && at < (char *)data + n * size; at += head) {
         memcpy(copy, at, head);
         for (int i = 0; i < p->head; i++) {
-            const size_t file = (size_t)i * row, memory = (size_t)piece_place(c, p->head, i) * row;
+            const size_t file = (size_t)i * row, memory = (size_t)piece_row(c, p->head, i) * row;
             memcpy(at + (to_memory ? memory : file), copy + (to_memory ? file : memory), row);
         }
     }

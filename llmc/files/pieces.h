@@ -27,7 +27,7 @@ size_t piece_unit(const Piece *p);
 size_t expert_unit(const Model *m, int tensor);             /* of units that are experts; a head may be cut */
 /* From the order of files to that of memory, or back; n elements of `size` bytes, whole units. */
 void   piece_reorder(const Config *c, const Piece *p, void *data, size_t n, size_t size, int to_memory);
-/* The place in memory of dimension i of a head in files: pairs are (i, i + D/2) in memory, but where only R of a head rotate,
+/* The position in memory of dimension i of a head in files: pairs are (i, i + D/2) in memory, but where only R of a head rotate,
  * (i, i + R/2) in files, and in some families neighbours. Of latent attention these are the last of the `head` dimensions. */
-int    piece_place(const Config *c, int head, int i);
+int    piece_row(const Config *c, int head, int i);
 #endif

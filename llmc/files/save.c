@@ -1,12 +1,12 @@
-/* save.c: how ranks save together; see checkpoint.h. What differs between ranks is only what each writes: its share of every tensor
- * (share.h), at its place in the files that one rank would write. A save has two parts. In the first all ranks write and sync; when all
+/* save.c: how ranks save together; see checkpoint.h. What differs between ranks is only what each writes: its shard of every tensor
+ * (save_shard.h), at its offset in the files that one rank would write. A save has two parts. In the first all ranks write and sync; when all
  * have, they agree whether all could. In the second rank 0 makes run.json of the sums, renames and cleans up. Each part runs in a
  * thread of its own beside training, if there is a copy to write from. These threads wait for no other rank, and call no device. */
 #define _POSIX_C_SOURCE 200809L
 #include "checkpoint_impl.h"
 #include "config_json.h"
 #include "optimizer_file.h"
-#include "room.h"
+#include "host_buffer.h"
 #include "llmc/base/text.h"
 #include "llmc/base/omp.h"
 #include "llmc/model/parallel.h"
@@ -77,15 +77,15 @@ int publish(const char *from, const char *folder, const Model *m, const Tokenize
 
 /* Publishes the finished step folder. A folder of the same step exists if it is damaged and the run was resumed from an older one.
  * *placed: the new folder is in place. If the result is then 0, only its sync failed, and a power loss may undo the rename. */
-static int place(const char *folder, int64_t step, const char *temporary, int *placed, Error *e) {
+static int publish_folder(const char *folder, int64_t step, const char *temporary, int *published, Error *e) {
     char *final = step_path(folder, step), *aside = NULL;
     int ok = 1;
-    *placed = 0;
+    *published = 0;
     if (is_folder(final) && !(aside = set_aside(folder, step)))
         ok = error_set(e, "%s cannot be replaced: %s", final, strerror(errno));
     ok = ok && file_publish(temporary, final, e);
-    *placed = ok || (is_folder(final) && !is_folder(temporary));
-    if (aside && *placed) remove_folder(aside);
+    *published = ok || (is_folder(final) && !is_folder(temporary));
+    if (aside && *published) remove_folder(aside);
     else if (aside) rename(aside, final);
     free(final);
     free(aside);
@@ -96,8 +96,8 @@ static int place(const char *folder, int64_t step, const char *temporary, int *p
 
 typedef enum { IDLE, COPIES, WRITES, PUBLISHES } SavePhase;
 struct Saver {
-    Share share;
-    Room *room;                         /* for share.copy; NULL: there is no copy, ever */
+    SaveShard shard;
+    HostBuffer *buffer;                 /* for shard.copy; NULL: there is no copy, ever */
     Group *group;                       /* NULL: there are no other ranks */
     SavePhase phase;
     /* of the save that is under way */
@@ -120,25 +120,25 @@ struct Saver {
 static void write_parts(Saver *s) {
     const char *const in = s->is_best ? NULL : s->temporary;
     char *weights = in ? top_weights(in) : text_format("%s", s->temporary), *state = in ? text_format("%s/%s", in, checkpoint_files[1]) : NULL;
-    s->ok = hf_write_weights(&s->share, weights, s->what.step, &s->parts[0], &s->count[0], &s->why)
-         && (!state || optimizer_save(&s->share, state, &s->parts[1], &s->count[1], &s->why));
+    s->ok = hf_write_weights(&s->shard, weights, s->what.step, &s->parts[0], &s->count[0], &s->why)
+         && (!state || optimizer_save(&s->shard, state, &s->parts[1], &s->count[1], &s->why));
     free(weights);
     free(state);
 }
 static void publish_step(Saver *s) {
     char *run = text_format("%s/run.json", s->temporary), *final = step_path(s->folder, s->what.step), *weights = top_weights(final);
-    int placed = 0;
+    int published = 0;
     int ok = save_run(run, &s->what, s->sums, &s->why) && folder_sync(s->temporary, &s->why)
-          && place(s->folder, s->what.step, s->temporary, &placed, &s->why);
-    ok = ok && publish(weights, s->folder, s->share.model, s->what.tokenizer, s->what.origin, &s->why);
+          && publish_folder(s->folder, s->what.step, s->temporary, &published, &s->why);
+    ok = ok && publish(weights, s->folder, s->shard.model, s->what.tokenizer, s->what.origin, &s->why);
     if (ok) remove_old_steps(s->folder, s->what.step, s->keep);
-    s->saved = ok ? SAVED_ALL : placed ? SAVED_STATE : SAVED_NOTHING;
+    s->saved = ok ? SAVED_ALL : published ? SAVED_STATE : SAVED_NOTHING;
     free(run); free(final); free(weights);
 }
 /* The folder's other files do not change during a run, so replacing the weights is the only step that must be atomic. */
 static void publish_best(Saver *s) {
     char *best = text_format("%s/best", s->folder), *final = top_weights(best);
-    const int ok = hf_save_small(best, s->share.model, s->what.tokenizer, s->what.origin, &s->why)
+    const int ok = hf_save_small(best, s->shard.model, s->what.tokenizer, s->what.origin, &s->why)
                 && file_publish(s->temporary, final, &s->why);
     s->saved = ok ? SAVED_ALL : SAVED_NOTHING;
     free(best);
@@ -160,15 +160,15 @@ static void *run_thread(void *saver) {
 static void start(Saver *s, void (*work)(Saver *s)) {
     s->work = work;
     atomic_store(&s->done, 0);
-    s->has_thread = s->share.copied && !pthread_create(&s->thread, NULL, run_thread, s);
+    s->has_thread = s->shard.copied && !pthread_create(&s->thread, NULL, run_thread, s);
     if (!s->has_thread) run_work(s);
 }
-static void join(Saver *s) {
+static void finish_thread(Saver *s) {
     if (s->has_thread) pthread_join(s->thread, NULL);
     s->has_thread = 0;
 }
 static void start_writing(Saver *s) {
-    s->share.model->dev->copied(1);
+    s->shard.model->dev->copied(1);
     s->phase = WRITES;
     start(s, write_parts);
 }
@@ -207,7 +207,7 @@ static int collect_sums(Saver *s) {
         for (size_t i = 0; i < ranks * most; i++) if (all[i].sum.bytes) all[n++] = all[i];
         char *path = s->is_best ? text_format("%s", s->temporary) : text_format("%s/%s", s->temporary, checkpoint_files[f]);
         struct stat there;
-        if (ok && s->share.leads && (!file_sum(all, n, &s->sums[f]) || stat(path, &there) || (uint64_t)there.st_size != s->sums[f].bytes))
+        if (ok && s->shard.leads && (!file_sum(all, n, &s->sums[f]) || stat(path, &there) || (uint64_t)there.st_size != s->sums[f].bytes))
             ok = error_set(&s->why, "%s: the parts that the ranks have written do not make up the file", path);
         free(path);
         free(all);
@@ -219,27 +219,27 @@ static int collect_sums(Saver *s) {
 
 Saver *saver_open(const Model *m, const Optimizer *o) {
     Saver *s = mem_alloc(sizeof *s);
-    share_open(&s->share, m, o);
+    save_shard_open(&s->shard, m, o);
     s->group = m->dp.ranks > 1 ? m->dp.parallel->group : NULL;
     return s;
 }
-size_t saver_room(const Saver *s) { return s->share.bytes; }
-void   saver_make_room(Saver *s) { s->room = room_open(s->share.model->dev, s->share.model->params, s->share.bytes); }
-RoomState saver_use_room(Saver *s, int waits) {
-    if (!s->room || s->share.copy) return s->room ? ROOM_READY : ROOM_NONE;
-    RoomState state = room_state(s->room, waits);
-    if (s->group) state = (RoomState)group_min(s->group, state);
-    if (state == ROOM_READY) s->share.copy = room_memory(s->room);
-    if (state == ROOM_NONE) {
-        room_close(s->room);
-        s->room = NULL;
+size_t saver_copy_bytes(const Saver *s) { return s->shard.bytes; }
+void   saver_make_buffer(Saver *s) { s->buffer = host_buffer_open(s->shard.model->dev, s->shard.model->params, s->shard.bytes); }
+BufferState saver_use_buffer(Saver *s, int waits) {
+    if (!s->buffer || s->shard.copy) return s->buffer ? BUFFER_READY : BUFFER_NONE;
+    BufferState state = host_buffer_state(s->buffer, waits);
+    if (s->group) state = (BufferState)group_min(s->group, state);
+    if (state == BUFFER_READY) s->shard.copy = host_buffer_memory(s->buffer);
+    if (state == BUFFER_NONE) {
+        host_buffer_close(s->buffer);
+        s->buffer = NULL;
     }
     return state;
 }
 void saver_close(Saver *s) {
     if (!s) return;
-    room_close(s->room);
-    share_close(&s->share);
+    host_buffer_close(s->buffer);
+    save_shard_close(&s->shard);
     free(s);
 }
 
@@ -250,17 +250,17 @@ static void forget(Saver *s) {
     }
     free(s->folder); free(s->progress); free(s->temporary);
     s->folder = s->progress = s->temporary = NULL;
-    share_drop(&s->share);
+    save_shard_drop(&s->shard);
     s->phase = IDLE;
 }
 static void discard(const Saver *s) {
-    if (!s->share.leads) return;
+    if (!s->shard.leads) return;
     if (s->is_best) unlink(s->temporary); else remove_folder(s->temporary);
 }
-/* By rank 0: the place for the files. */
+/* By rank 0: the folder for the files. */
 static int prepare(Saver *s) {
-    const Model *m = s->share.model;
-    const size_t state = s->is_best ? 0 : optimizer_bytes(m, s->share.optimizer);
+    const Model *m = s->shard.model;
+    const size_t state = s->is_best ? 0 : optimizer_bytes(m, s->shard.optimizer);
     char *in = text_format("%s/%s", s->folder, s->is_best ? "best" : "state");
     discard(s);
     const int ok = folder_make(in, &s->why) && has_space(s->folder, m->manifest.learnable * (m->dev->floatX_size + state), &s->why)
@@ -271,8 +271,8 @@ static int prepare(Saver *s) {
 /* The best weights are tried twice: later steps do not change the copy, and without one they wait. */
 static int prepare_again(Saver *s) {
     if (!s->is_best || s->again++) return 0;
-    if (s->share.leads) warn("the best weights, of step %lld, were not saved: %s; trying again", (long long)s->what.step, s->why.text);
-    return agree(s, !s->share.leads || prepare(s));
+    if (s->shard.leads) warn("the best weights, of step %lld, were not saved: %s; trying again", (long long)s->what.step, s->why.text);
+    return agree(s, !s->shard.leads || prepare(s));
 }
 /* The temporary name has the number of rank 0's process: a process of an earlier run that still writes does not find the new one. */
 static int begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, Error *e) {
@@ -286,16 +286,16 @@ static int begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, 
     s->again = 0;
     s->temporary = s->is_best ? text_format("%s/best/.tmp-model-%ld.safetensors", folder, process)
                               : text_format("%s/state/.tmp-step-%lld-%ld", folder, (long long)what->step, process);
-    if (!agree(s, !s->share.leads || prepare(s)) && !prepare_again(s)) {
+    if (!agree(s, !s->shard.leads || prepare(s)) && !prepare_again(s)) {
         *e = s->why;
         discard(s);
         forget(s);
         return 0;
     }
-    share_borrow(&s->share);
-    if (s->share.copy) share_copy(&s->share, s->is_best);
+    save_shard_borrow(&s->shard);
+    if (s->shard.copy) save_shard_copy(&s->shard, s->is_best);
     s->phase = COPIES;
-    if (!s->share.copied || !s->share.model->dev->is_gpu) start_writing(s);
+    if (!s->shard.copied || !s->shard.model->dev->is_gpu) start_writing(s);
     return 1;
 }
 int saver_begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, Error *e) {
@@ -309,11 +309,11 @@ int saver_begin_best(Saver *s, const char *folder, const Snapshot *what, Error *
 
 int saver_next(Saver *s, Saved *saved, Error *e) {
     if (s->phase == COPIES) start_writing(s);
-    join(s);
+    finish_thread(s);
     *saved = SAVED_NOTHING;
     if (s->phase == WRITES && agree(s, s->ok) && collect_sums(s)) {
         s->phase = PUBLISHES;
-        if (s->share.leads) start(s, s->is_best ? publish_best : publish_step);
+        if (s->shard.leads) start(s, s->is_best ? publish_best : publish_step);
         return 0;
     }
     if (s->phase == PUBLISHES) *saved = s->saved;

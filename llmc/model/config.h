@@ -18,7 +18,7 @@ typedef enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } RopeKind;
 typedef struct {
     RopeKind kind;
     int    exact;                   /* 1: YaRN's range of pairs is not rounded to whole ones */
-    double factor, low, high;       /* low, high: turns within the original context between which a pair is scaled in part */
+    double factor, low, high;       /* low, high: rotations within the original context between which a pair is scaled in part */
     double original, attention;     /* the context before; YaRN's factor of queries and of keys */
     double scores;                  /* DeepSeek's mscale_all_dim: scores are multiplied by rope_mscale(factor, scores)^2 */
 } RopeScaling;

@@ -1,8 +1,8 @@
 /* muon.c: the matrices that Muon updates (kernels.h), in batches of equal shape.
  *
  * A tensor is a stack of matrices: one for each expert, and two of each where gate and up projection, or keys and values, are one tensor.
- * The matrices of one shape, of all layers, are orthogonalized in batches that fit into the buffers. Where experts take turns (optim.h),
- * those of different turns are in different batches; of batches whose turn it is not, only the momentum is computed.
+ * The matrices of one shape, of all layers, are orthogonalized in batches that fit into the buffers. Where experts have time slices (optim.h),
+ * those of different slices are in different batches; of batches whose slice it is not, only the momentum is computed.
  *
  * Where ranks shard the optimizer's state (parallel.h), a rank has the summed gradient, the momentum and the master copy of its
  * piece of every range. Pieces end between the matrices of experts (tensor.h), so that most matrices are whole on one rank, and nothing
@@ -54,17 +54,17 @@ static int at_once(const MatrixShape *s) {
 
 static int belongs_to(const Optimizer *o, const Manifest *m, const Matrix *x, const MatrixShape *s) {
     const Tensor *t = &m->at[x->tensor];
-    return s->rows == tensor_rows(t) && s->columns == columns_of(t) && s->turn == muon_turn(o, t, x->begin - t->offset);
+    return s->rows == tensor_rows(t) && s->columns == columns_of(t) && s->slice == muon_slice(o, t, x->begin - t->offset);
 }
 static MatrixShape *shape_of(Optimizer *o, const Manifest *m, const Matrix *x) {
     MatrixOptimizer *u = &o->muon;
     const Tensor *t = &m->at[x->tensor];
     for (int i = 0; i < u->shape_count; i++) if (belongs_to(o, m, x, &u->shapes[i])) return &u->shapes[i];
     if (u->shape_count == MATRIX_SHAPES) fail(EXIT_USAGE, "matrices of more than %d different shapes", MATRIX_SHAPES);
-    u->shapes[u->shape_count] = (MatrixShape){ .rows = tensor_rows(t), .columns = columns_of(t), .turn = muon_turn(o, t, x->begin - t->offset) };
+    u->shapes[u->shape_count] = (MatrixShape){ .rows = tensor_rows(t), .columns = columns_of(t), .slice = muon_slice(o, t, x->begin - t->offset) };
     return &u->shapes[u->shape_count++];
 }
-/* Counts the matrices of a rank by shape and turn; returns how many there are. */
+/* Counts the matrices of a rank by shape and slice; returns how many there are. */
 static int count_matrices(Optimizer *o, const Manifest *m, int rank) {
     MatrixOptimizer *u = &o->muon;
     int all = 0;
@@ -72,7 +72,7 @@ static int count_matrices(Optimizer *o, const Manifest *m, int rank) {
     for (Matrix x = { .tensor = -1 }; next_matrix(o, m, rank, &x); ) {
         MatrixShape *s = shape_of(o, m, &x);
         s->count++;
-        if (is_shared(&x)) u->part_count++; else s->whole++;
+        if (is_shared(&x)) u->part_count++; else s->full++;
     }
     for (int i = 0; i < u->shape_count; i++) u->shapes[i].first = all, all += u->shapes[i].count;
     return all;
@@ -148,14 +148,14 @@ void muon_plan(Optimizer *o, Model *m) {
 void muon_start(Optimizer *o, const Model *m) {
     const Manifest *f = &m->manifest;
     MatrixOptimizer *u = &o->muon;
-    int all = 0, parts = 0, whole[MATRIX_SHAPES] = { 0 }, shared[MATRIX_SHAPES] = { 0 };
+    int all = 0, parts = 0, full[MATRIX_SHAPES] = { 0 }, shared[MATRIX_SHAPES] = { 0 };
     for (int i = 0; i < u->shape_count; i++) all += u->shapes[i].count;
     Segment *matrices = mem_alloc((size_t)(all + 1) * sizeof *matrices);
     Segment *part = mem_alloc((size_t)(u->part_count + 1) * sizeof *part);
     for (Matrix x = { .tensor = -1 }; next_matrix(o, f, o->shard, &x); ) {
         const Tensor *t = &f->at[x.tensor];
         const MatrixShape *shape = shape_of(o, f, &x);
-        const int which = (int)(shape - u->shapes), i = is_shared(&x) ? shape->whole + shared[which]++ : whole[which]++;
+        const int which = (int)(shape - u->shapes), i = is_shared(&x) ? shape->full + shared[which]++ : full[which]++;
         Segment s = optimizer_segment(o, m, x.tensor);
         s.offset = x.from, s.count = x.to - x.from, s.gradient = t->gradient + (x.from - t->offset);
         s = optimizer_stored(m, s);
@@ -195,15 +195,15 @@ static void collect(const Optimizer *o, const Model *m, const MatrixShape *shape
 
 static void update_batch(const Optimizer *o, const Model *m, const MatrixShape *s, int first, int count) {
     const MatrixOptimizer *u = &o->muon;
-    const int due = s->turn < 0 || s->turn == optimizer_turn(o);
+    const int due = s->slice < 0 || s->slice == optimizer_slice(o);
     const Device *dev = m->dev;
     const real *grad_sq_norm = real_at(m, m->results.grad_sq_norms, (size_t)o->tensors);
     const Segment *matrices = u->matrices + s->first + first;
-    const int whole = s->whole - first < 0 ? 0 : s->whole - first < count ? s->whole - first : count;
-    dev->muon_momentum(due ? u->buffers.x : NULL, o->m, o->moments, m->grads, grad_sq_norm, matrices, whole,
+    const int full = s->full - first < 0 ? 0 : s->full - first < count ? s->full - first : count;
+    dev->muon_momentum(due ? u->buffers.x : NULL, o->m, o->moments, m->grads, grad_sq_norm, matrices, full,
                        (size_t)s->rows * (size_t)s->columns, u->settings);
     if (!due) return;
-    if (count > whole) collect(o, m, s, first + whole - s->whole, count - whole, whole);
+    if (count > full) collect(o, m, s, first + full - s->full, count - full, full);
     dev->orthogonalize(dev, &u->buffers, count, s->rows, s->columns);
     dev->muon_update(m->params, o->master, u->buffers.out, grad_sq_norm, matrices, count, s->rows, s->columns, u->settings);
 }

@@ -25,7 +25,7 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptio
     if (muon.momentum > 0) muon_plan(o, m);
 }
 
-/* The part of tensor i whose gradient this rank squares: if ordered the whole tensor, in the buffer of parallel_whole_gradients. */
+/* The part of tensor i whose gradient this rank squares: if ordered the whole tensor, in the buffer of parallel_full_gradients. */
 static Segment summed_segment(const Optimizer *o, const Model *m, int i) {
     if (!m->dp.ordered) return optimizer_stored(m, manifest_segment(&m->manifest, i, o->shards, o->shard));
     Segment s = manifest_segment(&m->manifest, i, 1, 0);
@@ -71,7 +71,7 @@ static void square_gradients(const Optimizer *o, Model *m) {
     if (!m->dp.ordered) { m->dev->grad_sq_norms(out, m->grads, o->summed, o->tensors); return; }
     for (int range = 0, first = 0, end; range < m->manifest.range_count; range++, first = end) {
         for (end = first; end < o->tensors && m->manifest.at[end].range == range; ) end++;
-        m->dev->grad_sq_norms(real_at(m, out, (size_t)first), parallel_whole_gradients(m, range), o->summed + first, end - first);
+        m->dev->grad_sq_norms(real_at(m, out, (size_t)first), parallel_full_gradients(m, range), o->summed + first, end - first);
     }
     m->dev->sum(real_at(m, out, (size_t)o->tensors), out, (size_t)o->tensors);
 }

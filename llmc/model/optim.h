@@ -9,8 +9,8 @@
  * then updates are rounded stochastically. */
 void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptions muon);
 void optimizer_start(Optimizer *o, Model *m);               /* after the weights are there */
-/* One step: its settings (fix1 and fix2 are set here), then the update of the weights. Updates of the same turn are the same work, so
- * that each turn can be recorded (replay.h). */
+/* One step: its settings (fix1 and fix2 are set here), then the update of the weights. Updates of the same slice are the same work, so
+ * that each slice can be recorded (replay.h). */
 void optimizer_set(Optimizer *o, Model *m, AdamW a);
 void optimizer_update(Optimizer *o, Model *m);
 

@@ -23,11 +23,11 @@ static const struct { int muon; float decay, rate, experts; } rules[TENSOR_KINDS
     [TENSOR_GATE_UP]     = { 1, 1,  .5f,  1 },
 };
 int muon_updates(const Optimizer *o, const Tensor *t) { return o->muon.options.momentum > 0 && rules[t->kind].muon; }
-int muon_turn(const Optimizer *o, const Tensor *t, size_t begin) {
+int muon_slice(const Optimizer *o, const Tensor *t, size_t begin) {
     if (!muon_updates(o, t) || o->muon.options.period < 2 || t->rank < 3) return -1;
     return (int)(begin / (t->count / (size_t)t->shape[0]) % (size_t)o->muon.options.period);
 }
-int optimizer_turn(const Optimizer *o) {
+int optimizer_slice(const Optimizer *o) {
     const MuonOptions *a = &o->muon.options;
     return a->momentum > 0 && a->period > 1 ? o->updates % a->period : 0;
 }
@@ -68,7 +68,7 @@ Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
     Segment s = manifest_segment(&m->manifest, i, o->shards, o->shard);
     s.decay = rules[t->kind].decay;
     if (o->muon.options.momentum > 0) s.rate = t->rank > 2 ? rules[t->kind].experts : rules[t->kind].rate;
-    if (muon_turn(o, t, 0) >= 0) s.rate *= (float)o->muon.options.period;
+    if (muon_slice(o, t, 0) >= 0) s.rate *= (float)o->muon.options.period;
     const size_t v = before_range(o, &m->manifest, t->range, o->shards);
     if (muon_in_range(o, &m->manifest, t->range))
         s.shift_v = s.offset - s.shift - (v + left_to_adamw(o, &m->manifest, t->range, i) + (s.offset - t->offset));
@@ -87,7 +87,7 @@ Segment optimizer_stored(const Model *m, Segment s) {
 
 const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".master" };
 void *optimizer_part(const Optimizer *o, int kind) { return kind == 0 ? o->m : kind == STATE_V ? o->v : o->master; }
-size_t optimizer_place(Segment own, int kind) { return own.offset - own.shift - (kind == STATE_V ? own.shift_v : 0); }
+size_t optimizer_offset(Segment own, int kind) { return own.offset - own.shift - (kind == STATE_V ? own.shift_v : 0); }
 Dtype optimizer_type(const Optimizer *o, int kind) { return kind == STATE_KINDS - 1 ? REAL : o->moments; }
 size_t optimizer_element(const Optimizer *o, const Model *m, int kind) {
     return dtype_size(m->dev, optimizer_type(o, kind));

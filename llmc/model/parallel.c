@@ -96,7 +96,7 @@ static void finish_gradients(Model *m, int range) {
     shards_finish(m);
 }
 
-const void *parallel_whole_gradients(Model *m, int range) {
+const void *parallel_full_gradients(Model *m, int range) {
     return m->dp.level >= 2 ? (const void *)shards_gather_gradients(m, range) : m->grads;
 }
 
@@ -155,7 +155,7 @@ void parallel_wait_all_weights(const Model *m) {
 void parallel_keep_weights(Model *m, int range) { if (m->dp.level >= 3) shards_keep(m, range); }
 
 /* Sharded ones are gathered in the stage, which is as large as any range; no gradients are in it between steps. */
-const void *parallel_whole_weights(const Model *m, int range) {
+const void *parallel_full_weights(const Model *m, int range) {
     Comm *c = node_of(m);
     if (m->dp.level < 3) return weights_of(m, range);
     const size_t own = m->manifest.ranges[range].offset / (size_t)c->size, X = m->dev->floatX_size;

@@ -56,7 +56,7 @@ void parallel_sum_loads(Model *m);              /* as Exchange.sum_loads, wait_l
 void parallel_wait_loads(Model *m);
 /* The sums of a whole range. Sharded ones are gathered into a buffer, which the next call may use again, and begin there; else the result
  * is m->grads. */
-const void *parallel_whole_gradients(Model *m, int range);
+const void *parallel_full_gradients(Model *m, int range);
 void parallel_sum_results(Model *m);            /* of a step: losses, and where the optimizer is sharded the squared norms */
 /* After each rank has updated its pieces. behind 1: ranges are gathered in the order in which forward uses them, while it
  * runs; parallel_wait_weights says where it needs which. 0: work queued from now on may read all; this can be recorded.
@@ -73,5 +73,5 @@ void parallel_wait_all_weights(const Model *m);             /* before anything b
 void parallel_keep_weights(Model *m, int range);
 
 /* The weights of a whole range, on the device until the next call; all ranks call it. */
-const void *parallel_whole_weights(const Model *m, int range);
+const void *parallel_full_weights(const Model *m, int range);
 #endif

@@ -133,10 +133,10 @@ int model_recomputes(const Model *m, int l, LayerPart part) { return l < m->conf
 
 /* One buffer of one layer: planned if this pass is for its kind, or pointed at the shared one. measured: (LAYER_PARTS), of MEASURE. */
 static void act(Model *m, int l, ActsPass pass, int part, const char *name, void *pointer, void *shared, size_t bytes, size_t *measured) {
-    const int shares = is_shared(m, l, part);
+    const int one_copy = is_shared(m, l, part);
     if (pass == MEASURE) { if (part != KEEP) measured[part] += arena_rounded(bytes); }
-    else if (pass == BIND_SHARED) { if (shares) memcpy(pointer, shared, sizeof(void *)); }
-    else if (shares == (pass == PLAN_SHARED))
+    else if (pass == BIND_SHARED) { if (one_copy) memcpy(pointer, shared, sizeof(void *)); }
+    else if (one_copy == (pass == PLAN_SHARED))
         arena_add(&m->arena, pass == PLAN_SHARED ? MEM_SHARED : MEM_KEPT, name, pointer, bytes);
 }
 
@@ -290,14 +290,14 @@ static size_t result_reals(const Model *m) {
 
 /* The gradient of a layer's matrix comes from one product. If nothing is added to it, in a step of one micro-batch on one rank,
  * it may be rounded; sums are kept in reals. */
-static void place_gradients(Model *m, Dtype matrices) {
+static void lay_out_gradients(Model *m, Dtype matrices) {
     const int once = m->batch.micro_batches == 1 && m->dp.ranks == 1 && !m->dp.ordered && !m->config.universal;
     m->matrix_gradients = matrices == FLOATX && once && m->dev->floatX_size < m->dev->real_size ? FLOATX : REAL;
     for (int i = 0; i < m->manifest.count; i++) {
         Tensor *t = &m->manifest.at[i];
         t->dtype = t->layer >= 0 && !t->summed ? m->matrix_gradients : REAL;
     }
-    manifest_place_gradients(&m->manifest, m->dev);
+    manifest_lay_out_gradients(&m->manifest, m->dev);
 }
 
 static void plan_weights(Model *m) {
@@ -382,7 +382,7 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     m->manifest.shards = m->weights_of ? m->weights_of->manifest.shards : m->dp.shards;      /* the same layout as its weights */
     m->manifest.by_matrix = m->weights_of ? m->weights_of->manifest.by_matrix : m->dp.level && m->dp.parallel->by_matrix;
     describe_model(&m->manifest, c, m->from, m->to);
-    place_gradients(m, gradients);
+    lay_out_gradients(m, gradients);
     m->lp = mem_alloc(L * sizeof *m->lp);
     m->lg = mem_alloc(L * sizeof *m->lg);
     m->acts = mem_alloc(L * sizeof *m->acts);

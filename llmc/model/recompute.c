@@ -85,14 +85,14 @@ Recompute recompute_choose(const Model *m, size_t bytes) {
     double least = effect_of(m, best).work;
     Effect *part[LAYER_PARTS];
     for (int p = 0; p < LAYER_PARTS; p++) part[p] = effects(m, (LayerPart)p);
-    for (unsigned whole = 0; whole <= ALL_PARTS; whole++) {
-        const Effect sum = effect_of(m, recompute_parts(whole, most(m)));
+    for (unsigned full = 0; full <= ALL_PARTS; full++) {
+        const Effect sum = effect_of(m, recompute_parts(full, most(m)));
         for (int p = 0, n; p < LAYER_PARTS; p++) {
-            if (whole >> p & 1) continue;
+            if (full >> p & 1) continue;
             for (n = 0; n < most(m) && sum.bytes + part[p][n].bytes < bytes; ) n++;
             if (sum.bytes + part[p][n].bytes < bytes || sum.work + part[p][n].work >= least) continue;
             least = sum.work + part[p][n].work;
-            best = recompute_parts(whole, most(m));
+            best = recompute_parts(full, most(m));
             best.layers[p] = n;
         }
     }

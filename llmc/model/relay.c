@@ -160,13 +160,13 @@ int relay_each(Relay *r, int (*work)(Model *m, void *context), void *context) {
     for (int d = 0; d < r->devices - 1; d++) if (!on(&r->at[d], work, context)) return 0;
     return 1;
 }
-static int ask_memory(Model *m, void *bytes) {
+static int query_memory(Model *m, void *bytes) {
     *(size_t *)bytes = m->dev->memory();
     return 1;
 }
 size_t relay_memory(Relay *r, int device) {
     size_t bytes = 0;
-    on(&r->at[device], ask_memory, &bytes);
+    on(&r->at[device], query_memory, &bytes);
     return bytes;
 }
 

@@ -11,21 +11,21 @@ int rope_head(const Config *c) { return c->kv_rank ? c->rotated : c->head_size; 
 
 /* Llama 3.1: slow pairs are slowed down by `factor`, fast ones are left, those between are a mean of both. */
 static double llama3(const RopeScaling *s, double rate) {
-    const double turns = s->original * rate / (2 * PI);         /* of this pair within the original context */
-    if (turns < s->low) return rate / s->factor;
-    if (turns > s->high) return rate;
-    const double smooth = (turns - s->low) / (s->high - s->low);
+    const double rotations = s->original * rate / (2 * PI);     /* of this pair within the original context */
+    if (rotations < s->low) return rate / s->factor;
+    if (rotations > s->high) return rate;
+    const double smooth = (rotations - s->low) / (s->high - s->low);
     return (1 - smooth) * rate / s->factor + smooth * rate;
 }
-/* The pair, not rounded, that turns so often within the original context. */
-static double pair_of_turns(const Config *c, double turns) {
-    return rotated(c) * log(c->rope.original / (turns * 2 * PI)) / (2 * log(c->rope_theta));
+/* The pair, not rounded, that rotates so often within the original context. */
+static double pair_of_rotations(const Config *c, double rotations) {
+    return rotated(c) * log(c->rope.original / (rotations * 2 * PI)) / (2 * log(c->rope_theta));
 }
 /* YaRN: the same with a ramp over the pairs' numbers. Source: Peng et al. 2023, arXiv 2309.00071. */
 static double yarn(const Config *c, double rate, int i) {
     const RopeScaling *s = &c->rope;
     const int R = rotated(c);
-    double first = pair_of_turns(c, s->high), last = pair_of_turns(c, s->low);
+    double first = pair_of_rotations(c, s->high), last = pair_of_rotations(c, s->low);
     if (!s->exact) first = floor(first), last = ceil(last);
     if (first < 0) first = 0;
     if (last > R - 1) last = R - 1;

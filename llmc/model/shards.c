@@ -53,8 +53,8 @@ void shards_wait(Model *m, int range, int way) {
 }
 void shards_keep(Model *m, int range) {
     const size_t X = m->dev->floatX_size, bytes = own_count(m, range) * X;
-    const char *whole = range_memory(m, &m->dp.weights, range);
-    m->dev->copy(own(m, m->params, range, X), whole + (size_t)comm_of(m)->rank * bytes, bytes);
+    const char *full = range_memory(m, &m->dp.weights, range);
+    m->dev->copy(own(m, m->params, range, X), full + (size_t)comm_of(m)->rank * bytes, bytes);
 }
 
 /* ---- gradients ----------------------------------------------------------------------------------------------- */
@@ -89,9 +89,9 @@ void sum_in_order(Model *m, real *sums, const real *x, size_t n) {
 }
 static void add_in_order(Model *m, int range) {
     const size_t n = own_count(m, range);
-    real *whole = range_memory(m, &m->dp.gradients, range);
+    real *full = range_memory(m, &m->dp.gradients, range);
     for (int i = 0; i < comm_of(m)->size; i++)
-        sum_in_order(m, i == comm_of(m)->rank ? own_sums(m, range) : NULL, real_at(m, whole, (size_t)i * n), n);
+        sum_in_order(m, i == comm_of(m)->rank ? own_sums(m, range) : NULL, real_at(m, full, (size_t)i * n), n);
 }
 /* A range's sums are those of the node when the next range has been sent, which took the device long enough: then it need not wait. */
 void shards_cross(Model *m, int sent) {
@@ -128,8 +128,8 @@ void shards_send(Model *m, int range) {
 const real *shards_gather_gradients(Model *m, int range) {
     Comm *c = comm_of(m);
     const size_t Re = m->dev->real_size;
-    real *whole = range_memory(m, &m->dp.gradients, range);
-    c->all_gather(c, whole, own(m, m->grads, range, Re), own_count(m, range) * Re);
+    real *full = range_memory(m, &m->dp.gradients, range);
+    c->all_gather(c, full, own(m, m->grads, range, Re), own_count(m, range) * Re);
     c->wait_all(c);
-    return whole;
+    return full;
 }

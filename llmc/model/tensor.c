@@ -28,18 +28,18 @@ static size_t rounded(size_t n, size_t unit) { return (n + unit - 1) / unit * un
 static int is_experts(const Tensor *t) { return t->rank == 3 && (t->kind == TENSOR_MLP || t->kind == TENSOR_GATE_UP); }
 /* Moves the tensors from number `first` on, a range that begins at `from`, unless that takes too much padding. */
 static void end_pieces_between_matrices(Manifest *m, size_t from, int first) {
-    size_t unit = 0, places[MOST_OF_RANGE], at = from;
+    size_t unit = 0, offsets[MOST_OF_RANGE], at = from;
     for (int i = first; i < m->count; i++)
         if (is_experts(&m->at[i])) unit = (size_t)tensor_rows(&m->at[i]) * (size_t)m->at[i].shape[2];
     if (!unit || unit % ALIGN || m->count - first > MOST_OF_RANGE) return;
     for (int i = first; i < m->count; i++) {
         if (is_experts(&m->at[i])) at = from + rounded(at - from, unit);
-        places[i - first] = at;
+        offsets[i - first] = at;
         at += rounded(m->at[i].count, ALIGN);
     }
     at = from + rounded(at - from, unit * (size_t)m->shards);
     if (at - m->total > (m->total - from) / 16) return;
-    for (int i = first; i < m->count; i++) m->at[i].offset = places[i - first];
+    for (int i = first; i < m->count; i++) m->at[i].offset = offsets[i - first];
     m->total = at;
 }
 void manifest_end_range(Manifest *m) {
@@ -63,7 +63,7 @@ void manifest_free(Manifest *m) {
     *m = (Manifest){ 0 };
 }
 
-void manifest_place_gradients(Manifest *m, const Device *dev) {
+void manifest_lay_out_gradients(Manifest *m, const Device *dev) {
     m->gradient_bytes = 0;
     for (int i = 0; i < m->count; i++) {
         Tensor *t = &m->at[i];

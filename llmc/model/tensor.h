@@ -53,7 +53,7 @@ void manifest_end_range(Manifest *m);                       /* the tensors since
 int    tensor_rows(const Tensor *t);                        /* of one of its matrices (TensorKind) */
 size_t manifest_largest(const Manifest *m);                 /* elements of the largest range */
 /* Lays out the gradients one after the other, in the order of the weights. After the dtype of each is set. */
-void manifest_place_gradients(Manifest *m, const Device *dev);
+void manifest_lay_out_gradients(Manifest *m, const Device *dev);
 void manifest_free(Manifest *m);
 
 void *gradient_of(const Tensor *t, const void *gradients);  /* its gradient in that arena */

@@ -13,12 +13,12 @@
 
 static void thread_barrier(ProcessGroup *g) {
     pthread_mutex_lock(&g->mutex);
-    const unsigned meeting = g->meetings;
+    const unsigned barrier = g->barriers;
     if (++g->arrived == g->ranks) {
         g->arrived = 0;
-        g->meetings++;
+        g->barriers++;
         pthread_cond_broadcast(&g->all_here);
-    } else while (g->meetings == meeting) pthread_cond_wait(&g->all_here, &g->mutex);
+    } else while (g->barriers == barrier) pthread_cond_wait(&g->all_here, &g->mutex);
     pthread_mutex_unlock(&g->mutex);
 }
 
@@ -129,7 +129,7 @@ static void reduce(Group *group, void *x, size_t bytes, void (*add)(void *x, con
 
 /* ---- parts of a group ---------------------------------------------------------------------------------------- */
 
-typedef struct { Group group; Group *whole; int first, step; } Part;
+typedef struct { Group group; Group *parent; int first, step; } Part;
 
 /* 1: all parts of this shape are within a process. Parts of consecutive ranks are, if each process has some whole ones. */
 static int is_within_processes(const ProcessGroup *g, const Part *part) {
@@ -140,7 +140,7 @@ static int is_within_processes(const ProcessGroup *g, const Part *part) {
 /* Else the blocks of all ranks come here, in pieces, and this part's are kept. */
 static void exchange_part(Group *group, void *all, const void *mine, size_t bytes) {
     const Part *part = (const Part *)group;
-    Rank *r = (Rank *)part->whole;
+    Rank *r = (Rank *)part->parent;
     ProcessGroup *g = r->processes;
     const size_t members = (size_t)group->size, size = (size_t)g->size;
     if (is_within_processes(g, part)) {
@@ -156,7 +156,7 @@ static void exchange_part(Group *group, void *all, const void *mine, size_t byte
     char *blocks = mem_alloc(size * (bytes < PIECE ? bytes : PIECE) + 1);
     for (size_t from = 0; from < bytes; from += PIECE) {
         const size_t n = bytes - from < PIECE ? bytes - from : PIECE;
-        part->whole->exchange(part->whole, blocks, (const char *)mine + from, n);
+        part->parent->exchange(part->parent, blocks, (const char *)mine + from, n);
         for (size_t i = 0; i < members; i++)
             memcpy((char *)all + i * bytes + from, blocks + ((size_t)part->first + i * (size_t)part->step) * n, n);
     }
@@ -172,9 +172,9 @@ static void reduce_part(Group *group, void *x, size_t bytes, void (*add)(void *x
     }
     free(blocks);
 }
-Group *group_part(Group *whole, int first, int step, int size) {
+Group *group_part(Group *parent, int first, int step, int size) {
     Part *part = mem_alloc(sizeof *part);
-    *part = (Part){ .group = { (whole->rank - first) / step, size, exchange_part, reduce_part }, .whole = whole, .first = first, .step = step };
+    *part = (Part){ .group = { (parent->rank - first) / step, size, exchange_part, reduce_part }, .parent = parent, .first = first, .step = step };
     return &part->group;
 }
 

@@ -27,7 +27,7 @@ void   group_gather(Group *group, OUT double *all, double x);               /* a
 /* Ranks first, first + step, ... as a group of their own: rank i of it is the i-th of them. The ranks are divided into such parts of
  * equal size, and every operation of a part is called by all parts at once, with the same sizes. free() it. If every part is within
  * a process, nothing is sent. */
-Group *group_part(Group *whole, int first, int step, int size);
+Group *group_part(Group *parent, int first, int step, int size);
 
 /* ---- watching: ranks that make no progress ---------------------------------------------------------------- */
 

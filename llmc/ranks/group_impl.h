@@ -39,7 +39,7 @@ struct ProcessGroup {
 
     pthread_mutex_t mutex;                  /* guards what follows, and every rank's status and comm */
     pthread_cond_t  all_here;
-    int arrived;  unsigned meetings;        /* the thread barrier: threads that have arrived, barriers completed */
+    int arrived;  unsigned barriers;        /* the thread barrier: threads that have arrived, barriers completed */
 
     pthread_t watcher;
     int    wake[2];                         /* a pipe that ends the watcher's poll */

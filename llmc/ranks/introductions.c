@@ -65,7 +65,7 @@ int introductions_poll(Introductions *s, struct pollfd *fds, double *until) {
 }
 
 /* Ends the oldest connection that has proved nothing. 0: there is none. */
-static int make_room(Introductions *s) {
+static int drop_oldest(Introductions *s) {
     for (int i = 0; i < s->count; i++)
         if (!s->at[i].refused && s->at[i].is.stage < HELLO) { forget(s, i, 1); return 1; }
     return 0;
@@ -76,11 +76,11 @@ static void accept_newcomers(Introductions *s) {
         for (int n = 0; n < ACCEPTED_AT_ONCE; n++) {
             if ((fd = net_accept(s->listener[k])) < 0) {
                 if (errno == EINTR || errno == ECONNABORTED) continue;
-                if (errno != EAGAIN && errno != EWOULDBLOCK && !make_room(s)) s->rest = now() + 0.1;
+                if (errno != EAGAIN && errno != EWOULDBLOCK && !drop_oldest(s)) s->rest = now() + 0.1;
                 break;
             }
             Newcomer new = { .fd = fd, .deadline = now() + INTRODUCTION_SECONDS };
-            if ((s->count == MOST_INTRODUCTIONS && !make_room(s)) || !random_bytes(new.is.nonce, sizeof new.is.nonce)) close(fd);
+            if ((s->count == MOST_INTRODUCTIONS && !drop_oldest(s)) || !random_bytes(new.is.nonce, sizeof new.is.nonce)) close(fd);
             else s->at[s->count++] = new;
         }
 }
@@ -110,8 +110,8 @@ typedef enum { WAITS, ENDED, ADMITTED } Progress;
 static Progress read_newcomer(Introductions *s, Newcomer *c, Admit admit, void *to) {
     unsigned char answer[PROOF_BYTES], rest[4096];
     size_t bytes;
-    for (void *place; !c->refused && (place = introduction_place(&c->is, &bytes)); ) {
-        const long n = net_read(c->fd, place, bytes);
+    for (void *buffer; !c->refused && (buffer = introduction_buffer(&c->is, &bytes)); ) {
+        const long n = net_read(c->fd, buffer, bytes);
         if (n <= 0) return n ? ENDED : WAITS;
         const size_t length = introduction_advance(&c->is, (size_t)n, s->secret, answer);
         if (c->is.stage == WRONG_SECRET) note_wrong(s, c->fd);

@@ -31,7 +31,7 @@ void proof_make(unsigned char proof[PROOF_BYTES], const char *secret, Direction 
     hmac_sha256(secret, strlen(secret), &all, sizeof all, proof);
 }
 
-void *introduction_place(Introduction *i, size_t *bytes) {
+void *introduction_buffer(Introduction *i, size_t *bytes) {
     const struct { void *at; size_t bytes; } of[] = {
         [GREETING] = { &i->greeting, sizeof i->greeting }, [PROVING] = { i->proof, sizeof i->proof },
         [HELLO] = { &i->hello, sizeof i->hello }, [SETTINGS] = { i->settings, i->hello.settings },
@@ -75,7 +75,7 @@ size_t introduction_advance(Introduction *i, size_t bytes, const char *secret, u
     if (i->stage == GREETING                                /* another program: the first wrong byte is enough */
         && memcmp(i->greeting.magic, greeting_magic, i->have < sizeof greeting_magic ? i->have : sizeof greeting_magic))
         i->stage = WRONG;
-    introduction_place(i, &missing);
+    introduction_buffer(i, &missing);
     return missing || i->stage > SETTINGS ? 0 : next_stage(i, secret, answer);
 }
 

@@ -54,7 +54,7 @@ typedef struct {
     char    *settings;                      /* free() it */
     unsigned char nonce[NONCE_BYTES], proof[PROOF_BYTES];
 } Introduction;
-void  *introduction_place(Introduction *i, size_t *bytes);          /* where the next bytes belong, and how many; 0: none are due */
+void  *introduction_buffer(Introduction *i, size_t *bytes);         /* where the next bytes belong, and how many; 0: none are due */
 /* `bytes` more have been stored there. Returns the length of the answer to be sent, which may be 0. */
 size_t introduction_advance(Introduction *i, size_t bytes, const char *secret, unsigned char answer[PROOF_BYTES]);
 

@@ -49,13 +49,13 @@ static int admit(void *to, int fd, const Greeting *greeting, const Hello *h, con
     else {
         Process *p = &g->at[greeting->process];
         Link *l = &g->link[greeting->process];
-        int *const place = greeting->watch ? &l->watch : &l->data;
+        int *const slot = greeting->watch ? &l->watch : &l->data;
         hello_name(name, h, greeting->process);
-        if (*place < 0 && (!p->pid || p->pid == h->pid)) {
+        if (*slot < 0 && (!p->pid || p->pid == h->pid)) {
             p->ranks = h->ranks;
             p->pid = h->pid;
             memcpy(p->host, h->host, sizeof p->host);
-            *place = fd;
+            *slot = fd;
             message_send(fd, MESSAGE_ADMITTED, "", 0, now());
             return 1;
         }

@@ -83,17 +83,17 @@ static void spin_less(int less) { (void)less; }
 double threads_follow_load(void) {
     enum { PERIOD = 2, CALM = 5 };                          /* seconds; calm periods before threads spin again */
     static double at, ran, waited;
-    static int busy, calm, told;
+    static int busy, calm, reported;
     double r, w;
     const double t = now(), before = at;
     if (t - at < PERIOD || !processor_seconds(&r, &w)) return 0;
-    const double more = r - ran + w - waited, share = before > 0 && more > 0 ? (w - waited) / more : 0;
+    const double more = r - ran + w - waited, fraction = before > 0 && more > 0 ? (w - waited) / more : 0;
     at = t, ran = r, waited = w;
-    calm = share < 0.05 ? calm + 1 : 0;
-    if (!busy && share > 0.2) busy = 1;
+    calm = fraction < 0.05 ? calm + 1 : 0;
+    if (!busy && fraction > 0.2) busy = 1;
     if (busy && calm >= CALM) busy = 0;
     spin_less(busy);
-    return busy && !told++ ? share : 0;
+    return busy && !reported++ ? fraction : 0;
 }
 
 /* ---- ranks --------------------------------------------------------------------------------------------------- */

@@ -10,7 +10,7 @@ void threads_settle(char **argv);
 
 /* Called now and then by one thread, on a CPU. Every two seconds it looks how long this process's threads were ready to run but had
  * no core. Above a fifth of their time other programs are using the machine: threads then wait for each other without spinning
- * (unless the user has set how), until it is calm for ten seconds. Linux with libgomp only. Returns that share when it exceeds
+ * (unless the user has set how), until it is calm for ten seconds. Linux with libgomp only. Returns that fraction when it exceeds
  * a fifth for the first time, else 0. Results do not change. */
 double threads_follow_load(void);
 

@@ -83,9 +83,9 @@ static void add_answer(Conversation *v, const Generator *g, int n) {
 int converse_say(Conversation *v, Generator *g, const char *text, size_t bytes, int limit, Error *e) {
     Stream *o = &g->stream[0];
     int *ids = NULL;
-    const int room = g->capacity / 4 < 64 ? g->capacity / 4 : 64;               /* for an answer */
+    const int reserve = g->capacity / 4 < 64 ? g->capacity / 4 : 64;            /* for an answer */
     add(v, CHAT_USER, text, bytes);
-    const int n = (int)encode(v, o->style->tokenizer, g->capacity - (room > 1 ? room : 1), &ids, e);
+    const int n = (int)encode(v, o->style->tokenizer, g->capacity - (reserve > 1 ? reserve : 1), &ids, e);
     if (n <= 0) {
         drop(v, v->count - 1);
         free(ids);

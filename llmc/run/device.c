@@ -8,15 +8,15 @@
 
 /* A launcher may show every process all GPUs of the machine, or only its own: first wraps around. */
 static void complete(const Device *d, LocalDevices *s) {
-    const int visible = d->count(), locals = s->locals > 1 ? s->locals : 1, asked = s->count;
+    const int visible = d->count(), locals = s->locals > 1 ? s->locals : 1, requested = s->count;
     if (!s->count) s->count = d->is_gpu && visible > locals ? visible / locals : 1;
     s->first = d->is_gpu && visible > 0 ? s->local * s->count % visible : 0;
     if (d->is_gpu && visible > 0 && s->first + s->count > visible)
-        fail(EXIT_USAGE, "-ng %d: this process sees %d GPU%s", asked, visible, visible == 1 ? "" : "s");
+        fail(EXIT_USAGE, "-ng %d: this process sees %d GPU%s", requested, visible, visible == 1 ? "" : "s");
 }
 
 const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[256]) {
-    const LocalDevices asked = *local;
+    const LocalDevices requested = *local;
     const int automatic = !strcmp(name, "auto");
     int gpus = 0;
     const Device *d;
@@ -24,7 +24,7 @@ const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[
     *why_cpu = 0;
     for (int i = 0; (d = device_list(i)); i++) {
         const int wanted = automatic || !strcmp(name, d->is_gpu ? "cuda" : "cpu") || !strcmp(name, d->name);
-        *local = asked;
+        *local = requested;
         if (wanted) complete(d, local);
         const char *why = wanted ? d->open(local->first) : NULL;
         if (wanted && !why) break;

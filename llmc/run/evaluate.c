@@ -25,7 +25,7 @@ int evaluate_answer(const Question *q, const double *logp, Measure by) {
     int best = 0;
     double most = -INFINITY;
     for (int k = 0; k < q->choices; k++) {
-        const int size = by == PER_TOKEN ? q->choice[k].asked : by == PER_CHARACTER ? q->choice[k].characters : 1;
+        const int size = by == PER_TOKEN ? q->choice[k].scored : by == PER_CHARACTER ? q->choice[k].characters : 1;
         const double score = logp[k] / (size > 0 ? size : 1);
         if (score > most) most = score, best = k;
     }
@@ -68,7 +68,7 @@ static int run_batch(Model *m, const Sequence *s, int n, double *logp, Error *e)
     for (int b = 0; b < n; b++) {
         const Candidate *c = s[b].choice;
         double sum = 0;
-        for (int i = c->count - 1 - c->asked; i < c->count - 1; i++) sum -= loss[(size_t)b * T + (size_t)i];
+        for (int i = c->count - 1 - c->scored; i < c->count - 1; i++) sum -= loss[(size_t)b * T + (size_t)i];
         logp[s[b].index] = sum;
         ok &= isfinite(sum) != 0;
     }
@@ -85,7 +85,7 @@ static int add_details(FileWriter *to, const Question *q, const double *logp, Er
         text_add_real(&line, logp[k]);
     }
     text_add_string(&line, "], \"tokens\": [");
-    for (int k = 0; k < q->choices; k++) text_add(&line, k ? ", %d" : "%d", q->choice[k].asked);
+    for (int k = 0; k < q->choices; k++) text_add(&line, k ? ", %d" : "%d", q->choice[k].scored);
     text_add_string(&line, "], \"characters\": [");
     for (int k = 0; k < q->choices; k++) text_add(&line, k ? ", %d" : "%d", q->choice[k].characters);
     text_add_string(&line, "]}\n");

@@ -41,9 +41,9 @@ const char *option_value_removed(const Option *o, const char *value) {
 }
 
 /* Checks and stores a value. text: as the user or a file wrote it; v: its number, if is_number. NaN fails every range. */
-static int accept(const Option *o, void *settings, const char *text, int is_number, int is_whole, double v, Error *e) {
+static int accept(const Option *o, void *settings, const char *text, int is_number, int is_integer, double v, Error *e) {
     void *field = (char *)settings + o->field;
-    const int whole = o->kind != OPTION_FLOAT;
+    const int integer = o->kind != OPTION_FLOAT;
     if (is_text(o)) {
         const int choice = chosen(o->choices, text);
         const char *instead = option_value_removed(o, text);
@@ -54,9 +54,9 @@ static int accept(const Option *o, void *settings, const char *text, int is_numb
         else *(const char **)field = text;
         return 1;
     }
-    if (!is_number || (whole && !is_whole) || !(v >= o->low && v <= o->high))
+    if (!is_number || (integer && !is_integer) || !(v >= o->low && v <= o->high))
         return error_set(e, "-%s %.200s: expected %s%s%s from %.10g to %.10g (--%s: %s)", o->letter, text, o->choices ? o->choices : "",
-                         o->choices ? ", or " : "", whole ? "a whole number" : "a number", o->choices ? o->low + 1 : o->low, o->high,
+                         o->choices ? ", or " : "", integer ? "a whole number" : "a number", o->choices ? o->low + 1 : o->low, o->high,
                          o->name, o->help);
     if (o->kind == OPTION_INT)  *(int *)field = (int)v;
     if (o->kind == OPTION_LONG) *(int64_t *)field = (int64_t)v;      /* exact: ranges end below 2^53 */

@@ -34,7 +34,7 @@ enum {
     TEXT_BYTES = 4000                   /* of one string */
 };
 static const double LARGEST = 1e30, LAST_STEP = 1e15;   /* larger values are treated as damage; sums of the rest are finite */
-static const double EVERY = 3, SHARE = 0.005;   /* seconds from one page to the next at least; largest part of the time spent on pages */
+static const double EVERY = 3, FRACTION = 0.005;  /* seconds from one page to the next at least; largest part of the time spent on pages */
 
 /* ---- what is drawn of a run ------------------------------------------------------------------------------------- */
 
@@ -546,7 +546,7 @@ int report_update(Report *r, int live, Error *e) {
         ok = file_write(r->html, page.at, page.length, e);
         free(page.at);
     }
-    r->every = fmax(EVERY, (now() - start) / SHARE);
+    r->every = fmax(EVERY, (now() - start) / FRACTION);
     r->next = now() + r->every;
     return ok;
 }

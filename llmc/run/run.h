@@ -35,7 +35,7 @@ typedef struct {
     Log           log;
     Report       *report;               /* of rank 0 */
     char        **arguments;            /* the command line, then NULL */
-    Replay        replay_micro[PHASES], replay_update[MUON_PERIODS];    /* of a micro-batch in each phase, and of the update of each turn */
+    Replay        replay_micro[PHASES], replay_update[MUON_PERIODS];    /* of a micro-batch in each phase, and of the update of each slice */
     int           records;              /* 1: steps are recorded and replayed */
     Checkpoint   *from;                 /* the checkpoint that is resumed, or NULL */
     int           node;                 /* ranks of a node, or all (-zn) */

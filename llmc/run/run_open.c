@@ -29,7 +29,7 @@ static void restore_settings_from_log(Run *r) {
     free(path);
 }
 
-/* Are the members of run.json that this room reads usable? */
+/* Are the members of run.json that this folder reads usable? */
 static int usable(const JsonValue *run, Error *e) {
     Progress p;
     Settings s = { 0 };
@@ -207,25 +207,25 @@ static void describe_config(const Settings *s, Config *c) {
  * means that model, even if the defaults of a descriptor's fields have changed since. */
 static void resume_config(Run *r, int given) {
     Error e;
-    Config *c = &r->config, asked;
+    Config *c = &r->config, requested;
     const char *path = checkpoint_path(r->from);
     *c = checkpoint_config(r->from);
     if (settings_given(&r->s, "up")) fail(EXIT_USAGE, "-up makes the model of a new run; %s has its model, and goes on without", path);
     if (!given) return;
     const JsonValue *word = json_get(checkpoint_options(r->from), "model");
     const int same = json_is(word, JSON_STRING) && !strcmp(word->is.string, r->s.model);
-    asked = *c;
+    requested = *c;
     if (is_folder(r->s.model)) {
         if (same) return;
-        if (!hf_load_config(r->s.model, &asked, &e) || (*r->s.upcycle && asked.experts == 1 && !family_upcycle(&asked, r->s.upcycle, &e)))
+        if (!hf_load_config(r->s.model, &requested, &e) || (*r->s.upcycle && requested.experts == 1 && !family_upcycle(&requested, r->s.upcycle, &e)))
             fail_with(&e, EXIT_INPUT);
-    } else if (same) describe_kinds(&r->s, &asked);
-    else describe_config(&r->s, &asked);
-    asked.vocab = c->vocab;
-    asked.padding = c->padding;
-    asked.choice_bias = c->choice_bias;
-    asked.context = c->context;
-    if (!config_same(c, &asked, &e))
+    } else if (same) describe_kinds(&r->s, &requested);
+    else describe_config(&r->s, &requested);
+    requested.vocab = c->vocab;
+    requested.padding = c->padding;
+    requested.choice_bias = c->choice_bias;
+    requested.context = c->context;
+    if (!config_same(c, &requested, &e))
         fail(EXIT_CHECKPOINT, "%s is another model than -e %s: %s", path, r->s.model, e.text);
 }
 

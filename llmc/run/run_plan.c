@@ -195,15 +195,15 @@ static char *would_fit(const Run *r, size_t capacity) {
     const int could = r->s.recompute == 0 || r->s.recompute == 1;           /* more may be recomputed than is */
     Economy now = as_set(r);
     now.automatic = r->s.recompute < 0;
-    Economy few = now, lean = now, again = now, both = now, shards = now, all = now;
-    do few.batch = smaller_batch(r, few.batch); while (few.batch > 1 && memory_with(r, few, capacity, NULL) > capacity);
+    Economy small_batch = now, lean = now, again = now, both = now, shards = now, all = now;
+    do small_batch.batch = smaller_batch(r, small_batch.batch); while (small_batch.batch > 1 && memory_with(r, small_batch, capacity, NULL) > capacity);
     lean.master = both.master = 0, lean.moments = both.moments = FLOATX;
     again.automatic = both.automatic = all.automatic = 1;
     shards.level = all.level = MOST_SHARDED, shards.shards = all.shards = r->parallel.ranks;
     char smaller[96];
-    snprintf(smaller, sizeof smaller, "-b %d (with -d %lld the step stays the same)", few.batch, (long long)tokens_per_step(r));
+    snprintf(smaller, sizeof smaller, "-b %d (with -d %lld the step stays the same)", small_batch.batch, (long long)tokens_per_step(r));
     struct { const char *options; Economy with; int again; size_t bytes; } remedy[REMEDIES] = {
-        { "-mw 0 -mo bf16", lean, 0, 0 }, { "-r auto", again, 1, 0 }, { "-r auto -mw 0 -mo bf16", both, 1, 0 }, { smaller, few, 0, 0 },
+        { "-mw 0 -mo bf16", lean, 0, 0 }, { "-r auto", again, 1, 0 }, { "-r auto -mw 0 -mo bf16", both, 1, 0 }, { smaller, small_batch, 0, 0 },
         { r->node < r->parallel.ranks ? "-z 3 -zn 0" : "-z 3", shards, 0, 0 },
         { r->node < r->parallel.ranks ? "-z 3 -zn 0 -r auto" : "-z 3 -r auto", all, 1, 0 } };
     for (int i = 0; i < REMEDIES; i++) {
@@ -265,9 +265,9 @@ static void print_levels(const Run *r) {
 static size_t ranks_here(const Run *r) { return (size_t)(r->local_devices.count * (r->launch.locals > 0 ? r->launch.locals : 1)); }
 void run_plan_saves(Run *r) {
     Saver *s = saver_open(&r->model, &r->optimizer);
-    const size_t room = saver_room(s), host = device_find("cpu-f32")->memory(), each = room + (r->dev->is_gpu ? 0 : r->model.arena.total);
+    const size_t copy_bytes = saver_copy_bytes(s), host = device_find("cpu-f32")->memory(), each = copy_bytes + (r->dev->is_gpu ? 0 : r->model.arena.total);
     saver_close(s);
-    r->saves.room = !*r->s.gpu_memory && host && each * ranks_here(r) > host / 4 * 3 ? 0 : room;
+    r->saves.copy_bytes = !*r->s.gpu_memory && host && each * ranks_here(r) > host / 4 * 3 ? 0 : copy_bytes;
 }
 /* What is recomputed; in a plan that is only printed, also what could be. */
 static void print_recompute(const Run *r, int plans) {
@@ -295,8 +295,8 @@ static void print_fit(const Run *r) {
         free(hint);
     }
     putchar('\n');
-    if (r->saves.room)
-        printf("|   a copy for saves, host      | %10.2f MB%s: steps wait for the copy only\n", (double)r->saves.room / 1e6,
+    if (r->saves.copy_bytes)
+        printf("|   a copy for saves, host      | %10.2f MB%s: steps wait for the copy only\n", (double)r->saves.copy_bytes / 1e6,
                *r->s.gpu_memory ? ", if it has them for each rank" : "");
     else puts("|   a copy for saves, host      |       none: it would leave too little memory, so steps wait for saves");
 }

@@ -52,7 +52,7 @@ void run_allocate(Run *r) {
     r->model.z_coef = s->z;
     r->model.forced = s->forced;
     const Snapshot what = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer, .origin = r->origin };
-    saves_open(&r->saves, s, &r->progress, &r->log, &r->parallel, what, r->saves.room);
+    saves_open(&r->saves, s, &r->progress, &r->log, &r->parallel, what, r->saves.copy_bytes);
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
     r->positions = mem_alloc(N * sizeof *r->positions);

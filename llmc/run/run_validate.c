@@ -64,7 +64,7 @@ static void add_loads(const Model *m, int *load) {
     free(batch);
 }
 
-/* Sums the losses, the targets and the loads over this rank's share of the validation batches. Of sharded weights all ranks gather every
+/* Sums the losses, the targets and the loads over this rank's part of the validation batches. Of sharded weights all ranks gather every
  * range for each round of batches, also those that have no batch left. 0: a request to stop came before the end. */
 static int validation_sums(Run *r, double *total, double *count, int *load) {
     const Settings *s = &r->s;

@@ -5,14 +5,14 @@
 
 static int leads(const Saves *v) { return v->parallel->rank == 0; }
 
-void saves_open(Saves *v, const Settings *s, Progress *p, Log *log, const Parallel *parallel, Snapshot what, size_t room) {
+void saves_open(Saves *v, const Settings *s, Progress *p, Log *log, const Parallel *parallel, Snapshot what, size_t copy_bytes) {
     *v = (Saves){ .s = s, .p = p, .log = log, .parallel = parallel, .what = what, .saver = saver_open(what.model, what.optimizer),
-                  .room = room, .saved_step = -1, .saved = SAVED_ALL, .lost_best = -1 };
-    if (!group_min(parallel->group, room > 0)) {
-        if (leads(v) && room) warn("the host of another rank has no room for a copy of what is saved: steps wait for saves");
-        v->room = 0;
+                  .copy_bytes = copy_bytes, .saved_step = -1, .saved = SAVED_ALL, .lost_best = -1 };
+    if (!group_min(parallel->group, copy_bytes > 0)) {
+        if (leads(v) && copy_bytes) warn("the host of another rank has no room for a copy of what is saved: steps wait for saves");
+        v->copy_bytes = 0;
     }
-    if (v->room) saver_make_room(v->saver);
+    if (v->copy_bytes) saver_make_buffer(v->saver);
 }
 
 void saves_newest(const char *out, char text[64]) {
@@ -22,13 +22,13 @@ void saves_newest(const char *out, char text[64]) {
 }
 
 /* Saves before the memory for a copy is there make none. */
-static void use_room(Saves *v) {
-    if (!v->room || v->copies) return;
-    const RoomState state = saver_use_room(v->saver, 0);
-    v->copies = state == ROOM_READY;
-    if (state == ROOM_NONE) {
-        if (leads(v)) warn("the host does not have %.1f MB for a copy of what is saved: steps wait for saves", (double)v->room / 1e6);
-        v->room = 0;
+static void use_buffer(Saves *v) {
+    if (!v->copy_bytes || v->copies) return;
+    const BufferState state = saver_use_buffer(v->saver, 0);
+    v->copies = state == BUFFER_READY;
+    if (state == BUFFER_NONE) {
+        if (leads(v)) warn("the host does not have %.1f MB for a copy of what is saved: steps wait for saves", (double)v->copy_bytes / 1e6);
+        v->copy_bytes = 0;
     }
 }
 static void say_lost(const Saves *v, int64_t step, const char *why, const char *then) {
@@ -68,7 +68,7 @@ int saves_best(Saves *v, Best before) {
     Error e;
     if (!v->s->keep_best) return 1;
     if (v->p->step == v->s->steps) return v->best_is_last = 1;
-    use_room(v);
+    use_buffer(v);
     if (!v->copies || v->under_way) return save_best(v);
     v->best_before = before;
     v->step = v->what.step = v->p->step;
@@ -138,15 +138,15 @@ uint64_t saves_fingerprint(Saves *v) {
     enum { SOME = 1 << 22 };
     const Model *m = v->what.model;
     const size_t size = m->dev->floatX_size;
-    const char *whole = NULL;
+    const char *full = NULL;
     uint64_t h = 0;
     if (v->has_fingerprint) return v->fingerprint;
     char *some = mem_alloc(SOME * size);
     parallel_wait_all_weights(m);
     for (int i = 0, range = -1; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
-        if (t->range != range) whole = parallel_whole_weights(m, range = t->range);
-        const char *weights = whole + (t->offset - m->manifest.ranges[range].offset) * size;
+        if (t->range != range) full = parallel_full_weights(m, range = t->range);
+        const char *weights = full + (t->offset - m->manifest.ranges[range].offset) * size;
         h = hash_begin(h);
         for (size_t from = 0, n; from < t->count && leads(v); from += n) {
             n = t->count - from < SOME ? t->count - from : SOME;
@@ -165,7 +165,7 @@ void saves_begin(Saves *v, int timed, int waits) {
     Progress *p = v->p;
     Text progress = { 0 };
     saves_follow(v, 1);
-    use_room(v);
+    use_buffer(v);
     v->at = now();
     v->step = v->what.step = p->step;
     v->timed = timed;

@@ -15,7 +15,7 @@ typedef struct {
     const Parallel *parallel;
     Snapshot  what;                     /* of the run; step and progress are set by each save */
     Saver    *saver;
-    size_t    room;                     /* bytes of the host's memory for a copy of what a rank saves; 0: there are none, and steps wait */
+    size_t    copy_bytes;               /* bytes of the host's memory for a copy of what a rank saves; 0: there are none, and steps wait */
     int       copies;                   /* 1: saves make a copy */
     enum { NO_SAVE, SAVES_STATE, SAVES_BEST } under_way;
     int       timed;                    /* 1: it was asked for by the clock, and may fail without consequences */
@@ -32,8 +32,8 @@ typedef struct {
     uint64_t  fingerprint;              /* of the weights of the last step */
 } Saves;
 
-/* room: as in the struct, of this rank. */
-void saves_open(Saves *v, const Settings *s, Progress *p, Log *log, const Parallel *parallel, Snapshot what, size_t room);
+/* copy_bytes: as in the struct, of this rank. */
+void saves_open(Saves *v, const Settings *s, Progress *p, Log *log, const Parallel *parallel, Snapshot what, size_t copy_bytes);
 int  saves_due(const Saves *v);         /* 1: rank 0's clock asks for a checkpoint (-nt) */
 /* A checkpoint of this step. It is written while training goes on (checkpoint.h), unless this waits. */
 void saves_begin(Saves *v, int timed, int waits);

@@ -111,10 +111,10 @@ char *stop_string(const char *text) {
 char *prompt_read(const char *prompt, size_t *bytes) {
     Error e;
     Text text = { 0 };
-    char part[4096], *whole;
+    char part[4096], *full;
     if (*prompt == '@') {
-        if (!(whole = file_read(prompt + 1, bytes, &e))) fail(EXIT_INPUT, "-i %s: %s", prompt, e.text);
-        return whole;
+        if (!(full = file_read(prompt + 1, bytes, &e))) fail(EXIT_INPUT, "-i %s: %s", prompt, e.text);
+        return full;
     }
     text_add_bytes(&text, "", 0);
     if (strcmp(prompt, "-")) text_add_string(&text, prompt);

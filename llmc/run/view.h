@@ -1,5 +1,5 @@
 /* view.h: which expert reads which token. The choices of one layer's routers are counted while the model reads tokens, and
- * shown: each expert's share of the tokens, its most characteristic tokens (highest KL contribution), and a color per expert
+ * shown: each expert's fraction of the tokens, its most characteristic tokens (highest KL contribution), and a color per expert
  * for the text. Or the choices of all layers are recorded, token by token.
  *
  * In inference all layers use the same buffers, so the next layer overwrites a layer's choices. Watched layers therefore

@@ -25,12 +25,12 @@ typedef struct {                        /* what a request sets; prompt NULL: it 
     int     tokens, top_k;
     float   temperature, top_p, min_p;
     int64_t seed;
-} Ask;
-static const struct { const char *letter; size_t field; } asked[] = {
-    { "i", offsetof(Ask, prompt) }, { "n", offsetof(Ask, tokens) }, { "t", offsetof(Ask, temperature) }, { "p", offsetof(Ask, top_p) },
-    { "mp", offsetof(Ask, min_p) }, { "k", offsetof(Ask, top_k) }, { "s", offsetof(Ask, seed) }, { "st", offsetof(Ask, stop) },
+} Query;
+static const struct { const char *letter; size_t field; } query_options[] = {
+    { "i", offsetof(Query, prompt) }, { "n", offsetof(Query, tokens) }, { "t", offsetof(Query, temperature) }, { "p", offsetof(Query, top_p) },
+    { "mp", offsetof(Query, min_p) }, { "k", offsetof(Query, top_k) }, { "s", offsetof(Query, seed) }, { "st", offsetof(Query, stop) },
 };
-enum { ASKED = sizeof asked / sizeof *asked };
+enum { QUERY_OPTIONS = sizeof query_options / sizeof *query_options };
 
 typedef struct { Generator *g; TextStyle style; char *stop; int busy; } Slot;
 
@@ -42,12 +42,12 @@ typedef struct {
     Text   in, out;
     size_t sent;                        /* bytes of out */
     /* of a generation */
-    Ask    ask;
-    Json  *json;                        /* holds the texts of ask */
+    Query    query;
+    Json  *json;                        /* holds the texts of query */
     int   *ids, count;                  /* the prompt, until it is read */
     size_t dropped;
     int64_t order, left;                /* in which it came; tokens to generate */
-    int    told;                        /* the place in the queue that the client knows of */
+    int    published;                   /* the position in the queue that the client knows of */
     double start;
     Slot  *slot;
 } Client;
@@ -99,30 +99,30 @@ static void send_event(Client *c, Text *event) {
 static const void *setting(const Server *s, const Option *o) { return (const char *)s->w->options.settings + o->field; }
 
 /* What the command line says. */
-static Ask ask_default(const Server *s) {
-    Ask ask;
-    for (int i = 0; i < ASKED; i++) {
-        const Option *o = option_row(s->w->options, asked[i].letter);
-        memcpy((char *)&ask + asked[i].field, setting(s, o), o->kind == OPTION_TEXT ? sizeof(char *) : o->kind == OPTION_LONG
+static Query query_default(const Server *s) {
+    Query query;
+    for (int i = 0; i < QUERY_OPTIONS; i++) {
+        const Option *o = option_row(s->w->options, query_options[i].letter);
+        memcpy((char *)&query + query_options[i].field, setting(s, o), o->kind == OPTION_TEXT ? sizeof(char *) : o->kind == OPTION_LONG
                ? sizeof(int64_t) : o->kind == OPTION_INT ? sizeof(int) : sizeof(float));
     }
-    ask.prompt = "";
-    if (ask.tokens < 0) ask.tokens = 0;
-    return ask;
+    query.prompt = "";
+    if (query.tokens < 0) query.tokens = 0;
+    return query;
 }
-static int ask_read(const Server *s, const JsonValue *body, Ask *ask, Error *e) {
+static int query_read(const Server *s, const JsonValue *body, Query *query, Error *e) {
     if (!json_is(body, JSON_OBJECT)) return error_set(e, "expected a JSON object");
-    *ask = ask_default(s);
+    *query = query_default(s);
     for (const JsonValue *v = json_first(body); v; v = v->next) {
         int i = 0;
         if (!strcmp(v->key, "messages")) continue;
-        while (i < ASKED && strcmp(option_row(s->w->options, asked[i].letter)->name, v->key)) i++;
-        if (i == ASKED) return error_set(e, "%.100s: no such option", v->key);
-        Option own = *option_row(s->w->options, asked[i].letter);
-        own.field = asked[i].field;
-        if (!option_read(&own, ask, v, e)) return 0;
+        while (i < QUERY_OPTIONS && strcmp(option_row(s->w->options, query_options[i].letter)->name, v->key)) i++;
+        if (i == QUERY_OPTIONS) return error_set(e, "%.100s: no such option", v->key);
+        Option own = *option_row(s->w->options, query_options[i].letter);
+        own.field = query_options[i].field;
+        if (!option_read(&own, query, v, e)) return 0;
     }
-    if (ask->tokens < 0 || ask->tokens > TOKENS) return error_set(e, "tokens: expected 0 (until the context is full) to %d", TOKENS);
+    if (query->tokens < 0 || query->tokens > TOKENS) return error_set(e, "tokens: expected 0 (until the context is full) to %d", TOKENS);
     return 1;
 }
 
@@ -148,18 +148,18 @@ static int conversation_read(const Server *s, Client *c, const JsonValue *list, 
     if (tokens < 0) return 0;
     c->dropped = all > tokens ? (size_t)(all - tokens) : 0;
     *count = (size_t)tokens;
-    c->ask.prompt = NULL;
+    c->query.prompt = NULL;
     return 1;
 }
 static int prompt_read_ids(const Server *s, Client *c, size_t *count, Error *e) {
     const JsonValue *messages = json_get(json_root(c->json), "messages");
-    if (messages && *c->ask.prompt) return error_set(e, "expected prompt or messages, not both");
+    if (messages && *c->query.prompt) return error_set(e, "expected prompt or messages, not both");
     return messages ? conversation_read(s, c, messages, count, e)
-                    : prompt_tokens(s->w->tokenizer, s->vocab, c->ask.prompt, strlen(c->ask.prompt), 1, &c->ids, count, e);
+                    : prompt_tokens(s->w->tokenizer, s->vocab, c->query.prompt, strlen(c->query.prompt), 1, &c->ids, count, e);
 }
 
 /* A generation waits from now on. */
-static void generation_ask(Server *s, Client *c, const HttpRequest *r) {
+static void generation_queue(Server *s, Client *c, const HttpRequest *r) {
     Error e;
     const Generator *g = s->slot[0].g;
     size_t count;
@@ -168,7 +168,7 @@ static void generation_ask(Server *s, Client *c, const HttpRequest *r) {
     for (const Client *o = s->client; o < s->client + CLIENTS; o++) waiting += o->state == WAITING;
     if (waiting == QUEUE) { refuse(c, 503, "too many wait already: try again later"); return; }
     c->json = json_parse(c->in.at + r->head, r->body, &e);
-    if (!c->json || !ask_read(s, json_root(c->json), &c->ask, &e) || !prompt_read_ids(s, c, &count, &e)) {
+    if (!c->json || !query_read(s, json_root(c->json), &c->query, &e) || !prompt_read_ids(s, c, &count, &e)) {
         refuse(c, 400, e.text);
         return;
     }
@@ -176,11 +176,11 @@ static void generation_ask(Server *s, Client *c, const HttpRequest *r) {
     memmove(c->ids, c->ids + beyond, (count - beyond) * sizeof *c->ids);
     c->dropped += beyond;
     c->count = (int)(count - beyond);
-    c->left = c->ask.tokens ? c->ask.tokens : g->capacity - c->count;
-    if (c->ask.seed < 0 && random_bytes(&draw, sizeof draw)) c->ask.seed = (int64_t)(draw % 1000000000);
-    if (c->ask.seed < 0) c->ask.seed = s->requests;
+    c->left = c->query.tokens ? c->query.tokens : g->capacity - c->count;
+    if (c->query.seed < 0 && random_bytes(&draw, sizeof draw)) c->query.seed = (int64_t)(draw % 1000000000);
+    if (c->query.seed < 0) c->query.seed = s->requests;
     c->order = s->requests++;
-    c->told = -1;
+    c->published = -1;
     c->state = WAITING;
     c->since = now();
     http_answer(&c->out, 200, "application/x-ndjson", -1, "");
@@ -221,7 +221,7 @@ static void request_answer(Server *s, Client *c, const HttpRequest *r) {
     else if (http_is(r->path, "/model") && get) answer(c, 200, "application/json", &s->model, "");
     else if (http_is(r->path, "/generate") && post) {
         if (r->type.bytes < 16 || !http_is_name((HttpText){ r->type.at, 16 }, "application/json")) refuse(c, 415, "expected the header Content-Type: application/json");
-        else generation_ask(s, c, r);
+        else generation_queue(s, c, r);
     } else if (http_is(r->path, "/") || http_is(r->path, "/model") || http_is(r->path, "/generate")) refuse(c, 405, "not this method");
     else refuse(c, 404, "there is nothing here");
 }
@@ -261,14 +261,14 @@ static void client_check_time(Client *c) {
 
 /* ---- generations ------------------------------------------------------------------------------------------------------ */
 
-static void queue_tell(Server *s) {
+static void queue_publish(Server *s) {
     for (Client *c = s->client; c < s->client + CLIENTS; c++) {
-        int place = 0;
+        int position = 0;
         if (c->state != WAITING) continue;
-        for (const Client *o = s->client; o < s->client + CLIENTS; o++) place += o->state == WAITING && o->order < c->order;
-        if (place == c->told) continue;
+        for (const Client *o = s->client; o < s->client + CLIENTS; o++) position += o->state == WAITING && o->order < c->order;
+        if (position == c->published) continue;
         Text event = { 0 };
-        text_add(&event, "{\"queue\": %d", c->told = place);
+        text_add(&event, "{\"queue\": %d", c->published = position);
         send_event(c, &event);
     }
 }
@@ -277,22 +277,22 @@ static void queue_tell(Server *s) {
 static void generation_begin(const Server *s, Slot *slot, Client *c) {
     Generator *g = slot->g;
     g->end_tokens = s->ends;
-    if (!c->ask.prompt) {
+    if (!c->query.prompt) {
         const Conversation v = { .chat = *s->w->chat };
         const char *end = converse_end(&v, s->w->tokenizer, g->end_token, &g->end_tokens);
-        if (!*c->ask.stop) c->ask.stop = end;
+        if (!*c->query.stop) c->query.stop = end;
     }
     free(slot->stop);
-    slot->style.stop = slot->stop = stop_string(c->ask.stop);
-    g->sampler = (Sampler){ .temperature = c->ask.temperature, .top_p = c->ask.top_p, .min_p = c->ask.min_p, .top_k = c->ask.top_k };
-    g->seed = (uint64_t)c->ask.seed;
+    slot->style.stop = slot->stop = stop_string(c->query.stop);
+    g->sampler = (Sampler){ .temperature = c->query.temperature, .top_p = c->query.top_p, .min_p = c->query.min_p, .top_k = c->query.top_k };
+    g->seed = (uint64_t)c->query.seed;
     generator_restart(g);
     slot->busy = 1;
     c->slot = slot;
     c->state = GENERATING;
     c->start = now();
     Text event = { 0 };
-    text_add(&event, "{\"seed\": %lld, \"prompt_tokens\": %d, \"dropped\": %zu", (long long)c->ask.seed, c->count, c->dropped);
+    text_add(&event, "{\"seed\": %lld, \"prompt_tokens\": %d, \"dropped\": %zu", (long long)c->query.seed, c->count, c->dropped);
     send_event(c, &event);
 }
 static void generations_begin(Server *s) {
@@ -349,10 +349,10 @@ static void generation_end(const Server *s, Client *c, const char *why) {
     c->slot = NULL;
     c->state = SENDING;
 }
-static void generation_turn(const Server *s, Client *c) {
+static void generation_slice(const Server *s, Client *c) {
     Generator *g = c->slot->g;
     const int most = g->dev->is_gpu && !g->view.main ? AHEAD : 1;
-    if (c->ids) generator_read(g, c->ids, c->count, c->ask.prompt, c->ask.prompt ? strlen(c->ask.prompt) : 0);
+    if (c->ids) generator_read(g, c->ids, c->count, c->query.prompt, c->query.prompt ? strlen(c->query.prompt) : 0);
     else {
         const int n = c->left < most ? (int)c->left : most;
         generator_write(g, n, 1);
@@ -360,7 +360,7 @@ static void generation_turn(const Server *s, Client *c) {
     }
     free(c->ids);
     c->ids = NULL;
-    const char *why = g->stream[0].ended ? "stop" : !c->left ? c->ask.tokens ? "length" : "context"
+    const char *why = g->stream[0].ended ? "stop" : !c->left ? c->query.tokens ? "length" : "context"
                     : now() - c->start > LONGEST ? "time" : NULL;
     text_send(c, why != NULL);
     if (why) generation_end(s, c, why);
@@ -408,8 +408,8 @@ static void server_run(Server *s) {
     while (!*s->w->g->interrupted) {
         server_poll(s);
         generations_begin(s);
-        queue_tell(s);
-        for (Client *c = s->client; c < s->client + CLIENTS; c++) if (can_go_on(c)) generation_turn(s, c);
+        queue_publish(s);
+        for (Client *c = s->client; c < s->client + CLIENTS; c++) if (can_go_on(c)) generation_slice(s, c);
     }
     for (Client *c = s->client; c < s->client + CLIENTS; c++) if (c->state != CLOSED) client_close(c);
 }
@@ -471,9 +471,9 @@ static void model_write(Server *s) {
         text_add(t, "%s{\"layer\": %d, \"name\": \"%s\", \"experts\": %d, \"chosen\": %d}", o == g->view.lens ? "" : ", ", o->layer, o->name,
                  o->route->E, o->route->K);
     text_add_string(t, "], \"options\": [");
-    for (int i = 1; i < ASKED; i++) {
+    for (int i = 1; i < QUERY_OPTIONS; i++) {
         if (i > 1) text_add_string(t, ", ");
-        option_write(s, t, asked[i].letter);
+        option_write(s, t, query_options[i].letter);
     }
     text_add_string(t, "]}\n");
 }

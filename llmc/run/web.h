@@ -13,7 +13,7 @@
  *     {"text": "The", "token": 3, "experts": [4, 1]}     of token 3 of prompt and text, whose experts are those of all routers of
  *                                                        /model in order; a token may come in several parts, or some together
  *     {"end": "stop", "tokens": 256, "seconds": 1.5}     or "length", "context", "time"
- * A client that closes its connection ends its generation. Two are generated at a time, in turns of a token each (a few on a GPU that
+ * A client that closes its connection ends its generation. Two are generated at a time, in slices of a token each (a few on a GPU that
  * need not report experts), each with a cache of its own; others wait in the order in which they came. The same request with the same
  * seed gives the same text, which is that of infer_moe -i.
  *

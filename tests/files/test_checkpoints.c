@@ -279,10 +279,10 @@ static void sums(void) {
           (unsigned long long)hash_bytes(0, "mixture of experts", 18),
           (unsigned long long)hash_bytes(5, text, 100));
     int distinct = 1;
-    const uint64_t whole = hash_bytes(0, text, 100);
+    const uint64_t full = hash_bytes(0, text, 100);
     for (int bit = 0; bit < 800; bit++) {
         text[bit / 8] = (char)(text[bit / 8] ^ 1 << bit % 8);
-        distinct &= hash_bytes(0, text, 100) != whole;
+        distinct &= hash_bytes(0, text, 100) != full;
         text[bit / 8] = (char)(text[bit / 8] ^ 1 << bit % 8);
     }
     check(distinct, "every flipped bit changes the fingerprint");

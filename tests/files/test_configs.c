@@ -223,12 +223,12 @@ static void default_configs(void) {
     int families = 0, accepted = 0;
     check(json != NULL, "defaults.json: %s", e.text);
     for (const JsonValue *f = json ? json_first(json_root(json)) : NULL; f; f = f->next, families++) {
-        Config whole, without;
-        const int read = config_from_json(&whole, f, &e);
+        Config full, without;
+        const int read = config_from_json(&full, f, &e);
         check(read, "%s with its own defaults is read: %s", f->key, e.text);
-        if (read) same_when_written(&whole, f->key);
-        if (read && whole.kv_rank) {
-            Config stretched = whole;
+        if (read) same_when_written(&full, f->key);
+        if (read && full.kv_rank) {
+            Config stretched = full;
             stretched.rope = (RopeScaling){ ROPE_YARN, 0, 4, 1, 32, 24, 1.1, 0.7 };
             same_when_written(&stretched, f->key);
         }
@@ -245,7 +245,7 @@ static void default_configs(void) {
             char *missing = text_format("\"%s\" is missing", left->key);
             const int window = !strcmp(f->key, "mistral") && !strcmp(left->key, "sliding_window");     /* then there is one */
             if (from_text(&without, some.at, &e)) {
-                check(window ? without.window == 4096 && config_window(&without, 0) == 4096 : config_same(&whole, &without, &e),
+                check(window ? without.window == 4096 && config_window(&without, 0) == 4096 : config_same(&full, &without, &e),
                       "%s without \"%s\" is the same: %s", f->key, left->key, e.text);
                 accepted++;
             } else check(strstr(e.text, missing) != NULL, "%s without \"%s\": %s", f->key, left->key, e.text);

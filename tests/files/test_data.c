@@ -209,7 +209,7 @@ static void test_fallback(void) {
         { "project/kernels/kernels.h", "kernels " }, { "project/llmc/base/a.c", "a.c " }, { "project/llmc/base/a.h", "a.h " },
         { "project/llmc/files/b.c", "b.c " }, { "project/kernels/cpu/z.c", "z.c, the last one" },
     };
-    char *folder = put_folder("project/data/tinyshakespeare"), whole[200] = "";
+    char *folder = put_folder("project/data/tinyshakespeare"), full[200] = "";
     put_folder("project/docs");
     put_folder("project/llmc/base");
     put_folder("project/llmc/files");
@@ -219,15 +219,15 @@ static void test_fallback(void) {
     refused("tinyshakespeare with a stranger's README", folder, NULL, "tinyshakespeare|no data|fetch.sh");
     for (size_t i = 0; i < COUNT(files); i++) {
         put_text(files[i].name, files[i].text);
-        strcat(whole, files[i].text);
+        strcat(full, files[i].text);
     }
     Data *d = must_open(folder, NULL, NULL);
     const int n = (int)data_tokens(d, DATA_TRAIN), all = n + (int)data_tokens(d, DATA_VALIDATION);
     int in[200] = { 0 }, out[200], same = 0;
     check(data_is_fallback(d) && is_bytes(d) && strstr(data_description(d), "NOT tinyshakespeare"),
           "fallback: %s", data_description(d));
-    check(all == (int)strlen(whole) && data_batch(d, 0, 1, n - 1, 1, in, out, NULL, &e), "fallback: %d bytes", all);
-    for (int i = 0; i < n - 1; i++) same += in[i] == whole[i] && out[i] == whole[i + 1];
+    check(all == (int)strlen(full) && data_batch(d, 0, 1, n - 1, 1, in, out, NULL, &e), "fallback: %d bytes", all);
+    for (int i = 0; i < n - 1; i++) same += in[i] == full[i] && out[i] == full[i + 1];
     check(same == n - 1, "fallback: the project's files in order");
     data_close(d);
     refused("fallback as validation data", at("one.bin"), folder, "tinyshakespeare|fetch.sh");

@@ -248,7 +248,7 @@ static void test_safetensors_round_trip(void) {
           "safetensors: finish returns the size and checksum of the file");
     check(crc32c(0, "123456789", 9) == 0xe3069283 && crc32c(crc32c(0, "123", 3), "456789", 6) == 0xe3069283, "CRC-32C of its usual example");
     for (size_t n = 0; n <= 9; n++)
-        check(crc32c_join(crc32c(0, "123456789", n), crc32c(0, &"123456789"[n], 9 - n), 9 - n) == 0xe3069283, "CRC-32C of two parts, joined");
+        check(crc32c_combine(crc32c(0, "123456789", n), crc32c(0, &"123456789"[n], 9 - n), 9 - n) == 0xe3069283, "CRC-32C of two parts, joined");
     check(file && (size - sizeof data) % 8 == 0 && !memcmp(file + size - sizeof data, data, sizeof data),
           "safetensors: data aligned and in order");
     check(file && strstr(file + 8, "\"__metadata__\":{\"format\":\"pt\",\"odd\\n\":\"\\\"x\\\"\"}"), "safetensors: metadata");
@@ -779,7 +779,7 @@ static void test_tokenizer_stream(void) {
     static const char text[] = "caf\xC3\xA9 \xE6\xB7\xB7\xE5\x90\x88 \xF0\x9F\x98\x80 end";
     Tokenizer *t = golden("gpt2");
     if (!t) return;
-    int *ids, whole = 1;
+    int *ids, full = 1;
     size_t n = tokenizer_encode(t, text, sizeof text - 1, &ids), shown = 0;
     Text all = { 0 };
     for (size_t i = 0; i < n; i++) {
@@ -787,10 +787,10 @@ static void test_tokenizer_stream(void) {
         const char *piece = tokenizer_piece(t, ids[i], &bytes);
         text_add_bytes(&all, piece, bytes);
         size_t complete = utf8_complete(all.at + shown, all.length - shown);
-        whole &= utf8_valid(all.at + shown, complete) == complete;
+        full &= utf8_valid(all.at + shown, complete) == complete;
         shown += complete;
     }
-    check(whole && shown == sizeof text - 1 && !strcmp(all.at, text),
+    check(full && shown == sizeof text - 1 && !strcmp(all.at, text),
           "tokenizer: streamed pieces are whole characters and add up to the text");
     int end = tokenizer_eos(t);
     size_t bytes = 1;

@@ -46,7 +46,7 @@ static Json *data_of_text(const Text *log) {
     if (!json) fail(EXIT_INPUT, "no data in the page");
     return json;
 }
-static int whole(const char *page, const char *what) {
+static int is_complete(const char *page, const char *what) {
     Json *json = data_of(page, what);
     json_free(json);
     return json != NULL;
@@ -224,7 +224,7 @@ static void add_part(Text *log, int from, int to, double loss) {
 }
 static int same_page(const Text *a, const Text *b) {
     char *one = page_of_text(a), *two = page_of_text(b);
-    const int same = one && two && !strcmp(one, two) && whole(one, "resumed");
+    const int same = one && two && !strcmp(one, two) && is_complete(one, "resumed");
     free(one), free(two);
     return same;
 }

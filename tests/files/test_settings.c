@@ -69,8 +69,8 @@ static void proportions(const char *what, Draw s, const double *logits, const do
     for (int i = 0; i < DRAWS; i++) seen[draw(s, logits, count, (uint64_t)i)]++;
     for (int r = 0; r < n; r++) kept += p[order[r]];
     for (int r = 0; r < count; r++) {
-        const double share = r < n ? p[order[r]] / kept : 0, deviation = sqrt(DRAWS * share * (1 - share)) + (r < n);
-        const double off = fabs(seen[order[r]] - DRAWS * share) / fmax(deviation, 1e-9);
+        const double fraction = r < n ? p[order[r]] / kept : 0, deviation = sqrt(DRAWS * fraction * (1 - fraction)) + (r < n);
+        const double off = fabs(seen[order[r]] - DRAWS * fraction) / fmax(deviation, 1e-9);
         if (!(off <= worst)) worst = off;
     }
     check_error(worst, 5, "%s, %d of %d, in standard deviations", what, n, count);

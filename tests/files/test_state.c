@@ -317,22 +317,22 @@ static void replaced_files(void) {
 
 /* A device that can reach three pieces. */
 static int locks;
-static int lock_few(const void *near, void *host, size_t bytes) {
+static int lock_limited(const void *near, void *host, size_t bytes) {
     (void)near;
     const uintptr_t from = (uintptr_t)host;
     return from / HOST_PIECE == (from + bytes - 1) / HOST_PIECE && locks < 3 ? ++locks : 0;
 }
 static void unlock(void *host) { locks -= !((uintptr_t)host % HOST_PIECE); }
 static void locked_in_pieces(void) {
-    Device few = *device_find("cpu-f32");
-    few.host_lock = lock_few, few.host_unlock = unlock;
-    Room *fits = room_open(&few, NULL, 2 * (size_t)HOST_PIECE + 1);
-    check(room_state(fits, 1) == ROOM_READY && locks == 3, "memory is locked in pieces");
-    room_close(fits);
+    Device limited = *device_find("cpu-f32");
+    limited.host_lock = lock_limited, limited.host_unlock = unlock;
+    HostBuffer *fits = host_buffer_open(&limited, NULL, 2 * (size_t)HOST_PIECE + 1);
+    check(host_buffer_state(fits, 1) == BUFFER_READY && locks == 3, "memory is locked in pieces");
+    host_buffer_close(fits);
     check(!locks, "and unlocked");
-    Room *more = room_open(&few, NULL, 3 * (size_t)HOST_PIECE + 1);
-    check(room_state(more, 1) == ROOM_NONE && locks == 3, "a device that cannot reach all of it uses none");
-    room_close(more);
+    HostBuffer *more = host_buffer_open(&limited, NULL, 3 * (size_t)HOST_PIECE + 1);
+    check(host_buffer_state(more, 1) == BUFFER_NONE && locks == 3, "a device that cannot reach all of it uses none");
+    host_buffer_close(more);
     check(!locks, "whose pieces are unlocked, too");
 }
 /* The thread of one that is closed ends with the piece that it is at. */
@@ -346,21 +346,21 @@ static int lock_slowly(const void *near, void *host, size_t bytes) {
 static void closed_early(void) {
     Device slow = *device_find("cpu-f32");
     slow.host_lock = lock_slowly;
-    Room *much = room_open(&slow, NULL, 8 * (size_t)HOST_PIECE);
+    HostBuffer *much = host_buffer_open(&slow, NULL, 8 * (size_t)HOST_PIECE);
     while (!slow_locks) usleep(1000);
-    check(room_state(much, 0) == ROOM_LATER, "memory that is not there yet");
-    room_close(much);
+    check(host_buffer_state(much, 0) == BUFFER_LATER, "memory that is not there yet");
+    host_buffer_close(much);
     check(slow_locks < 8, "closing does not wait for all of it");
 }
 /* Memory for copies is taken by a thread, and given back whether that has ended or not. */
-static void rooms(void) {
+static void host_buffers(void) {
     const Device *dev = device_find("cpu-f32");
-    Room *none = room_open(dev, NULL, SIZE_MAX), *some = room_open(dev, NULL, 1), *much = room_open(dev, NULL, 8 * (size_t)HOST_PIECE);
-    check(room_state(none, 1) == ROOM_NONE, "more memory than any host has");
-    check(room_state(some, 1) == ROOM_READY && room_state(some, 0) == ROOM_READY, "little memory is there, and stays");
-    char *memory = room_memory(some);
+    HostBuffer *none = host_buffer_open(dev, NULL, SIZE_MAX), *some = host_buffer_open(dev, NULL, 1), *much = host_buffer_open(dev, NULL, 8 * (size_t)HOST_PIECE);
+    check(host_buffer_state(none, 1) == BUFFER_NONE, "more memory than any host has");
+    check(host_buffer_state(some, 1) == BUFFER_READY && host_buffer_state(some, 0) == BUFFER_READY, "little memory is there, and stays");
+    char *memory = host_buffer_memory(some);
     check(memory && !memory[0], "of zeros");
-    room_close(none), room_close(some), room_close(much), room_close(NULL);
+    host_buffer_close(none), host_buffer_close(some), host_buffer_close(much), host_buffer_close(NULL);
     locked_in_pieces();
     closed_early();
 }
@@ -391,11 +391,11 @@ static void copied_later(Trainee *t) {
     Text json = { 0 };
     progress_to_json(&p, "cpu-f32", &json);
     Saver *s = saver_open(&t->m, &t->o);
-    check(saver_use_room(s, 0) == ROOM_NONE && saver_use_room(s, 1) == ROOM_NONE, "no memory was asked for");
-    saver_make_room(s);
+    check(saver_use_buffer(s, 0) == BUFFER_NONE && saver_use_buffer(s, 1) == BUFFER_NONE, "no memory was asked for");
+    saver_make_buffer(s);
     for (int i = 0; i < 2; i++) {
         const Snapshot what = { .model = &t->m, .optimizer = &t->o, .step = i + 1, .progress = json.at, .options = "{}" };
-        check(!i || (saver_use_room(s, 1) == ROOM_READY && saver_use_room(s, 0) == ROOM_READY), "the memory is there");
+        check(!i || (saver_use_buffer(s, 1) == BUFFER_READY && saver_use_buffer(s, 0) == BUFFER_READY), "the memory is there");
         check(saver_begin(s, folder, &what, (Keep){ 2, 0, 0 }, &e) && saver_end(s, &e) == SAVED_ALL, "saved %s it: %s", i ? "with" : "without", e.text);
         path[i] = file_of(folder, i + 1, "optimizer.safetensors");
         sum[i] = sum_of(path[i]);
@@ -415,8 +415,8 @@ static void best_from_copy(Trainee *t) {
         Saved saved = SAVED_NOTHING;
         const Snapshot what = { .model = &t->m, .step = 1 };
         Saver *s = saver_open(&t->m, &t->o);
-        saver_make_room(s);
-        check(checkpoint_save_best(folder, &t->m, 1, NULL, NULL, &e) && saver_use_room(s, 1) == ROOM_READY, "the best weights of a step: %s", e.text);
+        saver_make_buffer(s);
+        check(checkpoint_save_best(folder, &t->m, 1, NULL, NULL, &e) && saver_use_buffer(s, 1) == BUFFER_READY, "the best weights of a step: %s", e.text);
         const FileSum before = sum_of(path);
         unlink(path);
         if (obstacles) check(folder_make(inside, &e), "%s", e.text);         /* nothing can be renamed to it */
@@ -437,23 +437,23 @@ static void best_from_copy(Trainee *t) {
 }
 
 /* The plan counts what a save will copy: with bf16 weights the master copy, too. */
-static void room_as_planned(void) {
+static void buffer_as_planned(void) {
     const Config c = trainee_config(MODEL, 32, 8);
     const Device *dev = device_find("cpu-bf16");
     for (int master = 0; master < 2; master++) {
         Model m;
         Optimizer o;
         const Recompute nothing = { 0 };
-        size_t room[2];
+        size_t copy_bytes[2];
         model_plan_training(&m, dev, &c, 1, 8, &nothing, 1, REAL, NULL);
         optimizer_plan(&o, &m, master, REAL, (MuonOptions){ 0 });
         for (int i = 0; i < 2; i++) {
             if (i && !model_allocate(&m)) fail(EXIT_MEMORY, "no memory for a small model");
             Saver *s = saver_open(&m, &o);
-            room[i] = saver_room(s);
+            copy_bytes[i] = saver_copy_bytes(s);
             saver_close(s);
         }
-        check(room[0] == room[1] && room[0] >= (size_t)(master ? 14 : 10) * (size_t)m.manifest.learnable, "%zu bytes are planned, %zu copied", room[0], room[1]);
+        check(copy_bytes[0] == copy_bytes[1] && copy_bytes[0] >= (size_t)(master ? 14 : 10) * (size_t)m.manifest.learnable, "%zu bytes are planned, %zu copied", copy_bytes[0], copy_bytes[1]);
         model_free(&m);
     }
 }
@@ -468,8 +468,8 @@ static void empty_reason(void) {
 void test_state(void) {
     Trainee t;
     const Config c = trainee_config(MODEL, 32, 8);
-    PART(progress()); PART(settings()); PART(seals()); PART(replaced_files()); PART(rooms());
-    PART(room_as_planned()); PART(empty_reason());
+    PART(progress()); PART(settings()); PART(seals()); PART(replaced_files()); PART(host_buffers());
+    PART(buffer_as_planned()); PART(empty_reason());
     if (!trainee_open(&t, device_find("cpu-f32"), &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 })) fail(EXIT_MEMORY, "no memory for a small model");
     for (int i = 0; i < 2; i++) trainee_do(&t, i);
     PART(impossible_state(&t)); PART(brought_up_to_date(&t)); PART(half_saved(&t)); PART(copied_later(&t));

@@ -19,7 +19,7 @@ static void check_all(const Questions *q, int vocab) {
         line = one->line;
         for (int k = 0; k < one->choices; k++) {
             const Candidate *c = &one->choice[k];
-            fuzz_check(c->asked > 0 && c->asked < c->count && c->characters >= 0);
+            fuzz_check(c->scored > 0 && c->scored < c->count && c->characters >= 0);
             for (int t = 0; t < c->count; t++) fuzz_check(c->ids[t] >= 0 && c->ids[t] < vocab);
         }
     }

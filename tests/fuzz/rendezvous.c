@@ -14,13 +14,13 @@ static void check_line(const char *text, size_t capacity) {
 /* Stores a piece of the input in its place. Returns its length. */
 static size_t feed(Introduction *i, const char *at, size_t bytes, int *proved) {
     unsigned char answer[PROOF_BYTES];
-    size_t room;
+    size_t space;
     const Stage before = i->stage;
-    void *place = introduction_place(i, &room);
-    fuzz_check((place != NULL) == (room > 0) && room <= MOST_SETTINGS);
-    if (!place) return 0;
-    const size_t n = bytes < room ? bytes : room;
-    memcpy(place, at, n);
+    void *buffer = introduction_buffer(i, &space);
+    fuzz_check((buffer != NULL) == (space > 0) && space <= MOST_SETTINGS);
+    if (!buffer) return 0;
+    const size_t n = bytes < space ? bytes : space;
+    memcpy(buffer, at, n);
     const size_t answered = introduction_advance(i, n, secret, answer);
     fuzz_check(answered == 0 || (answered == NONCE_BYTES && before == GREETING && i->stage == PROVING)
                || (answered == PROOF_BYTES && before == PROVING && i->stage != PROVING));

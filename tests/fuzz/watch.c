@@ -24,7 +24,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     size_t have = 0;
     long took = 0;
     while (rest.bytes && took >= 0) {
-        const size_t room = most - have, wanted = rest.bytes < piece ? rest.bytes : piece, n = wanted < room ? wanted : room;
+        const size_t space = most - have, wanted = rest.bytes < piece ? rest.bytes : piece, n = wanted < space ? wanted : space;
         size_t at = 0;
         Message m;
         fuzz_check(n > 0);                                  /* no message is longer than the inbox */

@@ -114,7 +114,7 @@ static void test_answers(void) {
 }
 
 static void test_scores(void) {
-    Candidate c[] = { { .asked = 2, .characters = 9 }, { .asked = 4, .characters = 10 }, { .asked = 4, .characters = 30 } };
+    Candidate c[] = { { .scored = 2, .characters = 9 }, { .scored = 4, .characters = 10 }, { .scored = 4, .characters = 30 } };
     const Question q = { .choice = c, .choices = 3 };
     check(evaluate_answer(&q, (double[]){ -5, -8, -20 }, RAW) == 0 && evaluate_answer(&q, (double[]){ -5, -8, -20 }, PER_TOKEN) == 1
           && evaluate_answer(&q, (double[]){ -5, -8, -12 }, PER_CHARACTER) == 2, "the three measures");

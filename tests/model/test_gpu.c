@@ -85,7 +85,7 @@ static void learning(const Device *dev, const Config *c) {
 }
 
 /* Steps of three micro-batches with dropout, their work queued or recorded: a hash of the losses and of what is left. */
-enum { MICRO = 3, STEPS = 5, FEW = 3 };                     /* FEW: -q */
+enum { MICRO = 3, STEPS = 5, QUICK_STEPS = 3 };             /* QUICK_STEPS: -q */
 static uint64_t trained(const Device *dev, const Config *c, Recompute recompute, float dropout, float momentum, int record,
                         int *recorded) {
     Trainee t;
@@ -95,7 +95,7 @@ static uint64_t trained(const Device *dev, const Config *c, Recompute recompute,
                                                      .gradients = FLOATX, .seed = 3, .record = record, .momentum = momentum, .period = 2,
                                                      .balance = 0.01f, .dropout = dropout }), "memory");
     t.adamw.decay = t.adamw.clip = 0;
-    for (int step = 0; step < (quick ? FEW : STEPS); step++) {
+    for (int step = 0; step < (quick ? QUICK_STEPS : STEPS); step++) {
         t.adamw.lr = 1e-2f / (float)(step + 1);
         trainee_do(&t, step);
         const double loss = trainee_loss(&t, &bad);

@@ -39,7 +39,7 @@ static int *read_ints(Safetensors *s, const char *name, size_t *count) {
 }
 
 /* The gradient of a piece in the order of memory, where that is another than the file's. */
-static void turn(const Config *c, const Piece *p, double *g) {
+static void reorder(const Config *c, const Piece *p, double *g) {
     const size_t row = p->count / p->shape[0], D = (size_t)p->head;
     double *was = mem_alloc(p->count * sizeof *was);
     memcpy(was, g, p->count * sizeof *was);
@@ -51,7 +51,7 @@ static void turn(const Config *c, const Piece *p, double *g) {
         }
     }
     for (size_t i = 0; p->head && i < p->count; i++) {
-        const size_t r = i / row, to = r / D * D + (size_t)piece_place(c, (int)D, (int)(r % D));
+        const size_t r = i / row, to = r / D * D + (size_t)piece_row(c, (int)D, (int)(r % D));
         g[to * row + i % row] = was[i];
     }
     free(was);
@@ -70,7 +70,7 @@ static void compare_gradients(const Model *m, Safetensors *expected, const char 
         snprintf(name, sizeof name, "grad.%s", p->name);
         double *g = read_all(expected, name, &n);
         check(n == p->count, "%s: %s has %zu elements", family, name, p->count);
-        if (g && n == p->count) turn(&m->config, p, g);
+        if (g && n == p->count) reorder(&m->config, p, g);
         for (size_t i = 0; g && i < n; i++) g[i] *= times;
         if (g && n == p->count)
             check_error(relative_error(all + p->offset, g, n), bound, "%s on %s: %s", family, m->dev->name, name);
@@ -211,8 +211,8 @@ static void decode_greedily(const Model *m, Safetensors *expected, const char *f
     free(want), free(got);
 }
 
-static void family_on(const char *place, const char *family, const Device *dev, double bound) {
-    char *folder = text_format("tests/reference/%s", place), *path = text_format("%s/expected.safetensors", folder);
+static void family_on(const char *subfolder, const char *family, const Device *dev, double bound) {
+    char *folder = text_format("tests/reference/%s", subfolder), *path = text_format("%s/expected.safetensors", folder);
     Error e;
     Config c;
     Model m;
@@ -230,8 +230,8 @@ static void family_on(const char *place, const char *family, const Device *dev, 
     check(model_allocate(&m), "%s: memory", family);
     check(hf_load_weights(&m, folder, &e), "%s: weights load: %s", family, e.text);
     model_batch(&m, tokens, targets, B, T);
-    compare_model(&m, expected, place, bound);
-    decode_greedily(&m, expected, place, tokens);
+    compare_model(&m, expected, subfolder, bound);
+    decode_greedily(&m, expected, subfolder, tokens);
     save_and_read(&m, family, folder);
     model_free(&m), safetensors_close(expected), free(folder), free(path), free(tokens), free(targets);
 }
@@ -274,10 +274,10 @@ static void compare_copies(const Model *m, const double *g, const Model *was, co
     }
 }
 
-static void upcycle_on(const char *place, const char *family, const Device *dev, double bound) {
+static void upcycle_on(const char *subfolder, const char *family, const Device *dev, double bound) {
     enum { B = 2, T = 9 };
     int tokens[B*T], targets[B*T];
-    char *folder = text_format("tests/reference/%s", place), *what = text_format("%s upcycled on %s", place, dev->name);
+    char *folder = text_format("tests/reference/%s", subfolder), *what = text_format("%s upcycled on %s", subfolder, dev->name);
     Error e = { 0 };
     Config dense, c;
     Model was, m;

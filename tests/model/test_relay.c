@@ -65,16 +65,16 @@ static void dealt_out(const char *device, const Config *c, const char *descripto
 }
 
 /* Every layer is on one device, every device has some, and none has much more than its share. */
-static void shares(const char *descriptor, int devices) {
+static void layers_dealt_out(const char *descriptor, int devices) {
     Config c = trainee_config(descriptor, 512, 64);
     c.tied = 0;
     const Device *dev = device_find("cpu-bf16");
     char why[256];
     Relay *r = relay_open(dev, 0, &c, devices, 64, why);
-    Model m, whole;
+    Model m, full;
     model_plan_dealt(&m, dev, &c, 1, 8, 64, r);
-    model_plan_inference(&whole, dev, &c, 1, 8, 64, NULL);
-    size_t all = whole.arena.category[MEM_WEIGHTS] + whole.arena.category[MEM_CACHE], most = 0, sum = 0;
+    model_plan_inference(&full, dev, &c, 1, 8, 64, NULL);
+    size_t all = full.arena.category[MEM_WEIGHTS] + full.arena.category[MEM_CACHE], most = 0, sum = 0;
     int next = 0, good = 1;
     for (int d = 0; d < devices; d++) {
         const Model *x = d == devices - 1 ? &m : relay_model(r, d);
@@ -87,18 +87,18 @@ static void shares(const char *descriptor, int devices) {
     check(good && next == c.layers, "%s on %d devices: each layer is on one of them", descriptor, devices);
     check(most * (size_t)devices <= all * 3 / 2 && sum < all + all / 8, "%s on %d devices: the fullest has %zu bytes of %zu, all together %zu", descriptor,
           devices, most, all, sum);
-    check(m.manifest.learnable + relay_learnable(r) == whole.manifest.learnable, "%s: all parameters are dealt out", descriptor);
-    model_free(&m), model_free(&whole);
+    check(m.manifest.learnable + relay_learnable(r) == full.manifest.learnable, "%s: all parameters are dealt out", descriptor);
+    model_free(&m), model_free(&full);
     relay_close(r);
 }
 
 /* Devices that have less than their layers need: nothing is allocated. */
-static size_t few_bytes(void) { return 1 << 20; }
+static size_t small_bytes(void) { return 1 << 20; }
 static void too_little(void) {
     const Config c = trainee_config("m4:c64h4e8k2f64n0", 512, 64);
     Device small = *device_find("cpu-f32");
     char why[256];
-    small.memory = few_bytes;
+    small.memory = small_bytes;
     Relay *r = relay_open(&small, 0, &c, 2, 64, why);
     Model m;
     model_plan_dealt(&m, &small, &c, 1, 64, 64, r);
@@ -111,9 +111,9 @@ static void too_little(void) {
 
 static void impossible(void) {
     char why[256];
-    const Config block = trainee_config("u3:c16h4d4e4k2f12n0", V, T), few = trainee_config("m2:c16h4d4e4k2f12n0", V, T);
+    const Config block = trainee_config("u3:c16h4d4e4k2f12n0", V, T), shallow = trainee_config("m2:c16h4d4e4k2f12n0", V, T);
     check(!relay_open(device_find("cpu-f32"), 0, &block, 2, 0, why) && strstr(why, "one block"), "one block for all layers: %s", why);
-    check(!relay_open(device_find("cpu-f32"), 0, &few, 3, 0, why) && strstr(why, "only 2 layers"), "more devices than layers: %s", why);
+    check(!relay_open(device_find("cpu-f32"), 0, &shallow, 3, 0, why) && strstr(why, "only 2 layers"), "more devices than layers: %s", why);
 }
 
 void test_relay(void) {
@@ -128,7 +128,7 @@ void test_relay(void) {
         PART(dealt_out(i % 2 ? "cpu-f32" : "cpu-bf16", &c, family_case(i, NULL), 2));
     }
     PART(too_little());
-    PART(shares("m8:c64h4e8k2f64n0", 2));
-    PART(shares("m9:c64h4e8k2f64n0", 4));
+    PART(layers_dealt_out("m8:c64h4e8k2f64n0", 2));
+    PART(layers_dealt_out("m9:c64h4e8k2f64n0", 4));
     PART(impossible());
 }

@@ -55,7 +55,7 @@ static double *state_of(const Trainee *t, int kind, int i) {
     const Tensor *tensor = &t->m.manifest.at[i];
     double *x = mem_alloc(tensor->count * sizeof *x);
     if (kind < 0) dev->to_double(x, model_weight(&t->m, tensor), tensor->count);
-    else dev->reals_to_double(x, real_at(&t->m, optimizer_part(&t->o, kind), optimizer_place(optimizer_segment(&t->o, &t->m, i), kind)), tensor->count);
+    else dev->reals_to_double(x, real_at(&t->m, optimizer_part(&t->o, kind), optimizer_offset(optimizer_segment(&t->o, &t->m, i), kind)), tensor->count);
     return x;
 }
 /* With Muon, tensors that are no matrices have AdamW's m and v, and move by as much as without, times the rate of their kind. An
@@ -105,14 +105,14 @@ static void muon_and_adamw(void) {
     for (int i = 0; i < 2; i++) trainee_close(&t[i]);
 }
 
-/* Does each expert move if it has its turn, and only then? The first time by PERIOD times as much as without turns, and all have a momentum. */
-static void experts_in_turn(void) {
+/* Does each expert move in its slice, and only then? The first time by PERIOD times as much as without slices, and all have a momentum. */
+static void experts_by_slices(void) {
     enum { PERIOD = 3, UPDATES = 4 };
     const Config c = config_of("m2:c16h4d4e5k2f12a4x2n0");
     const Device *dev = device_find("cpu-f32");
     Trainee t, plain;
     int wrong = 0, moved = 0, kept = 0, still = 0;
-    double apart = 0, whole = 0;
+    double apart = 0, full = 0;
     open_trainee(&t, "cpu-f32", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = 0.9f, .period = PERIOD }, 0);
     open_trainee(&plain, "cpu-f32", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = 0.9f }, 0);
     trainee_do(&plain, 1);
@@ -134,7 +134,7 @@ static void experts_in_turn(void) {
                 if (experts && due) moved++;
                 else if (experts) kept++;
                 for (size_t n = from; experts && due && update == 1 && n < from + each; n++)
-                    apart += pow((after[n] - before[n]) - PERIOD * (usual[n] - before[n]), 2), whole += pow(after[n] - before[n], 2);
+                    apart += pow((after[n] - before[n]) - PERIOD * (usual[n] - before[n]), 2), full += pow(after[n] - before[n], 2);
             }
             if (!experts || update > 1) continue;
             double *momentum = state_of(&t, 0, i);
@@ -143,7 +143,7 @@ static void experts_in_turn(void) {
         }
     }
     check(!wrong && moved && kept > moved, "what has its turn moves, %d times, and no other expert, %d times: %d are wrong", moved, kept, wrong);
-    check(whole > 0 && apart < 1e-6 * whole, "by as many times as much: %.2g of it is not", sqrt(apart / whole));
+    check(full > 0 && apart < 1e-6 * full, "by as many times as much: %.2g of it is not", sqrt(apart / full));
     check(still < 100, "every expert has a momentum after one update; %d elements are 0", still);
     free(before), free(after), free(usual), trainee_close(&t), trainee_close(&plain);
 }
@@ -172,22 +172,22 @@ static void threads(float momentum) {
 
 /* ---- replaying: a device that logs its calls ------------------------------------------- */
 
-static char asked[64];
-static void note(const char *what) { strncat(asked, what, sizeof asked - strlen(asked) - 1); }
+static char calls[64];
+static void note(const char *what) { strncat(calls, what, sizeof calls - strlen(calls) - 1); }
 static void work(void *context) { note(context); }
 static const char *refuses_at;                              /* begin, end, or nowhere */
 static const char *fake_begin(void) { note("("); return strcmp(refuses_at, "begin") ? NULL : "too old"; }
 static Recording *fake_end(const char **why) {
     note(")");
     *why = "too new";
-    return strcmp(refuses_at, "end") ? (Recording *)asked : NULL;
+    return strcmp(refuses_at, "end") ? (Recording *)calls : NULL;
 }
 static void fake_replay(const Recording *r) { note(r ? "r" : "?"); }
 static void fake_free(Recording *r) { note(r ? "f" : "?"); }
 static void expect(Replay *r, const Device *dev, const uint64_t *states, const char *expected, const char *what) {
-    asked[0] = 0;
+    calls[0] = 0;
     for (; *states; states++) replay_run(r, dev, *states, work, "w");
-    check(!strcmp(asked, expected), "%s: calls %s, expected %s", what, asked, expected);
+    check(!strcmp(calls, expected), "%s: calls %s, expected %s", what, calls, expected);
 }
 static int refusals;
 static void count_refusal(const char *text) { refusals += strstr(text, "fake could not be recorded (too") != NULL; }
@@ -199,9 +199,9 @@ static void replaying(void) {
     refuses_at = "nowhere";
     expect(&r, &dev, same, "w(w)rrr", "once plainly, once recorded, then replayed");
     expect(&r, &dev, changes, "rrfw(w)rr", "in another state the recording is dropped and made again");
-    asked[0] = 0;
+    calls[0] = 0;
     replay_free(&r, &dev);
-    check(!strcmp(asked, "f") && !r.recording, "a recording is freed");
+    check(!strcmp(calls, "f") && !r.recording, "a recording is freed");
     expect(&off, &dev, same, "wwww", "recording is off");
     expect(&cpu, &plain, same, "wwww", "a device that cannot record");
     warn_hook(count_refusal);
@@ -215,7 +215,7 @@ static void replaying(void) {
 void test_train(void) {
     PART(accumulation());
     PART(muon_and_adamw());
-    PART(experts_in_turn());
+    PART(experts_by_slices());
     PART(threads(0));
     PART(threads(0.95f));
     PART(replaying());

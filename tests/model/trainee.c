@@ -109,7 +109,7 @@ void trainee_step(Trainee *t) {
         replay_run(&t->batch[m->batch.phase], m->dev, model_state(m), learn, t);
         model_end_micro(m, micro);
     }
-    replay_run(&t->update[optimizer_turn(&t->o)], m->dev, 0, update, t);
+    replay_run(&t->update[optimizer_slice(&t->o)], m->dev, 0, update, t);
 }
 void trainee_do(Trainee *t, int number) {
     trainee_send(t, number);

@@ -198,12 +198,12 @@ static Case *embed_forward(const Shape *s) {
 }
 CALL(embed_backward, b[0], b[1], b[2], c->N, c->s.V, c->C)
 /* few: 90 % of tokens are drawn from 11 ids spread over the vocabulary (frequent words; multi-digit radix keys). */
-static Case *embed_backward(const Shape *s, int few, int exact) {
-    Case *c = BEGIN(embed_backward, s, exact, "%sN=%d V=%d C=%d", few ? "few " : "", s->B * s->T, s->V, s->C);
+static Case *embed_backward(const Shape *s, int repeats, int exact) {
+    Case *c = BEGIN(embed_backward, s, exact, "%sN=%d V=%d C=%d", repeats ? "few " : "", s->B * s->T, s->V, s->C);
     acc(c, REAL, "dweight", times(s->V, c->C), 0, 1, 0, 1 + c->N);          /* all N may add to one row */
     in(c, FLOATX, "dout", times(c->N, c->C), 0, 1);
     double *token = integers(c, "token", (size_t)c->N, s->V);
-    for (int n = 0; few && n < c->N; n++)
+    for (int n = 0; repeats && n < c->N; n++)
         if (n % 10) token[n] = (double)((size_t)token[n] % 11 * (size_t)(s->V - 1) / 10);
     c->forward[0] = embed_forward(s);
     return c;
@@ -235,7 +235,7 @@ static Case *rmsnorm_backward(const Shape *s) {
 
 /* ---- rope ---------------------------------------------------------------------------------------------- */
 
-static void turns(Case *c) {
+static void rotations(Case *c) {
     const size_t n = times(c->s.T, c->s.D);
     double *table = mem_alloc(n * sizeof *table);
     for (size_t i = 0; i < n; i++) {
@@ -252,7 +252,7 @@ static Case *rope(const Shape *s, int direction, int stride, int heads) {
     c->stride = stride;
     c->heads = heads;
     acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 2, 0);
-    turns(c);
+    rotations(c);
     return c;
 }
 CALL(norm_rope_forward, b[0], b[1], b[2], b[3], ((Norm){ b[4], c->eps }), c->N, c->stride, c->heads, c->s.D)
@@ -263,7 +263,7 @@ static Case *norm_rope_forward(const Shape *s, int keep, int stride, int heads) 
     acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 4, 0);
     if (keep) out(c, FLOATX, "before", times(c->N, heads * s->D), 0, 0);
     else absent(c);
-    turns(c);
+    rotations(c);
     in(c, FLOATX, "weight", (size_t)s->D, 1, 0.2);
     return c;
 }
@@ -276,7 +276,7 @@ static Case *norm_rope_backward(const Shape *s, int stride, int heads) {
     acc(c, FLOATX, "dx", times(c->N, stride), 0, 1, 8, 8);
     acc(c, REAL, "dweight", (size_t)s->D, 0, 1, 8, 8);
     in(c, FLOATX, "before", times(c->N, heads * s->D), 0, 1);
-    turns(c);
+    rotations(c);
     in(c, FLOATX, "weight", (size_t)s->D, 1, 0.2);
     return c;
 }
@@ -663,13 +663,13 @@ static Case *expert_down_backward(const Shape *s, Activation f, Rows dout_rows) 
 
 /* Codes and their scales. Exact: small whole numbers. Else any but NaN, about `size` times 128 large. Scales differ by up to 2^spread. */
 static void coded(Case *c, const char *name, const char *scale_name, size_t codes, size_t scales, double size, int spread) {
-    static const unsigned char whole[] = { 0x00, 0x38, 0x40, 0x44, 0x48, 0x80, 0xb8, 0xc0, 0xc4, 0xc8 };        /* -4 to 4 */
+    static const unsigned char full[] = { 0x00, 0x38, 0x40, 0x44, 0x48, 0x80, 0xb8, 0xc0, 0xc4, 0xc8 };         /* -4 to 4 */
     const uint64_t key = key_of(c, name);
     const size_t given = to_be_timed && codes > PERIOD ? PERIOD : codes, given_scales = given < codes && scales > PERIOD ? PERIOD : scales;
     double *code = mem_alloc(given * sizeof *code), *scale = mem_alloc(given_scales * sizeof *scale);
     for (size_t i = 0; i < given; i++) {
         const uint64_t draw = random_bits(key, i);
-        code[i] = c->exact ? whole[draw % 10] : (double)(draw % 2 << 7 | draw / 2 % 0x7f);
+        code[i] = c->exact ? full[draw % 10] : (double)(draw % 2 << 7 | draw / 2 % 0x7f);
     }
     for (size_t i = 0; i < given_scales; i++)
         scale[i] = c->exact ? ldexp(1, (int)(random_bits(key, ~i) % 3) - 1) : ldexp(size, (int)(random_bits(key, ~i) % (uint64_t)spread));
@@ -727,9 +727,9 @@ static Case *fp8_weight(const Shape *s, int O, int C) {
     Case *c = BEGIN(fp8_weight, s, 0, "E=%d O=%d C=%d", s->E, O, C);
     const size_t all = times(s->E * O, C);
     c->O = O, c->C = C;
-    for (int turned = 0; turned < 2; turned++) {
-        out(c, BYTE, turned ? "transposed" : "code", all, 0, 0);
-        out(c, REAL, turned ? "transposed scale" : "scale", all / (FP8_BLOCK * FP8_BLOCK), 0, 0);
+    for (int transposed = 0; transposed < 2; transposed++) {
+        out(c, BYTE, transposed ? "transposed" : "code", all, 0, 0);
+        out(c, REAL, transposed ? "transposed scale" : "scale", all / (FP8_BLOCK * FP8_BLOCK), 0, 0);
     }
     in(c, FLOATX, "weight", all, 0, 1 / sqrt(C));
     return c;
@@ -914,11 +914,11 @@ static const char *const order_name[] = { "tiled", "grouped" };
 #define HEADS_OF(s, order) order_name[order], (s)->B, (s)->T, (s)->G, (s)->Q, (s)->D
 
 /* What a query sees: its whole row, its own of several samples in it, of 1 to about T/2 tokens, and of these the last few keys. */
-typedef enum { WHOLE, PACKED, WINDOW, VIEWS } View;
+typedef enum { FULL, PACKED, WINDOW, VIEWS } View;
 static const char *const view_name[] = { "", "packed ", "window " };
 static int window_of(const Case *c) { return c->s.T / 5 + 1; }
 static void reaches(Case *c, View view) {
-    if (view == WHOLE) return;
+    if (view == FULL) return;
     double *position = mem_alloc((size_t)c->N * sizeof *position);
     const uint64_t key = key_of(c, "position");
     for (int n = 0, left = 0; n < c->N; n++, left--) {
@@ -1245,9 +1245,9 @@ static void each_on_tokens(const Visit *v) {
         V(v, columns_put(s, stride[i], i == 1 ? G*D : 2));
         V(v, columns_take(s, stride[i], i == 1 ? G*D : 2));
     }
-    for (int whole = 0; whole < (v->all ? 2 : 1); whole++) {
-        V(v, shared_keys_forward(s, whole ? D : own_key(s)));
-        V(v, shared_keys_backward(s, whole ? D : own_key(s)));
+    for (int full = 0; full < (v->all ? 2 : 1); full++) {
+        V(v, shared_keys_forward(s, full ? D : own_key(s)));
+        V(v, shared_keys_backward(s, full ? D : own_key(s)));
     }
     V(v, residual(s, 0, 0));
     V(v, residual(s, 0.3f, 0));
@@ -1398,7 +1398,7 @@ static void each_sum_and_norm(const Visit *v) {
 }
 static void each_of_attention(const Visit *v) {
     for (HeadOrder order = HEADS_TILED; order <= (v->all ? HEADS_GROUPED : HEADS_TILED); order++) {
-        for (View view = WHOLE; view < (v->all ? VIEWS : PACKED); view++) {
+        for (View view = FULL; view < (v->all ? VIEWS : PACKED); view++) {
             V(v, attention_forward(v->s, order, view));
             V(v, attention_backward(v->s, order, view));
             if (view != PACKED) V(v, attention_cached(v->s, order, view, 0));
@@ -1510,26 +1510,26 @@ static void put_floats(const Device *dev, const Buffer *b, void *to, const doubl
 }
 static void put(const Device *dev, const Buffer *b, void *to, const double *value) {
     if (b->dtype == FLOATX || b->dtype == REAL) { put_floats(dev, b, to, value, b->given); return; }
-    int *whole = mem_alloc(b->n * size_of(b, dev));
-    unsigned char *byte = (unsigned char *)whole;
+    int *full = mem_alloc(b->n * size_of(b, dev));
+    unsigned char *byte = (unsigned char *)full;
     for (size_t i = 0; i < b->n; i++) {
-        if (b->dtype == INTEGER) whole[i] = (int)value[i % b->given];
+        if (b->dtype == INTEGER) full[i] = (int)value[i % b->given];
         else byte[i] = (unsigned char)value[i % b->given];
     }
-    dev->upload(to, whole, b->n * size_of(b, dev));
+    dev->upload(to, full, b->n * size_of(b, dev));
     dev->sync();
-    free(whole);
+    free(full);
 }
 static double *get(const Device *dev, const Buffer *b, const void *from) {
     double *value = mem_alloc(b->n * sizeof *value);
     if (b->dtype == FLOATX) dev->to_double(value, from, b->n);
     if (b->dtype == REAL) dev->reals_to_double(value, from, b->n);
     if (b->dtype >= INTEGER) {
-        int *whole = mem_alloc(b->n * size_of(b, dev));
-        unsigned char *byte = (unsigned char *)whole;
-        dev->download(whole, from, b->n * size_of(b, dev));
-        for (size_t i = 0; i < b->n; i++) value[i] = b->dtype == INTEGER ? whole[i] : byte[i];
-        free(whole);
+        int *full = mem_alloc(b->n * size_of(b, dev));
+        unsigned char *byte = (unsigned char *)full;
+        dev->download(full, from, b->n * size_of(b, dev));
+        for (size_t i = 0; i < b->n; i++) value[i] = b->dtype == INTEGER ? full[i] : byte[i];
+        free(full);
     }
     return value;
 }
@@ -1561,8 +1561,8 @@ static void poison(const Device *dev, const Buffer *b, void *at) {
     put(dev, b, at, value);
     free(value);
 }
-int case_place(Placed *p, const Case *c, const Device *dev) {
-    *p = (Placed){ .c = c, .dev = dev };
+int case_allocate(CaseOnDevice *p, const Case *c, const Device *dev) {
+    *p = (CaseOnDevice){ .c = c, .dev = dev };
     for (int i = 0; i < c->buffers; i++) {
         const Buffer *b = &c->buffer[i];
         const size_t bytes = b->n * size_of(b, dev);
@@ -1578,7 +1578,7 @@ int case_place(Placed *p, const Case *c, const Device *dev) {
     case_fill(p);
     return 1;
 }
-void case_fill(const Placed *p) {
+void case_fill(const CaseOnDevice *p) {
     for (int i = 0; i < p->c->buffers; i++) {
         const Buffer *b = &p->c->buffer[i];
         if (!b->name) continue;
@@ -1587,8 +1587,8 @@ void case_fill(const Placed *p) {
         p->dev->sync();
     }
 }
-void case_run(const Placed *p) { p->c->call(p->dev, p->c, p->at); }
-double *case_read(const Placed *p, int i) {
+void case_run(const CaseOnDevice *p) { p->c->call(p->dev, p->c, p->at); }
+double *case_read(const CaseOnDevice *p, int i) {
     double *value = get(p->dev, &p->c->buffer[i], p->at[i]);
     if (p->c->buffer[i].dtype != CODES) return value;
     double *scale = case_read(p, i + 1);
@@ -1596,13 +1596,13 @@ double *case_read(const Placed *p, int i) {
     free(scale);
     return value;
 }
-void *case_bits(const Placed *p, int i, size_t *bytes) {
+void *case_bits(const CaseOnDevice *p, int i, size_t *bytes) {
     *bytes = p->c->buffer[i].n * size_of(&p->c->buffer[i], p->dev);
     void *bits = mem_alloc(*bytes);
     p->dev->download(bits, p->at[i], *bytes);
     return bits;
 }
-int case_guard(const Placed *p, int i) {
+int case_guard(const CaseOnDevice *p, int i) {
     unsigned char guard[2 * GUARD];
     const size_t bytes = p->c->buffer[i].n * size_of(&p->c->buffer[i], p->dev);
     if (!p->base[i]) return 1;
@@ -1611,7 +1611,7 @@ int case_guard(const Placed *p, int i) {
     for (int j = 0; j < 2 * GUARD; j++) if (guard[j] != 0xA5) return 0;
     return 1;
 }
-void case_release(Placed *p) {
+void case_release(CaseOnDevice *p) {
     for (int i = 0; i < MOST_BUFFERS; i++) if (p->base[i]) p->dev->release(p->base[i]);
-    *p = (Placed){ 0 };
+    *p = (CaseOnDevice){ 0 };
 }

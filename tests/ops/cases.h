@@ -89,12 +89,12 @@ int    case_find(const Case *c, const char *name);      /* index of a buffer, or
 void   case_round(Case *c, const Device *dev);          /* rounds the contents to the device's types */
 
 /* A case in a device's memory, ready to be called. */
-typedef struct { const Case *c; const Device *dev; void *base[MOST_BUFFERS], *at[MOST_BUFFERS]; } Placed;
-int    case_place(Placed *p, const Case *c, const Device *dev);     /* and case_fill; 0: the device does not have enough memory */
-void   case_fill(const Placed *p);                                  /* the contents before the first call */
-void   case_run(const Placed *p);                                   /* queued, as all work is */
-double *case_read(const Placed *p, int i);                          /* a buffer as doubles; free() it */
-void  *case_bits(const Placed *p, int i, size_t *bytes);            /* the bytes of a buffer; free() it */
-int    case_guard(const Placed *p, int i);                          /* 1: the canaries around a buffer, if any, are intact */
-void   case_release(Placed *p);
+typedef struct { const Case *c; const Device *dev; void *base[MOST_BUFFERS], *at[MOST_BUFFERS]; } CaseOnDevice;
+int    case_allocate(CaseOnDevice *p, const Case *c, const Device *dev);  /* and case_fill; 0: the device does not have enough memory */
+void   case_fill(const CaseOnDevice *p);                            /* the contents before the first call */
+void   case_run(const CaseOnDevice *p);                             /* queued, as all work is */
+double *case_read(const CaseOnDevice *p, int i);                    /* a buffer as doubles; free() it */
+void  *case_bits(const CaseOnDevice *p, int i, size_t *bytes);      /* the bytes of a buffer; free() it */
+int    case_guard(const CaseOnDevice *p, int i);                    /* 1: the canaries around a buffer, if any, are intact */
+void   case_release(CaseOnDevice *p);
 #endif

@@ -52,8 +52,8 @@ static double loss_of(Case *c, const Device *dev, int first, double *chosen) {
     *chosen = 0;
     for (int f = 1; f < FAMILY && family(c, f); f++) {
         Case *forward = family(c, f);
-        Placed p;
-        if (!place_case(&p, forward, dev)) return NAN;
+        CaseOnDevice p;
+        if (!allocate_case(&p, forward, dev)) return NAN;
         case_run(&p);
         dev->sync();
         for (int i = 0; i < forward->buffers; i++) {
@@ -116,12 +116,12 @@ static void check_gradient(const Slope *s, const double *gradient, int elements)
 
 void check_differences(Case *c, const Device *dev, int elements) {
     Slope s = { .c = c, .dev = dev };
-    Placed p;
+    CaseOnDevice p;
     if (!c->forward[0] || !c->N) return;
     for (int i = 0; i < c->buffers; i++)
         if (c->buffer[i].role == INPUT && c->buffer[i].name) set_inputs(c, 1, c->buffer[i].name, c->buffer[i].value, c->buffer[i].n);
     loss_of(c, dev, 1, &s.chosen);
-    if (!place_case(&p, c, dev)) return;
+    if (!allocate_case(&p, c, dev)) return;
     case_run(&p);
     dev->sync();
     for (int i = 0; i < c->buffers; i++) {

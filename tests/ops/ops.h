@@ -13,7 +13,7 @@ void     oracle_compare(const Buffer *b, const double *got, const double *want, 
 uint64_t splitmix64(uint64_t state);
 
 /* ---- test_ops.c ---- */
-int  place_case(Placed *p, const Case *c, const Device *dev);       /* case_place, or a failed check and 0 */
+int  allocate_case(CaseOnDevice *p, const Case *c, const Device *dev);  /* case_allocate, or a failed check and 0 */
 
 /* ---- gradients.c, pytorch.c, properties.c ---- */
 void check_differences(Case *c, const Device *dev, int elements); /* by finite differences; elements: also one by one */

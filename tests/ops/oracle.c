@@ -50,18 +50,18 @@ static void naive_norm_rope_forward(const Case *c, double **v) {
             }
             for (int i = 0; i < D; i++) x[i] *= v[4][i] / sqrt(mean + (double)c->eps);
         }
-    Case turned = *c;
+    Case rotated = *c;
     double *w[3] = { v[0], v[2], v[3] };
-    turned.direction = 1;
-    naive_rope(&turned, w);
+    rotated.direction = 1;
+    naive_rope(&rotated, w);
 }
 /* With J the Jacobian of x r, dx = J^T (w dn): J_ij = r [i = j] - r^3 x_i x_j / D. */
 static void naive_norm_rope_backward(const Case *c, double **v) {
     const int D = c->s.D;
-    Case turned = *c;
+    Case rotated = *c;
     double *w[3] = { v[0], v[3], v[4] }, *dx = mem_alloc((size_t)D * sizeof *dx);
-    turned.direction = -1;
-    naive_rope(&turned, w);
+    rotated.direction = -1;
+    naive_rope(&rotated, w);
     for (int n = 0; n < c->N; n++)
         for (int h = 0; h < c->heads; h++) {
             double *dn = v[0] + n*c->stride + h*D, *x = v[2] + (n*c->heads + h)*D, mean = 0;
@@ -404,7 +404,7 @@ static int column_at(const Case *c, double **v, int e, int r, int C, int i) {
     const int row = ((int)v[c->plan][e] / FP8_BLOCK + e) * FP8_BLOCK + r - (int)v[c->plan][e];
     return (row / FP8_BLOCK * C + i) * FP8_BLOCK + row % FP8_BLOCK;
 }
-/* What no row is for stays as case_place has filled it. */
+/* What no row is for stays as case_allocate has filled it. */
 static void naive_fp8_columns(const Case *c, double **v) {
     const int C = c->C, across = C / FP8_BLOCK;
     for (size_t i = 0; i < c->buffer[0].n; i++) v[0][i] = 0x7f;

@@ -78,7 +78,7 @@ void check_rounded_update(const Device *dev) {
  * shard ends within the first tensor. */
 void check_sharded_update(const Device *dev) {
     enum { FIRST = 777, SECOND = 340, COUNT = FIRST + SECOND + 3, CUT = COUNT / 2 };
-    const Segment whole[2] = { { .count = FIRST, .decay = 1, .rate = 1 }, { FIRST, SECOND, 0, 0, REAL, FIRST, 1, 0, 0 } };
+    const Segment full[2] = { { .count = FIRST, .decay = 1, .rate = 1 }, { FIRST, SECOND, 0, 0, REAL, FIRST, 1, 0, 0 } };
     const Segment shard[2][2] = { { { .count = CUT, .decay = 1, .rate = 1 }, { 0 } },
                                   { { CUT, FIRST - CUT, 1, CUT, REAL, CUT, 1, 0, 0 }, { FIRST, SECOND, 0, CUT, REAL, FIRST, 1, 0, 0 } } };
     const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = 1,
@@ -88,12 +88,12 @@ void check_sharded_update(const Device *dev) {
     char *got[2];
     floatX *weight[2];
     real *grad = dev->alloc(COUNT * dev->real_size), *grad_sq_norms = dev->alloc(3 * dev->real_size);
-    Segment *segments = dev->alloc(sizeof whole);
+    Segment *segments = dev->alloc(sizeof full);
     AdamW *settings = dev->alloc(sizeof a);
     for (int i = 0; i < COUNT; i++) value[i] = normal();
     dev->reals_from_double(grad, value, COUNT);
     dev->upload(settings, &a, sizeof a);
-    dev->upload(segments, whole, sizeof whole);
+    dev->upload(segments, full, sizeof full);
     dev->grad_sq_norms(grad_sq_norms, grad, segments, 2);
     for (int split = 0; split < 2; split++) {
         weight[split] = dev->alloc(bytes);
@@ -103,7 +103,7 @@ void check_sharded_update(const Device *dev) {
             real *state[3];
             for (int i = 0; i < 3; i++) state[i] = dev->alloc(own * dev->real_size);    /* master, m, v */
             dev->reals_from_double(state[0], value + r * CUT, own);
-            dev->upload(segments, split ? shard[r] : whole, sizeof whole);
+            dev->upload(segments, split ? shard[r] : full, sizeof full);
             dev->adamw(weight[split], state[0], state[1], state[2], REAL, grad, grad_sq_norms, segments, 2,
                        settings);
             dev->sync();
@@ -239,8 +239,8 @@ static void routed_close(Routed *r) {
 
 /* Does an expert that f tokens chose have any but the nearest number of rows? */
 static int wrong_count(const Routed *r, int f, int rows) {
-    const int whole = (f + r->tile - 1) / r->tile * r->tile <= r->N, off = abs(rows - f);   /* 0: more tokens than there are */
-    return whole ? rows % r->tile != 0 || 2 * off > r->tile || (2 * off == r->tile && rows > f) : rows != f;
+    const int full = (f + r->tile - 1) / r->tile * r->tile <= r->N, off = abs(rows - f);    /* 0: more tokens than there are */
+    return full ? rows % r->tile != 0 || 2 * off > r->tile || (2 * off == r->tile && rows > f) : rows != f;
 }
 static float score_of(const Routed *r, int n, int e) {
     const double *x = r->x + n * r->E;

@@ -16,10 +16,10 @@ static double *recorded(const char *prefix, const char *name, size_t n) {
     if (t && t->count == n) {
         value = mem_alloc(n * sizeof *value);
         if (!strcmp(t->dtype, "I32")) {
-            int32_t *whole = mem_alloc(n * sizeof *whole);
-            if (!safetensors_read(reference, t, 0, whole, n * sizeof *whole, &e)) check(0, "%s: %s", full, e.text);
-            for (size_t i = 0; i < n; i++) value[i] = whole[i];
-            free(whole);
+            int32_t *integers_of = mem_alloc(n * sizeof *integers_of);
+            if (!safetensors_read(reference, t, 0, integers_of, n * sizeof *integers_of, &e)) check(0, "%s: %s", full, e.text);
+            for (size_t i = 0; i < n; i++) value[i] = integers_of[i];
+            free(integers_of);
         } else if (!safetensors_read_double(reference, t, 0, value, n, &e)) check(0, "%s: %s", full, e.text);
     }
     free(full);
@@ -66,10 +66,10 @@ static int take_inputs(Case *c, const char *prefix, const char *outputs) {
 static void against_pytorch(Case *c, void *context) {
     Reference *r = context;
     const char *prefix, *outputs;
-    Placed p;
+    CaseOnDevice p;
     if (!prefixes(c, r->only, &prefix, &outputs) || !take_inputs(c, prefix, outputs)) return;
     case_round(c, r->dev);
-    if (!place_case(&p, c, r->dev)) return;
+    if (!allocate_case(&p, c, r->dev)) return;
     case_run(&p);
     r->dev->sync();
     for (int i = 0; i < c->buffers; i++) {

@@ -27,15 +27,15 @@ static const char *const passing_work[] = { "parallel_linear_", "expert_", "atte
 
 static void soak_case(Case *c, void *device) {
     const Device *dev = device;
-    Placed p, fresh;
+    CaseOnDevice p, fresh;
     size_t bytes[MOST_BUFFERS];
     void *first[MOST_BUFFERS] = { NULL }, *again[MOST_BUFFERS] = { NULL };
     int wanted = 0, differ = 0;
     for (size_t i = 0; i < sizeof passing_work / sizeof *passing_work; i++)
         wanted |= !strncmp(c->op, passing_work[i], strlen(passing_work[i]));
     if (!wanted || !case_fits(c, dev)) return;
-    if (!case_place(&p, c, dev)) { check(0, "%s: no memory for %s", dev->name, c->what); return; }
-    if (!case_place(&fresh, c, dev)) { case_release(&p); check(0, "%s: no memory for %s", dev->name, c->what); return; }
+    if (!case_allocate(&p, c, dev)) { check(0, "%s: no memory for %s", dev->name, c->what); return; }
+    if (!case_allocate(&fresh, c, dev)) { case_release(&p); check(0, "%s: no memory for %s", dev->name, c->what); return; }
     for (int run = 0; run < TIMES; run++) {
         for (int i = 0; i < c->buffers; i++) {
             if (c->buffer[i].role == INPUT || !p.at[i]) continue;

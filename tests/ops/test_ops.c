@@ -111,7 +111,7 @@ static const struct { Shape s; const char *only; } special[] = {
 enum { SPECIAL = sizeof special / sizeof *special };
 
 /* A case that has run: nothing outside its outputs may have changed. */
-static void check_surroundings(const Placed *p) {
+static void check_surroundings(const CaseOnDevice *p) {
     const Case *c = p->c;
     for (int i = 0; i < c->buffers; i++) {
         const Buffer *b = &c->buffer[i];
@@ -126,14 +126,14 @@ static void check_surroundings(const Placed *p) {
         free(now_there);
     }
 }
-int place_case(Placed *p, const Case *c, const Device *dev) {
-    int ok = case_place(p, c, dev);
+int allocate_case(CaseOnDevice *p, const Case *c, const Device *dev) {
+    int ok = case_allocate(p, c, dev);
     if (!ok) check(0, "%s: not enough memory for %s", dev->name, c->what);
     return ok;
 }
 
 static void against_definition(Case *c, const Device *dev) {
-    Placed p;
+    CaseOnDevice p;
     double *v[MOST_BUFFERS] = { NULL };
     case_round(c, dev);
     for (int i = 0; i < c->buffers; i++) {
@@ -142,7 +142,7 @@ static void against_definition(Case *c, const Device *dev) {
         v[i] = mem_alloc(b->n * sizeof **v);
         if (b->value) memcpy(v[i], b->value, b->n * sizeof **v);
     }
-    if (oracle_compute(c, v) && place_case(&p, c, dev)) {
+    if (oracle_compute(c, v) && allocate_case(&p, c, dev)) {
         case_run(&p);
         dev->sync();
         for (int i = 0; i < c->buffers; i++) {
@@ -158,10 +158,10 @@ static void against_definition(Case *c, const Device *dev) {
 }
 
 /* The bits must not depend on the number of threads. All other tests here run on one. */
-static void check_threads(const Placed *first) {
-    Placed again;
+static void check_threads(const CaseOnDevice *first) {
+    CaseOnDevice again;
     size_t n;
-    if (!place_case(&again, first->c, first->dev)) return;
+    if (!allocate_case(&again, first->c, first->dev)) return;
     omp_set_num_threads(2);
     case_run(&again);
     first->dev->sync();
@@ -177,11 +177,11 @@ static void check_threads(const Placed *first) {
 }
 
 static void against_oracle(Case *c, const Device *dev, const Device *oracle) {
-    Placed got, want;
+    CaseOnDevice got, want;
     const int hurry = quick && dev->is_gpu;                 /* under a sanitizer every call takes a millisecond */
     case_round(c, hurry ? device_find(dev->floatX_size == 2 ? "cpu-bf16" : "cpu-f32") : dev);
-    if (!place_case(&got, c, dev)) return;
-    if (!place_case(&want, c, oracle)) { case_release(&got); return; }
+    if (!allocate_case(&got, c, dev)) return;
+    if (!allocate_case(&want, c, oracle)) { case_release(&got); return; }
 #ifdef WITH_CUDA
     if (dev->is_gpu && !hurry) ladder_poison();
 #endif
@@ -226,11 +226,11 @@ static void check_alias(Case *c, const Device *dev) {
     };
     for (size_t i = 0; i < sizeof may / sizeof *may; i++) {
         if (strcmp(c->op, may[i].op) || (may[i].identity && c->f != IDENTITY)) continue;
-        Placed apart, together;
+        CaseOnDevice apart, together;
         size_t n;
         case_round(c, dev);
-        if (!place_case(&apart, c, dev)) return;
-        if (!place_case(&together, c, dev)) { case_release(&apart); return; }
+        if (!allocate_case(&apart, c, dev)) return;
+        if (!allocate_case(&together, c, dev)) { case_release(&apart); return; }
         int to = case_find(c, may[i].out);
         together.at[to] = together.at[case_find(c, may[i].in)];
         case_run(&apart);

@@ -229,17 +229,17 @@ static int all_counts(const Rank *r) {
     return bad;
 }
 /* Four ranks as two pairs: neighbours; and the first and third, the second and fourth. */
-static int operations_of_parts(Group *whole, Rank r, const Means *means) {
+static int operations_of_parts(Group *parent, Rank r, const Means *means) {
     int bad = 0;
-    for (int step = 1; step <= 2 && whole->size == 4; step++) {
-        Group *p = group_part(whole, step == 1 ? whole->rank / 2 * 2 : whole->rank % 2, step, 2);
+    for (int step = 1; step <= 2 && parent->size == 4; step++) {
+        Group *p = group_part(parent, step == 1 ? parent->rank / 2 * 2 : parent->rank % 2, step, 2);
         char why[256];
-        bad += p->size != 2 || p->rank != (step == 1 ? whole->rank % 2 : whole->rank / 2) || !(r.c = means->connect(p, why));
+        bad += p->size != 2 || p->rank != (step == 1 ? parent->rank % 2 : parent->rank / 2) || !(r.c = means->connect(p, why));
         if (bad) return bad;
         r.c->register_memory(r.c, r.arena, r.capacity, (real *)(r.arena + r.capacity), MOST_ELEMENTS);
         r.registered = 1;
         bad += all_counts(&r) + operations_of_hosts(p) + (r.c->error(r.c) != NULL);
-        group_barrier(whole);
+        group_barrier(parent);
         r.c->close(r.c);
         free(p);
     }
@@ -357,7 +357,7 @@ static void report_and_exit(const char *why) {
 }
 
 static int limited(const Trouble *t) { return t->fate == STUCK || t->fate == SUSPENDED; }
-static int meet_trouble(Group *p, const void *argument) {
+static int exchange_trouble(Group *p, const void *argument) {
     const Trouble *t = argument;
     group_barrier(p);
     const double limit = limited(t) ? 0.4 : 0;
@@ -392,7 +392,7 @@ static _Noreturn void troubled_process(const Trouble *t, int process, int port, 
     if (in_trouble && t->fate == ABSENT) _exit(EXIT_PEER);
     if (in_trouble && (t->fate == LATE || t->fate == FAR_TOO_LATE)) pause_for(t->fate == LATE ? 0.4 : 0.9);
     if (in_trouble && t->fate == TWICE) pause_for(0.3);
-    _exit(run_process(o, meet_trouble, t) ? EXIT_PEER : 0);
+    _exit(run_process(o, exchange_trouble, t) ? EXIT_PEER : 0);
 }
 
 /* The processes of a trouble; each has a file for its output. */

@@ -85,10 +85,10 @@ static const char secret[] = "a secret of this test", settings[] = "{\"lr\": 0.1
 /* Sends `bytes` in pieces of at most `piece` bytes, and checks that answers have the length that the protocol gives them. */
 static size_t feed(Introduction *i, const void *data, size_t bytes, size_t piece, unsigned char answer[PROOF_BYTES]) {
     const char *at = data;
-    size_t length = 0, room;
-    for (void *place; bytes && (place = introduction_place(i, &room)); ) {
-        const size_t n = bytes < piece ? bytes : piece, take = n < room ? n : room;
-        memcpy(place, at, take);
+    size_t length = 0, space;
+    for (void *buffer; bytes && (buffer = introduction_buffer(i, &space)); ) {
+        const size_t n = bytes < piece ? bytes : piece, take = n < space ? n : space;
+        memcpy(buffer, at, take);
         const size_t answered = introduction_advance(i, take, secret, answer);
         if (answered) length = answered;
         at += take;

@@ -22,9 +22,9 @@
 #include <malloc.h>
 #endif
 
-/* STEPS: until a model has learned. FEW: all that a step leaves for later ones (weights ahead, moments, buffers in turn) is used by the third.
+/* STEPS: until a model has learned. SHORT: all that a step leaves for later ones (weights ahead, moments, buffers in turn) is used by the third.
  * KEPT: weights and up to three kinds of state. */
-enum { SEQUENCES = 12, T = 8, STEPS = 30, FEW = 4, KEPT = 1 + 3 };
+enum { SEQUENCES = 12, T = 8, STEPS = 30, SHORT = 4, KEPT = 1 + 3 };
 
 typedef struct Team Team;
 struct Team {                           /* ranks that train one model, and their results */
@@ -251,7 +251,7 @@ static void two_nodes(const Team *one, int shards, int level, double bound) {
     both.ranks = 2 * shards;
     both.shards = shards;
     both.level = level;
-    both.steps = FEW;
+    both.steps = SHORT;
     run(&both);
     check(both.agree, "%s: two nodes of %d, %s, end with the same weights", one->device, shards, levels[level]);
     check_error(largest(both.loss, one->loss), bound, "%s %s: loss on two nodes of %d, %s", one->device, one->model, shards, levels[level]);
@@ -294,7 +294,7 @@ static void any_number_of_ranks(void) {
                 memset(many.kept, 0, sizeof many.kept);
                 many.ranks = ranks;
                 many.level = level;
-                many.steps = ranks == 4 && level == 3 ? STEPS : FEW;        /* small errors grow */
+                many.steps = ranks == 4 && level == 3 ? STEPS : SHORT;      /* small errors grow */
                 if (SEQUENCES / ranks % many.micro_batches) many.micro_batches = 1;
                 if (many.micro_batches != one.micro_batches) continue;
                 run(&many);
@@ -346,7 +346,7 @@ static void same_bits(void) {
     };
     for (size_t i = 0; i < COUNT(runs); i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .dropout = runs[i].dropout, .momentum = runs[i].momentum, .period = runs[i].period,
-                     .micro_batches = SEQUENCES, .steps = FEW, .ranks = 1, .ordered = 1 }, longer = one;
+                     .micro_batches = SEQUENCES, .steps = SHORT, .ranks = 1, .ordered = 1 }, longer = one;
         longer.steps = STEPS / 2;
         run(&longer);
         check(longer.loss[STEPS / 2 - 1] < 0.9 * longer.loss[0], "%s %s learns, ordered: %g to %g", one.device, one.model, longer.loss[0],
@@ -394,7 +394,7 @@ static void same_bits_on_gpus(const Device *dev) {
 }
 
 /* With many experts, pieces end between matrices: nothing is shared, and the bits are those of one rank. Dense ones are cut. */
-static void whole_matrices(void) {
+static void full_matrices(void) {
     static const struct { const char *model; int cuts; } models[] = { { "m2:c16h4d4e32k2f16a4x2", 0 }, { "m2:c16h4d4e32k2f16v1", 0 }, { "d2:c16h4f20", 1 } };
     for (size_t i = 0; i < COUNT(models); i++) {
         Team one = { .device = "cpu-f32", .model = models[i].model, .momentum = 0.95f, .micro_batches = SEQUENCES, .steps = 4, .ranks = 1, .ordered = 1 };
@@ -426,28 +426,28 @@ static void shards(void) {
  * was not interrupted. */
 static void resumed_elsewhere(const char *device, double bound, float momentum) {
     static const struct { int before, shards, after; } moves[] = { { 4, 0, 1 }, { 1, 0, 3 }, { 3, 0, 2 }, { 2, 0, 2 }, { 4, 2, 3 }, { 4, 2, 4 }, { 2, 1, 1 } };
-    const Team whole = { .device = device, .model = momentum > 0 ? "m2:c16h4d4e32k2f16a4x2" : "m2:c16h4d4e4k2f12a4x2", .steps = FEW, .level = 1, .momentum = momentum,
-                         .period = 3 };
+    const Team full = { .device = device, .model = momentum > 0 ? "m2:c16h4d4e32k2f16a4x2" : "m2:c16h4d4e4k2f12a4x2", .steps = SHORT, .level = 1, .momentum = momentum,
+                        .period = 3 };
     for (size_t i = 0; i < COUNT(moves); i++) {
         char *name = text_format("moved-%s%s-%d-%d", device, momentum > 0 ? "-muon" : "", moves[i].before, moves[i].after), *folder = scratch_path(name);
-        Team before = whole, after = whole, loaded = whole, all = whole;
+        Team before = full, after = full, loaded = full, all = full;
         int same = 1;
         before.ranks = all.ranks = moves[i].before;
         after.ranks = loaded.ranks = moves[i].after;
         if ((before.shards = moves[i].shards)) before.level = 3;
-        before.steps = loaded.steps = FEW / 2;
+        before.steps = loaded.steps = SHORT / 2;
         before.to = loaded.from = after.from = folder;
         run(&before);
         run(&loaded);
         for (int k = 0; k < KEPT; k++)
             same &= loaded.kept_bytes[k] == before.kept_bytes[k]
                 && !memcmp(loaded.kept[k] ? loaded.kept[k] : "", before.kept[k] ? before.kept[k] : "", before.kept_bytes[k]);
-        check(same && before.kept_bytes[2] > 0 && loaded.updates[0] == FEW / 2,
+        check(same && before.kept_bytes[2] > 0 && loaded.updates[0] == SHORT / 2,
               "%s: saved on %d ranks%s, resumed on %d: weights and state are the same bits", device, before.ranks,
               before.shards ? " in nodes" : "", after.ranks);
         run(&after);
         run(&all);
-        for (int s = 0; s < FEW / 2; s++) after.loss[s] = before.loss[s];
+        for (int s = 0; s < SHORT / 2; s++) after.loss[s] = before.loss[s];
         check_error(largest(after.loss, all.loss), before.ranks == after.ranks && !before.shards ? 0 : bound, "%d to %d ranks: the losses of a run that was not interrupted", before.ranks, after.ranks);
         team_free(&before);
         team_free(&after);
@@ -478,12 +478,12 @@ static void save_behind(const Team *t, Trainee *m, const Parallel *p) {
     Error e;
     Saved saved = SAVED_NOTHING;
     Saver *saver = saver_open(&m->m, &m->o);
-    saver_make_room(saver);
-    const int room = saver_use_room(saver, 1) == ROOM_READY, begins = saver_begin(saver, behind, &s, (Keep){ 1, 0, 0 }, &e);
+    saver_make_buffer(saver);
+    const int ready = saver_use_buffer(saver, 1) == BUFFER_READY, begins = saver_begin(saver, behind, &s, (Keep){ 1, 0, 0 }, &e);
     trainee_do(m, t->steps);
     if (begins) saved = saver_end(saver, &e);
     if (p->rank == 0)
-        check(room && saved == SAVED_ALL && same_bytes(t->to, behind, t->steps), "%s on %d ranks, %d sharded: saved behind a step: %s", t->model,
+        check(ready && saved == SAVED_ALL && same_bytes(t->to, behind, t->steps), "%s on %d ranks, %d sharded: saved behind a step: %s", t->model,
               t->ranks, t->level, saved == SAVED_ALL ? "" : e.text);
     saver_close(saver);
     free(behind);
@@ -524,12 +524,12 @@ static void draws(const Team *t, Trainee *m, const Parallel *p) {
     double wrong = 0;
     model_initialize(&m->m, 9);
     for (int range = 0; range < model->manifest.range_count; range++) {
-        const char *whole = parallel_whole_weights(model, range);
+        const char *full = parallel_full_weights(model, range);
         for (int i = 0; i < model->manifest.count; i++) {
             const Tensor *tensor = &model->manifest.at[i];
             double *got = mem_alloc(tensor->count * sizeof *got), *want = mem_alloc(tensor->count * sizeof *want);
             if (tensor->range == range) {
-                model->dev->to_double(got, (const floatX *)(const void *)(whole + (tensor->offset - model->manifest.ranges[range].offset) * X), tensor->count);
+                model->dev->to_double(got, (const floatX *)(const void *)(full + (tensor->offset - model->manifest.ranges[range].offset) * X), tensor->count);
                 manifest_initial(tensor, 9, 0, tensor->count, 1, want);
             }
             for (size_t n = 0; n < tensor->count; n++) wrong += got[n] != (double)(float)want[n];
@@ -599,15 +599,15 @@ static int saves_and_loads(Group *group, const void *folder) {
     const Config c = trainee_config("m4:c128h4e16k1f320", 40, T);
     if (!(p.node = p.comm = dev->connect(group, why)) || !trainee_open(&m, dev, &c, (TraineeOptions){ .B = 1, .T = T, .seed = 5, .micro_batches = 1, .learnable = 1, .parallel = &p }))
         return 1;
-    const double whole = (double)m.m.manifest.learnable * 4, before = peak();
+    const double full = (double)m.m.manifest.learnable * 4, before = peak();
     const Saved saved = save(folder, &m, 1, &e);
     const double after = peak();
     group_barrier(group);
     Checkpoint *from = checkpoint_open(folder, NULL, &e);
     const int ok = saved == SAVED_ALL && from && checkpoint_load(from, &m.m, &m.o, &e);
     const double loaded = peak();
-    const int bad = !(ok && whole > 2 * most && after - before < most && loaded - after < most);
-    if (bad) fprintf(stderr, "rank %d of a model of %.0f MB: saving takes %.1f MB more, loading %.1f MB: %s\n", p.rank, whole / 1e6, (after - before) / 1e6,
+    const int bad = !(ok && full > 2 * most && after - before < most && loaded - after < most);
+    if (bad) fprintf(stderr, "rank %d of a model of %.0f MB: saving takes %.1f MB more, loading %.1f MB: %s\n", p.rank, full / 1e6, (after - before) / 1e6,
                      (loaded - after) / 1e6, ok ? "" : e.text);
     checkpoint_close(from);
     group_barrier(group);
@@ -655,7 +655,7 @@ static void skipped_together(float momentum) {
 }
 
 void test_parallel(void) {
-    PART(any_number_of_ranks()); PART(same_bits()); PART(same_bits_in_8_bits()); PART(whole_matrices());
+    PART(any_number_of_ranks()); PART(same_bits()); PART(same_bits_in_8_bits()); PART(full_matrices());
     PART(shards()); PART(resumed_elsewhere("cpu-f32", 1e-5, 0)); PART(resumed_elsewhere("cpu-bf16", 2e-2, 0));
     PART(resumed_elsewhere("cpu-f64", 1e-7, 0.95f)); PART(drawn_alike()); PART(saved_alike());
     PART(saved_by_none()); PART(no_rank_has_all()); PART(skipped_together(0)); PART(skipped_together(0.95f));

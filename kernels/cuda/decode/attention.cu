@@ -103,11 +103,11 @@ __device__ static inline NewRow new_row(const floatX *q, const Newest &newest, c
     const size_t at = (size_t)head * h.D, keys = (size_t)h.G * h.D, in_kv = at + (kind == VALUE ? keys : 0);
     if (kind == QUERY) {
         const floatX *w = n.query_norm.weight;
-        return { q + (size_t)b * h.Q * keys + at, n.query_bias ? n.query_bias + at : NULL, NULL, w && n.whole ? w + at : w };
+        return { q + (size_t)b * h.Q * keys + at, n.query_bias ? n.query_bias + at : NULL, NULL, w && n.joint ? w + at : w };
     }
     const floatX *w = kind == KEY ? n.key_norm.weight : NULL, *more = kind == VALUE ? n.value_embed : NULL;
     return { newest.kv + b * 2 * keys + in_kv, n.kv_bias ? n.kv_bias + in_kv : NULL,
-             more ? more + (size_t)n.token[b] * keys + at : NULL, w && n.whole ? w + at : w };
+             more ? more + (size_t)n.token[b] * keys + at : NULL, w && n.joint ? w + at : w };
 }
 // Elements d and d + D/2 of a row (D), or `none` if there is no row.
 __device__ static inline float2 pair_of(const floatX *row, int d, int half, real none) {
@@ -132,7 +132,7 @@ template <int WARPS, int HEADS, class Head> __device__ static inline void
 find_rstd(real *rstd, const floatX *q, const Newest &newest, const Shape &h, int b, int g, Head head) {
     const NewHeads &n = newest.heads;
     const int keys = h.G * h.D, queries = h.Q * keys, warp = threadIdx.x / 32;
-    if (n.whole) {
+    if (n.joint) {
         const real of_q = block_sum<WARPS>(squares(q + (size_t)b * queries, n.query_bias, threadIdx.x, 32 * WARPS, queries));
         const real of_k = block_sum<WARPS>(squares(newest.kv + (size_t)b * 2 * keys, n.kv_bias, threadIdx.x, 32 * WARPS, keys));
         if (threadIdx.x <= HEADS)

@@ -54,8 +54,8 @@ extern unsigned char shared[];                                      /* the block
 void launch(dim3 grid, dim3 block, size_t bytes, std::function<void(void)> kernel);
 void yield(void);
 void barrier(int id, int threads);                                  /* 0: all threads that have not ended */
-/* All lanes of a warp that have not ended meet; then f is called once, with what each has given, NULL for those that have ended. */
-void meet(const void *mine, int kind, const std::function<void(const void **)> &f);
+/* All lanes of a warp that have not ended take part; then f is called once, with what each has given, NULL for those that have ended. */
+void collective(const void *mine, int kind, const std::function<void(const void **)> &f);
 }
 enum { SHUFFLE, REDUCE, LDMATRIX, LDMATRIX_TRANS, STMATRIX, STMATRIX_TRANS, MMA };      /* kinds: lanes that meet at two are a defect */
 #define threadIdx (emulator::now.thread)
@@ -69,7 +69,7 @@ static inline void __threadfence(void) {}
 
 template <class T> static inline T from_lane(T x, int lane) {
     struct Part { T x, *to; int from; } mine = { x, &x, lane };
-    emulator::meet(&mine, SHUFFLE, [](const void **all) {
+    emulator::collective(&mine, SHUFFLE, [](const void **all) {
         T value[32] = {};
         for (int i = 0; i < 32; i++) if (all[i]) value[i] = ((const Part *)all[i])->x;
         for (int i = 0; i < 32; i++) if (all[i]) *((const Part *)all[i])->to = value[((const Part *)all[i])->from];
@@ -89,7 +89,7 @@ static inline void __syncwarp(void) { from_lane(0, 0); }
 
 template <class T, class F> static inline T of_all_lanes(T x, F f) {
     struct Part { T x, *to; } mine = { x, &x };
-    emulator::meet(&mine, REDUCE, [&](const void **all) {
+    emulator::collective(&mine, REDUCE, [&](const void **all) {
         bool any = false;
         T sum = {};
         for (int i = 0; i < 32; i++) if (all[i]) sum = any ? f(sum, ((const Part *)all[i])->x) : ((const Part *)all[i])->x, any = true;

@@ -57,7 +57,7 @@ void barrier(int id, int threads) {
     while (b.generation == generation) yield();
 }
 static void go_on(Warp &w) { w.arrived = rounds = 0, w.f(w.of), w.generation++; }
-void meet(const void *mine, int kind, const std::function<void(const void **)> &f) {
+void collective(const void *mine, int kind, const std::function<void(const void **)> &f) {
     Warp &w = warps[now.id / 32];
     const int generation = w.generation;
     if (w.arrived && w.kind != kind) defect("lanes of a warp are at different instructions");

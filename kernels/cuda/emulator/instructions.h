@@ -85,25 +85,25 @@ static inline void move_matrices(const void **all, bool to_memory, bool transpos
 }
 static inline void ldmatrix(uint32_t r[4], uint32_t row) {
     const Matrices mine = { row, r };
-    emulator::meet(&mine, LDMATRIX, [](const void **all) { move_matrices(all, false, false); });
+    emulator::collective(&mine, LDMATRIX, [](const void **all) { move_matrices(all, false, false); });
 }
 static inline void ldmatrix_trans(uint32_t r[4], uint32_t row) {
     const Matrices mine = { row, r };
-    emulator::meet(&mine, LDMATRIX_TRANS, [](const void **all) { move_matrices(all, false, true); });
+    emulator::collective(&mine, LDMATRIX_TRANS, [](const void **all) { move_matrices(all, false, true); });
 }
 static inline void stmatrix(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     uint32_t x[4] = { a, b, c, d };
     const Matrices mine = { row, x };
-    emulator::meet(&mine, STMATRIX, [](const void **all) { move_matrices(all, true, false); });
+    emulator::collective(&mine, STMATRIX, [](const void **all) { move_matrices(all, true, false); });
 }
 static inline void stmatrix_trans(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     uint32_t x[4] = { a, b, c, d };
     const Matrices mine = { row, x };
-    emulator::meet(&mine, STMATRIX_TRANS, [](const void **all) { move_matrices(all, true, true); });
+    emulator::collective(&mine, STMATRIX_TRANS, [](const void **all) { move_matrices(all, true, true); });
 }
 static inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
     struct Part { float *d; const uint32_t *a, *b; } mine = { d, a, b };
-    emulator::meet(&mine, MMA, [](const void **all) {
+    emulator::collective(&mine, MMA, [](const void **all) {
         float x[16][16], y[8][16];
         for (int t = 0; t < 32; t++)
             for (int i = 0; i < 2; i++) {

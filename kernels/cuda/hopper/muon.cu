@@ -92,20 +92,20 @@ __device__ static inline void store_slab(const CUtensorMap *map, uint32_t from, 
 // One thread orders all slabs.
 template <bool tall> __device__ static void produce(const Maps &maps, uint32_t base, int slabs) {
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
-    int turn = 0;
+    int iteration = 0;
 #pragma unroll 1
     for (int pass = 0; pass < 4; pass++) {                                      // X X^T, X multiplied, both again
         const int again = pass / 2;
         const bool gram = pass % 2 == 0;
 #pragma unroll 1
-        for (int i = 0; i < slabs; i++, turn++) {
+        for (int i = 0; i < slabs; i++, iteration++) {
             const int slab = slab_of(again, gram ? i : slabs - 1 - i, slabs);
             if (gram && again) {                                                // it was stored in the opposite order
                 while (observed(base + STORED_AT) < slabs - slab) {}
                 fence_copies();
             }
-            pipe.acquire(turn, STAGE);
-            load_slab(base + STAGES_AT + turn % STAGES * STAGE, &maps.x, pipe.full(turn), slab, tall);
+            pipe.acquire(iteration, STAGE);
+            load_slab(base + STAGES_AT + iteration % STAGES * STAGE, &maps.x, pipe.full(iteration), slab, tall);
         }
     }
 }
@@ -119,13 +119,13 @@ template <bool tall> __device__ static void store_slabs(const Maps &maps, uint32
     for (int again = 0; again < 2; again++) {
 #pragma unroll 1
         for (int i = 0; i < slabs; i++, made++) {
-            const int turn = (again * 2 + 1) * slabs + i;
+            const int iteration = (again * 2 + 1) * slabs + i;
             const Position<STAGES> at = made;
             barrier_wait(base + READY_AT + at.stage * 8, at.phase);
-            store_slab(again ? &maps.out : &maps.x, base + STAGES_AT + turn % STAGES * STAGE, slab_of(again, slabs - 1 - i, slabs), tall);
+            store_slab(again ? &maps.out : &maps.x, base + STAGES_AT + iteration % STAGES * STAGE, slab_of(again, slabs - 1 - i, slabs), tall);
             bulk_commit();
             bulk_wait_read<0>();
-            for (int arrived = 0; arrived < 4 * RELEASING_LANES; arrived++) barrier_arrive(pipe.empty(turn));
+            for (int arrived = 0; arrived < 4 * RELEASING_LANES; arrived++) barrier_arrive(pipe.empty(iteration));
             bulk_wait<1>(), fence_copies(), publish(base + STORED_AT, made);
         }
         bulk_wait<0>(), fence_copies(), publish(base + STORED_AT, made);
@@ -248,30 +248,30 @@ template <int p, bool square, int r = 0> __device__ static inline void multiply_
 }
 // X X^T; the last slab is still being multiplied. T will lie in the last stages: they are not released.
 template <int consumer, bool tall> __device__ static inline void multiply_slabs(float (&low)[32 * (consumer + 1)],
-        float (&high)[32 * (4 - consumer)], uint32_t base, int slabs, int &turn) {
+        float (&high)[32 * (4 - consumer)], uint32_t base, int slabs, int &iteration) {
     constexpr Major major = tall ? MN_MAJOR : K_MAJOR;
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
 #pragma unroll 1
-    for (int i = 0; i < slabs; i++, turn++) {
-        pipe.wait_full(turn);
+    for (int i = 0; i < slabs; i++, iteration++) {
+        pipe.wait_full(iteration);
         pin(low), pin(high);
         wgmma_fence();
 #pragma unroll
         for (int k16 = 0; k16 < 4; k16++) {
-            const uint32_t at = base + STAGES_AT + turn % STAGES * STAGE + k16 * (tall ? 2048 : 32);
+            const uint32_t at = base + STAGES_AT + iteration % STAGES * STAGE + k16 * (tall ? 2048 : 32);
             const uint64_t columns = descriptor(at, major);
             wgmma<64 * (consumer + 1), major, major>(low, descriptor(at + consumer * SLAB, major), columns, i | k16);
             wgmma<64 * (4 - consumer), major, major>(high, descriptor(at + (3 - consumer) * SLAB, major), columns, i | k16);
         }
         wgmma_commit();
         wgmma_wait<1>();
-        if (i && i <= slabs - STAGES) pipe.release(turn - 1);
+        if (i && i <= slabs - STAGES) pipe.release(iteration - 1);
     }
 }
 
 // S or T is made.
 template <int consumer, bool tall> __device__ static inline void make_matrix(int o, const Maps &maps, uint32_t base,
-        unsigned char *generic, int slabs, int &turn) {
+        unsigned char *generic, int slabs, int &iteration) {
     const Operation &op = program[o];
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
     const bool copies = threadIdx.x == 128;                                     // this thread copies T
@@ -283,7 +283,7 @@ template <int consumer, bool tall> __device__ static inline void make_matrix(int
         pin(low), pin(high);
     };
     if (op.kind == GRAM) {
-        multiply_slabs<consumer, tall>(low, high, base, slabs, turn);
+        multiply_slabs<consumer, tall>(low, high, base, slabs, iteration);
         finish();
     } else if (op.kind == TO_S || op.kind == TO_T) {
         begin();
@@ -301,7 +301,7 @@ template <int consumer, bool tall> __device__ static inline void make_matrix(int
         multiply_rows<3 - consumer, false>(high, base), multiply_rows<consumer, false>(low, base);
         finish();
     }
-    if (op.kind == FACTOR) for (int i = STAGES; i > 0; i--) pipe.release(turn - i);                 // T is not needed any more
+    if (op.kind == FACTOR) for (int i = STAGES; i > 0; i--) pipe.release(iteration - i);            // T is not needed any more
     if (o < AGAIN && (op.kind == GRAM || op.kind == FACTOR)) {                  // divide by the norm
         float *const sums = (float *)(generic + SUMS_AT);
         if (op.kind == GRAM) put_norm<consumer>(sums, low, high);
@@ -321,14 +321,14 @@ template <int consumer, bool tall> __device__ static inline void make_matrix(int
 }
 
 // Every second slab of X becomes that of the polynomial times X.
-template <int consumer, bool tall> __device__ static inline void multiply_x(uint32_t base, int slabs, int again, int &turn) {
+template <int consumer, bool tall> __device__ static inline void multiply_x(uint32_t base, int slabs, int again, int &iteration) {
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
 #pragma unroll 1
-    for (int i = 0; i < slabs; i++, turn++) {
-        if (i % 2 != consumer) { pipe.skip(turn); continue; }
-        const uint32_t stage = base + STAGES_AT + turn % STAGES * STAGE;
+    for (int i = 0; i < slabs; i++, iteration++) {
+        if (i % 2 != consumer) { pipe.skip(iteration); continue; }
+        const uint32_t stage = base + STAGES_AT + iteration % STAGES * STAGE;
         float sum[SIDE / 2] = {};
-        pipe.wait_full(turn);
+        pipe.wait_full(iteration);
         pin(sum);
         wgmma_fence();
 #pragma unroll
@@ -352,11 +352,11 @@ template <int consumer, bool tall> __device__ static inline void multiply_x(uint
 
 template <int consumer, bool tall> __device__ static inline void consume(const Maps &maps, uint32_t base, unsigned char *generic,
         int slabs) {
-    int turn = 0;
+    int iteration = 0;
 #pragma unroll 1
     for (int o = 0; o < OPERATIONS; o++)
-        if (program[o].kind == APPLY) multiply_x<consumer, tall>(base, slabs, o > AGAIN, turn);
-        else make_matrix<consumer, tall>(o, maps, base, generic, slabs, turn);
+        if (program[o].kind == APPLY) multiply_x<consumer, tall>(base, slabs, o > AGAIN, iteration);
+        else make_matrix<consumer, tall>(o, maps, base, generic, slabs, iteration);
 }
 #endif
 

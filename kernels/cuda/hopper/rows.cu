@@ -138,9 +138,9 @@ template <ProductKind kind, typename Layout> static bool launch_rows(const Produ
 template <ProductKind kind> static bool rows_product(const Product &p) {
     const int columns = columns_of<kind>(p);
     if (!can_use(p) || (p.how == ADD && p.start)) return false;         // ADD: for dense products only
-    const bool few = columns <= 128 || tile_count<kind, BM, 256>(p) <= (unsigned)context()->sm_count;
+    const bool narrow = columns <= 128 || tile_count<kind, BM, 256>(p) <= (unsigned)context()->sm_count;
     const bool fits = 192 * divide_up(columns, 192) * 8 <= 256 * divide_up(columns, 256) * 7;       // better by an eighth
-    switch (TILE_COLUMNS ? TILE_COLUMNS : few ? 128 : fits ? 192 : 256) {
+    switch (TILE_COLUMNS ? TILE_COLUMNS : narrow ? 128 : fits ? 192 : 256) {
         case 128: return launch_rows<kind, Narrow>(p);
         case 192: return launch_rows<kind, Middle>(p);
         default:  return launch_rows<kind, Wide>(p);

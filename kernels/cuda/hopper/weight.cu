@@ -190,7 +190,7 @@ static int splits_of(size_t tiles, int rows_of_expert) {
 template <bool gather, bool transposed> static bool launch_weight(WeightProduct p) {
     const uint64_t P = (uint64_t)p.P, Q = (uint64_t)p.Q, width = transposed ? P : Q, height = transposed ? Q : P;
     const size_t n = (size_t)p.E * P * Q, tiles = p.E * divide_up(P, BM) * divide_up(Q, Weight::BN);
-    const WeightProduct whole = p;
+    const WeightProduct unsplit = p;
     p.splits = splits_of(tiles, p.rows / p.E);
     if (p.splits > 1) p.c = workspace(p.splits * n * sizeof(float)), p.how = SET;
     CUtensorMap right = {}, c = {};
@@ -202,10 +202,10 @@ template <bool gather, bool transposed> static bool launch_weight(WeightProduct 
     allow_shared((const void *)kernel, Weight::bytes);
     LAUNCH(kernel, (unsigned)min(tiles * p.splits, (size_t)context()->sm_count), THREADS, Weight::bytes, right, c, p);
     const float *split = (const float *)p.c;
-    if (p.splits > 1 && whole.how == SET_ROUNDED)
-        LAUNCH(add_splits<floatX>, (unsigned)divide_up(n, 1024), 256, 0, (floatX *)whole.c, split, n, p.splits, false);
+    if (p.splits > 1 && unsplit.how == SET_ROUNDED)
+        LAUNCH(add_splits<floatX>, (unsigned)divide_up(n, 1024), 256, 0, (floatX *)unsplit.c, split, n, p.splits, false);
     else if (p.splits > 1)
-        LAUNCH(add_splits<float>, (unsigned)divide_up(n, 1024), 256, 0, (float *)whole.c, split, n, p.splits, whole.how == ADD);
+        LAUNCH(add_splits<float>, (unsigned)divide_up(n, 1024), 256, 0, (float *)unsplit.c, split, n, p.splits, unsplit.how == ADD);
     return true;
 }
 bool hopper_product_weight(const Product &p) {

@@ -1,6 +1,6 @@
-/* room.c: see room.h. */
+/* host_buffer.c: see host_buffer.h. */
 #define _DEFAULT_SOURCE
-#include "room.h"
+#include "host_buffer.h"
 #include "llmc/base/base.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-struct Room {
+struct HostBuffer {
     const Device *dev;
     const void *near;
     size_t bytes, locked;                   /* of memory, from its beginning on; whole pieces, but for the last */
@@ -19,10 +19,10 @@ struct Room {
     atomic_int ended, closes;
 };
 
-static size_t piece(const Room *r, size_t at) { return r->bytes - at < HOST_PIECE ? r->bytes - at : HOST_PIECE; }
-static size_t mapped_bytes(const Room *r) { return r->bytes + HOST_PIECE; }
+static size_t piece(const HostBuffer *r, size_t at) { return r->bytes - at < HOST_PIECE ? r->bytes - at : HOST_PIECE; }
+static size_t mapped_bytes(const HostBuffer *r) { return r->bytes + HOST_PIECE; }
 /* Huge pages are locked sooner. */
-static char *map(const Room *r) {
+static char *map(const HostBuffer *r) {
     if (mapped_bytes(r) < r->bytes) return NULL;
     void *p = mmap(NULL, mapped_bytes(r), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return NULL;
@@ -31,8 +31,8 @@ static char *map(const Room *r) {
 #endif
     return p;
 }
-static void *take(void *room) {
-    Room *r = room;
+static void *take(void *buffer) {
+    HostBuffer *r = buffer;
     while (r->locked < r->bytes && !r->closes) {
         const size_t n = piece(r, r->locked);
         memset(r->memory + r->locked, 0, n);
@@ -43,8 +43,8 @@ static void *take(void *room) {
     return NULL;
 }
 
-Room *room_open(const Device *dev, const void *near, size_t bytes) {
-    Room *r = mem_alloc(sizeof *r);
+HostBuffer *host_buffer_open(const Device *dev, const void *near, size_t bytes) {
+    HostBuffer *r = mem_alloc(sizeof *r);
     r->dev = dev;
     r->near = near;
     r->bytes = bytes;
@@ -55,18 +55,18 @@ Room *room_open(const Device *dev, const void *near, size_t bytes) {
     if (!r->has_thread) take(r);
     return r;
 }
-RoomState room_state(Room *r, int waits) {
+BufferState host_buffer_state(HostBuffer *r, int waits) {
     if (r->has_thread && (waits || r->ended)) {
         pthread_join(r->thread, NULL);
         r->has_thread = 0;
     }
-    return r->has_thread ? ROOM_LATER : r->mapped && r->locked == r->bytes ? ROOM_READY : ROOM_NONE;
+    return r->has_thread ? BUFFER_LATER : r->mapped && r->locked == r->bytes ? BUFFER_READY : BUFFER_NONE;
 }
-void *room_memory(const Room *r) { return r->memory; }
-void room_close(Room *r) {
+void *host_buffer_memory(const HostBuffer *r) { return r->memory; }
+void host_buffer_close(HostBuffer *r) {
     if (!r) return;
     r->closes = 1;
-    room_state(r, 1);
+    host_buffer_state(r, 1);
     for (size_t at = 0; at < r->locked; at += piece(r, at)) r->dev->host_unlock(r->memory + at);
     if (r->mapped) munmap(r->mapped, mapped_bytes(r));
     free(r);

@@ -1,5 +1,5 @@
-/* share.c: see share.h. */
-#include "share.h"
+/* save_shard.c: see save_shard.h. */
+#include "save_shard.h"
 #include "pieces.h"
 #include "llmc/model/parallel.h"
 #include "llmc/model/routers.h"
@@ -8,15 +8,15 @@
 
 enum { GAP = 256 };                     /* bytes between tensors that are copied along, so that a copy is a few large pieces */
 
-Dtype share_type(const Share *s, int array) { return array == SHARE_WEIGHTS ? FLOATX : optimizer_type(s->optimizer, array); }
-size_t share_element(const Share *s, int array) { return dtype_size(s->model->dev, share_type(s, array)); }
-int share_has(const Share *s, int array, int tensor) {
-    return array == SHARE_WEIGHTS || (s->optimizer && optimizer_has(s->optimizer, s->model, array, tensor));
+Dtype save_shard_type(const SaveShard *s, int array) { return array == SHARD_WEIGHTS ? FLOATX : optimizer_type(s->optimizer, array); }
+size_t save_shard_element(const SaveShard *s, int array) { return dtype_size(s->model->dev, save_shard_type(s, array)); }
+int save_shard_has(const SaveShard *s, int array, int tensor) {
+    return array == SHARD_WEIGHTS || (s->optimizer && optimizer_has(s->optimizer, s->model, array, tensor));
 }
-static const char *array_of(const Share *s, int array) {
-    return array == SHARE_WEIGHTS ? (const char *)s->model->params : optimizer_part(s->optimizer, array);
+static const char *array_of(const SaveShard *s, int array) {
+    return array == SHARD_WEIGHTS ? (const char *)s->model->params : optimizer_part(s->optimizer, array);
 }
-static size_t bias_bytes(const Share *s) { return s->leads ? router_offset(s->model, s->model->routers) * s->model->dev->real_size : 0; }
+static size_t bias_bytes(const SaveShard *s) { return s->leads ? router_offset(s->model, s->model->routers) * s->model->dev->real_size : 0; }
 
 /* A rank that has all of a tensor writes only its piece of it, as if it were sharded. Ranks of different nodes that have the same piece
  * write parts of it. */
@@ -29,12 +29,12 @@ static Segment written(const Model *m, int tensor) {
     s.count = end - from;
     return s;
 }
-static SharePart part_of(const Share *s, int array, int tensor) {
+static SaveShardPart part_of(const SaveShard *s, int array, int tensor) {
     const Model *m = s->model;
     const Tensor *t = &m->manifest.at[tensor];
     Segment mine = written(m, tensor);
-    SharePart p = { .first = mine.offset - t->offset, .count = mine.count, .own = mine.count };
-    if (array == SHARE_WEIGHTS) {
+    SaveShardPart p = { .first = mine.offset - t->offset, .count = mine.count, .own = mine.count };
+    if (array == SHARD_WEIGHTS) {
         const size_t unit = expert_unit(m, tensor), end = p.first + p.count, first = (p.first + unit - 1) / unit * unit;
         if (!p.count) return p;
         mine.offset = t->offset + first;
@@ -45,18 +45,18 @@ static SharePart part_of(const Share *s, int array, int tensor) {
         return p;
     }
     const Segment own = optimizer_segment(s->optimizer, m, tensor);
-    p.source = optimizer_place(own, array) + mine.offset - own.offset;
+    p.source = optimizer_offset(own, array) + mine.offset - own.offset;
     return p;
 }
-void share_open(Share *s, const Model *m, const Optimizer *o) {
-    *s = (Share){ .model = m, .optimizer = o, .leads = !m->dp.parallel || m->dp.parallel->rank == 0 };
-    for (int a = 0; a < SHARE_ARRAYS; a++) {
+void save_shard_open(SaveShard *s, const Model *m, const Optimizer *o) {
+    *s = (SaveShard){ .model = m, .optimizer = o, .leads = !m->dp.parallel || m->dp.parallel->rank == 0 };
+    for (int a = 0; a < SHARD_ARRAYS; a++) {
         size_t end = 0;                                     /* of the source of the part before */
         s->parts[a] = mem_alloc((size_t)m->manifest.count * sizeof *s->parts[a]);
         for (int i = 0; i < m->manifest.count; i++) {
-            SharePart *p = &s->parts[a][i];
-            if (!share_has(s, a, i) || !(*p = part_of(s, a, i)).count) continue;
-            const size_t element = share_element(s, a);
+            SaveShardPart *p = &s->parts[a][i];
+            if (!save_shard_has(s, a, i) || !(*p = part_of(s, a, i)).count) continue;
+            const size_t element = save_shard_element(s, a);
             const int follows = end && p->source >= end && (p->source - end) * element <= GAP;
             p->borrowed = s->borrowed_bytes;
             s->borrowed_bytes += (p->count - p->own) * element;
@@ -68,19 +68,19 @@ void share_open(Share *s, const Model *m, const Optimizer *o) {
     s->bias_at = (s->bytes + GAP - 1) / GAP * GAP;
     s->bytes = s->bias_at + bias_bytes(s);
 }
-void share_close(Share *s) {
-    for (int a = 0; a < SHARE_ARRAYS; a++) free(s->parts[a]);
-    *s = (Share){ 0 };
+void save_shard_close(SaveShard *s) {
+    for (int a = 0; a < SHARD_ARRAYS; a++) free(s->parts[a]);
+    *s = (SaveShard){ 0 };
 }
 
-void share_copy(Share *s, int weights_only) {
+void save_shard_copy(SaveShard *s, int weights_only) {
     const Device *dev = s->model->dev;
-    for (int a = weights_only ? SHARE_WEIGHTS : 0; a < SHARE_ARRAYS; a++) {
+    for (int a = weights_only ? SHARD_WEIGHTS : 0; a < SHARD_ARRAYS; a++) {
         size_t from = 0, to = 0, bytes = 0;                 /* of parts that follow each other: in the array, in the copy */
         for (int i = 0; i <= s->model->manifest.count; i++) {
-            const SharePart *p = i < s->model->manifest.count ? &s->parts[a][i] : NULL;
+            const SaveShardPart *p = i < s->model->manifest.count ? &s->parts[a][i] : NULL;
             if (p && !p->own) continue;
-            const size_t element = p ? share_element(s, a) : 0, source = p ? p->source * element : 0;
+            const size_t element = p ? save_shard_element(s, a) : 0, source = p ? p->source * element : 0;
             if (p && bytes && source - from == p->at - to) {
                 bytes = p->at - to + p->own * element;
                 continue;
@@ -92,7 +92,7 @@ void share_copy(Share *s, int weights_only) {
     if (bias_bytes(s)) dev->copy_out(s->copy + s->bias_at, s->model->bias, bias_bytes(s));
     s->copied = 1;
 }
-void share_drop(Share *s) {
+void save_shard_drop(SaveShard *s) {
     free(s->borrowed);
     s->borrowed = NULL;
     s->copied = 0;
@@ -108,29 +108,29 @@ static int is_cut(const Model *m, int range) {
         }
     return 0;
 }
-void share_borrow(Share *s) {
+void save_shard_borrow(SaveShard *s) {
     const Model *m = s->model;
     const size_t X = m->dev->floatX_size;
     for (int i = 0; i < m->manifest.count; i++) if (expert_unit(m, i) > 1) { parallel_wait_all_weights(m); break; }
     s->borrowed = mem_alloc(s->borrowed_bytes);
     for (int range = 0; range < m->manifest.range_count && m->dp.level >= 3; range++) {
         if (!is_cut(m, range)) continue;
-        const char *whole = parallel_whole_weights(m, range);
+        const char *full = parallel_full_weights(m, range);
         for (int i = 0; i < m->manifest.count; i++) {
-            const SharePart *p = &s->parts[SHARE_WEIGHTS][i];
+            const SaveShardPart *p = &s->parts[SHARD_WEIGHTS][i];
             const size_t from = m->manifest.at[i].offset + p->first + p->own - m->manifest.ranges[range].offset;
             if (m->manifest.at[i].range == range && p->count > p->own)
-                m->dev->download(s->borrowed + p->borrowed, whole + from * X, (p->count - p->own) * X);
+                m->dev->download(s->borrowed + p->borrowed, full + from * X, (p->count - p->own) * X);
         }
     }
 }
 
-const void *share_read(const Share *s, int array, int tensor, size_t first, size_t n, void *buffer) {
-    const SharePart *p = &s->parts[array][tensor];
-    const size_t element = share_element(s, array), end = p->first + p->own, from = first > end ? first : end;
+const void *save_shard_read(const SaveShard *s, int array, int tensor, size_t first, size_t n, void *buffer) {
+    const SaveShardPart *p = &s->parts[array][tensor];
+    const size_t element = save_shard_element(s, array), end = p->first + p->own, from = first > end ? first : end;
     if (first + n > end) {                                  /* the last ones are borrowed */
         if (first < end) {
-            const void *own = share_read(s, array, tensor, first, end - first, buffer);
+            const void *own = save_shard_read(s, array, tensor, first, end - first, buffer);
             if (own != buffer) memcpy(buffer, own, (end - first) * element);
         }
         memcpy((char *)buffer + (from - first) * element, s->borrowed + p->borrowed + (from - end) * element, (first + n - from) * element);
@@ -140,7 +140,7 @@ const void *share_read(const Share *s, int array, int tensor, size_t first, size
     s->model->dev->download(buffer, array_of(s, array) + (p->source + first - p->first) * element, n * element);
     return buffer;
 }
-const void *share_bias(const Share *s, void *buffer) {
+const void *save_shard_bias(const SaveShard *s, void *buffer) {
     if (s->copied) return s->copy + s->bias_at;
     s->model->dev->download(buffer, s->model->bias, bias_bytes(s));
     return buffer;
