@@ -1,9 +1,10 @@
-/* infer_moe.c: generates text with a trained model. Also measures perplexity on a file, answers multiple-choice questions, and shows
- * which expert processes which token.
+/* infer_moe.c: generates text with a trained model. Also measures perplexity on a file, answers
+ * multiple-choice questions, and shows which expert processes which token.
  *
  *   load -> prompt -> prefill -> loop { draw a token, read it, print } -> speed
  *
- * main() is at the end. The loop: llmc/run/generate.c. Text in and out: llmc/run/stream.h. Views of experts:
+ * main() is at the end. The loop: llmc/run/generate.c. Text in and out: llmc/run/stream.h. Views of
+ * experts:
  * llmc/run/view.h. stdout carries only the text, so it can be piped; messages go to stderr. */
 #define _DEFAULT_SOURCE
 #include <errno.h>
@@ -31,7 +32,7 @@
 #include "llmc/run/options.h"
 #include "llmc/run/web.h"
 
-/* ---- options: one table (llmc/run/options.h) --------------------------------------------------------------- */
+/* ---- options: one table (llmc/run/options.h) ------------------------------------------------- */
 
 typedef struct {
     const char *prompt, *chat, *stop, *tokenizer, *file, *questions, *details, *device, *address;
@@ -50,7 +51,7 @@ static const Option table[] = {
       "tokens to generate; 0: until the context is full; -1: no limit" },
     { "text",     "r",  "sequences",     OPTION_INT,    FIELD(sequences),   "1",          1, 4096,    NULL,
       "texts generated in parallel" },
-    { "text",     "m",  "mode",          OPTION_CHOICE, FIELD(mode),        "generate",   0, 0,       "generate|chat|web",
+    { "text",     "m",  "mode",          OPTION_CHOICE, FIELD(mode),        "generate",   0, 0,     "generate|chat|web",
       "chat answers every line of stdin; /reset, /quit. web serves a page to talk to the model" },
     { "text",     "ct", "chat-template", OPTION_TEXT,   FIELD(chat),        "",           0, 0,       NULL,
       "how a chat is written; not given: by the template in the folder; without one each line is continued. One "
@@ -94,7 +95,7 @@ static const Option table[] = {
       "0 quiet, 1 speed, 2 text colored by MLP expert, 3 each expert's favourite tokens" },
     { "views",    "vl", "layer",         OPTION_INT,    FIELD(layer),       "-1",        -1, 10000,   NULL,
       "the layer that -v 2 and -v 3 show, from 0; -1: the last" },
-    { "views",    "co", "color",         OPTION_CHOICE, FIELD(color),       "auto",       0, 0,       "auto|always|never",
+    { "views",    "co", "color",         OPTION_CHOICE, FIELD(color),       "auto",       0, 0,     "auto|always|never",
       "auto: on a terminal, unless NO_COLOR is set; without color [3] marks expert 3" },
 #undef FIELD
 };
@@ -112,7 +113,8 @@ static void check_options(Options o) {
     const char *measures = *s->file ? "x" : *s->questions ? "ev" : NULL;
     for (size_t i = 0; measures && i < sizeof generating / sizeof *generating; i++)
         if (option_given(o, generating[i]))
-            fail(EXIT_USAGE, "-%s measures a file and generates nothing: it cannot be combined with -%s", measures, generating[i]);
+            fail(EXIT_USAGE, "-%s measures a file and generates nothing: it cannot be combined with -%s", measures,
+                 generating[i]);
     for (int i = 0; i < 3; i++) {
         static const char *const files[] = { "x", "ev", "eo" };
         if (option_given(o, files[i]) && !*(i == 0 ? s->file : i == 1 ? s->questions : s->details))
@@ -120,7 +122,8 @@ static void check_options(Options o) {
     }
     if (*s->file && *s->questions) fail(EXIT_USAGE, "-x and -ev measure different things: one at a time");
     if (*s->details && !*s->questions) fail(EXIT_USAGE, "-eo is for the questions of -ev");
-    if (*s->questions && s->verbose > 1) fail(EXIT_USAGE, "-v %d shows the experts of a text: it cannot be combined with -ev", s->verbose);
+    if (*s->questions && s->verbose > 1)
+        fail(EXIT_USAGE, "-v %d shows the experts of a text: it cannot be combined with -ev", s->verbose);
     if (s->sequences > 1 && chat) fail(EXIT_USAGE, "a chat has one sequence: -m chat cannot be combined with -r");
     if (s->sequences > 1 && s->tokens < 0)
         fail(EXIT_USAGE, "sequences are printed one after another: with -n -1 the second (-r) would never be printed");
@@ -128,11 +131,16 @@ static void check_options(Options o) {
         fail(EXIT_USAGE, "-v %d shows the experts of one sequence: it cannot be combined with -r", s->verbose);
     if (chat && !strcmp(s->prompt, "-"))
         fail(EXIT_USAGE, "a chat reads its lines from stdin: -m chat cannot be combined with -i -");
-    if (web && s->sequences > 1) fail(EXIT_USAGE, "-m web serves one text to each request: it cannot be combined with -r");
-    if (web && s->verbose > 1) fail(EXIT_USAGE, "the page of -m web shows the experts: it cannot be combined with -v %d", s->verbose);
-    if (s->gpus > 1 && s->verbose > 1) fail(EXIT_USAGE, "-v %d shows the experts of a model on one device: it cannot be combined with -ng", s->verbose);
-    if (s->gpus > 1 && web) fail(EXIT_USAGE, "the page of -m web shows the experts of a model on one device: it cannot be combined with -ng");
-    if (!web && (option_given(o, "wa") || option_given(o, "wp"))) fail(EXIT_USAGE, "-wa and -wp are for the page of -m web");
+    if (web && s->sequences > 1)
+        fail(EXIT_USAGE, "-m web serves one text to each request: it cannot be combined with -r");
+    if (web && s->verbose > 1)
+        fail(EXIT_USAGE, "the page of -m web shows the experts: it cannot be combined with -v %d", s->verbose);
+    if (s->gpus > 1 && s->verbose > 1) fail(EXIT_USAGE, "-v %d shows the experts of a model on one device: it cannot "
+                                            "be combined with -ng", s->verbose);
+    if (s->gpus > 1 && web) fail(EXIT_USAGE, "the page of -m web shows the experts of a model on one device: it cannot "
+                                 "be combined with -ng");
+    if (!web && (option_given(o, "wa") || option_given(o, "wp")))
+        fail(EXIT_USAGE, "-wa and -wp are for the page of -m web");
     if (chat && option_given(o, "e")) fail(EXIT_USAGE, "a chat prints no prompt: -m chat cannot be combined with -e");
     if (!chat && !web && *s->chat) fail(EXIT_USAGE, "-ct %s is for chats: -m chat or -m web", s->chat);
     if (*s->file && s->verbose == 2) fail(EXIT_USAGE, "-x prints no text to color: use -v 3, or -i @file -v 2");
@@ -147,7 +155,7 @@ typedef struct {
     Config     config;
     Tokenizer *tokenizer;               /* NULL: there is none, and text is ids */
     Generator  g;
-    int        first_gpu;               /* the one that this thread drives; those after it have layers before its own (-ng) */
+    int        first_gpu;       /* the one that this thread drives; those after it have layers before its own (-ng) */
     Conversation talk;                  /* of -m chat; no template: lines are continued */
 } Session;
 
@@ -170,7 +178,7 @@ static void message(const Session *q, const char *format, ...) {
 
 enum { GPT2_TOKENS = 50257 };
 
-/* ---- load ---------------------------------------------------------------------------------------------- */
+/* ---- load ------------------------------------------------------------------------------------ */
 
 /* A missing tokenizer is replaced; one that is damaged or belongs to another model is an error. */
 static Tokenizer *find_tokenizer(const Session *q) {
@@ -192,7 +200,8 @@ static Tokenizer *find_tokenizer(const Session *q) {
     return t;
 }
 
-/* The devices of a model whose layers are dealt out, the first layers first; the one that the caller drives is the last of them. */
+/* The devices of a model whose layers are dealt out, the first layers first; the one that the
+ * caller drives is the last of them. */
 static int devices_of(const Model *m) { return m->relay ? relay_devices(m->relay) : 1; }
 static const Model *device_model(const Model *m, int d) { return d < devices_of(m) - 1 ? relay_model(m->relay, d) : m; }
 static double device_memory(const Session *q, const Model *m, int d) {
@@ -204,7 +213,8 @@ static void list_devices(const Session *q, const Model *m, int memory) {
         const int number = d < devices_of(m) - 1 ? q->first_gpu + 1 + d : q->first_gpu;
         if (x->to - x->from > 1) fprintf(stderr, "layers %d to %d", x->from, x->to - 1);
         else fprintf(stderr, "layer %d", x->from);
-        fprintf(stderr, " on %s %d: %.1f MB", q->g.dev->is_gpu ? "GPU" : "pretended device", number, (double)x->arena.total / 1e6);
+        fprintf(stderr, " on %s %d: %.1f MB", q->g.dev->is_gpu ? "GPU" : "pretended device", number,
+                (double)x->arena.total / 1e6);
         fprintf(stderr, memory ? " of %.1f MB free\n" : "\n", device_memory(q, m, d) / 1e6);
     }
 }
@@ -231,7 +241,8 @@ static _Noreturn void out_of_memory(const Session *q, const Model *m) {
     char more[64] = "";
     if (enough > devices_of(m)) snprintf(more, sizeof more, "-ng %d deals its layers out to %d GPUs. ", enough, enough);
     fail(EXIT_MEMORY, "%s does not have the %.1f MB that this needs%s. %s%s", q->g.dev->name, (double)a->total / 1e6,
-         m->relay ? " on each device" : "", more, a->category[MEM_WEIGHTS] > a->total / 2 ? "Most of it is weights: a bf16 device (-dv) halves them"
+         m->relay ? " on each device" : "", more,
+         a->category[MEM_WEIGHTS] > a->total / 2 ? "Most of it is weights: a bf16 device (-dv) halves them"
          : q->s.sequences > 1 ? "Fewer sequences (-r) or a shorter context (-c) need less"
          : "A shorter context (-c) needs less");
 }
@@ -258,7 +269,8 @@ static void load(Session *q, const char *wanted) {
     if (q->s.gpus > 1) {
         const size_t cache = *q->s.file || *q->s.questions ? 0 : (size_t)q->s.sequences * (size_t)q->s.context;
         q->g.relay = relay_open(q->g.dev, local.first + 1, &q->config, q->s.gpus, cache, why_cpu);
-        if (!q->g.relay) fail(EXIT_USAGE, "-ng %d: the layers of this model cannot be dealt out: %s", q->s.gpus, why_cpu);
+        if (!q->g.relay)
+            fail(EXIT_USAGE, "-ng %d: the layers of this model cannot be dealt out: %s", q->s.gpus, why_cpu);
     }
     config_descriptor(&q->config, name);
     message(q, "model %s (%s), context %d, %s\n", q->folder, name, q->s.context, q->g.dev->name);
@@ -290,7 +302,7 @@ static void report_view(const Session *q) {
     if (q->s.verbose == 3) view_favourites(&q->g.view, q->tokenizer);
 }
 
-/* ---- generate ------------------------------------------------------------------------------------------ */
+/* ---- generate -------------------------------------------------------------------------------- */
 
 static void open_generator(Session *q, int capacity) {
     const Settings *s = &q->s;
@@ -336,8 +348,9 @@ static void generate(Session *q) {
     free(text);
 }
 
-/* ---- chat: a line of stdin is said to the model as its chat template writes it; if it has none, the line is added to the context as it
- * is, and the model continues it ------------------------------------------------------------------------ */
+/* ---- chat: a line of stdin is said to the model as its chat template writes it; if it has none,
+ * the line is added to the context as it is, and the model continues it
+ * ------------------------------------------------------------------------ */
 
 static void end_answer(const Stream *o) {
     if (o->last != '\n') putchar('\n');
@@ -352,14 +365,16 @@ static void answer_message(Session *q, const char *line, size_t bytes) {
     if (!converse_say(&q->talk, &q->g, line, bytes, q->s.tokens, &e)) { warn("%s", e.text); return; }
     end_answer(&q->g.stream[0]);
     if (q->talk.forgotten > forgotten)
-        message(q, "the context of %d tokens was full: the oldest %d messages are forgotten\n", q->g.capacity, q->talk.forgotten - forgotten);
+        message(q, "the context of %d tokens was full: the oldest %d messages are forgotten\n", q->g.capacity,
+                q->talk.forgotten - forgotten);
 }
 
 static void continue_line(Session *q, const char *line, size_t bytes) {
     Generator *g = &q->g;
     Stream *o = &g->stream[0];
     int *ids;
-    const int count = prompt_encode(q->tokenizer, config_ids(&q->config), line, bytes, !g->d.length, g->capacity / 2, &ids);
+    const int count = prompt_encode(q->tokenizer, config_ids(&q->config), line, bytes, !g->d.length,
+                                    g->capacity / 2, &ids);
     stream_restart(o);
     if (count) generator_read(g, ids, count, NULL, bytes);
     generator_write(g, q->s.tokens, 1);
@@ -373,20 +388,24 @@ static int is_command(const char *line, const char *command) {
     return !strncmp(line, command, n) && !line[n + strspn(line + n, " \r\n")];
 }
 
-/* The folder whose chat template holds: that of the tokenizer of -z, else the model's. free() it. */
+/* The folder whose chat template holds: that of the tokenizer of -z, else the model's. free()
+ * it. */
 static char *template_folder(const Session *q) {
-    char *path = text_format("%s", *q->s.tokenizer ? q->s.tokenizer : q->folder), *slash = *q->s.tokenizer ? strrchr(path, '/') : NULL;
+    char *path = text_format("%s", *q->s.tokenizer ? q->s.tokenizer : q->folder),
+        *slash = *q->s.tokenizer ? strrchr(path, '/') : NULL;
     if (slash) *slash = 0;
     else if (*q->s.tokenizer) strcpy(path, ".");
     return path;
 }
-/* The chat template of -ct or of the folder. One that is unknown is an error: without it the answers would be bad, and nobody told why. */
+/* The chat template of -ct or of the folder. One that is unknown is an error: without it the
+ * answers would be bad, and nobody told why. */
 static void find_template(Session *q) {
     Error e;
     size_t bytes;
     char *system = prompt_read(q->s.prompt, &bytes), *path = template_folder(q);
     if (!converse_open(&q->talk, q->s.chat, path, system, &e)) fail_with(&e, EXIT_USAGE);
-    if (!q->talk.chat.form && q->talk.chat.unknown) fail(EXIT_INPUT, "%s; -ct NAME chooses one of " CHAT_NAMES, q->talk.chat.why);
+    if (!q->talk.chat.form && q->talk.chat.unknown)
+        fail(EXIT_INPUT, "%s; -ct NAME chooses one of " CHAT_NAMES, q->talk.chat.why);
     if (q->talk.chat.form && !q->tokenizer) fail(EXIT_INPUT, "a chat needs a tokenizer (-z)");
     free(system);
     free(path);
@@ -398,11 +417,13 @@ static void chat(Session *q) {
     int *ids = NULL;
     char *line = NULL, *prompt = prompt_read(q->s.prompt, &bytes);
     const int talks = q->talk.chat.form != NULL;
-    const int count = bytes && !talks ? prompt_encode(q->tokenizer, config_ids(&q->config), prompt, bytes, 1, q->s.context, &ids) : 0;
+    const int count = bytes
+        && !talks ? prompt_encode(q->tokenizer, config_ids(&q->config), prompt, bytes, 1, q->s.context, &ids) : 0;
     const int interactive = isatty(0);
     open_generator(q, q->s.context);
     if (interactive) message(q, talks ? "chat template %s; /reset forgets all, /quit ends, Ctrl-C interrupts\n"
-                                      : "the model%s continues every line; /reset forgets all, /quit ends, Ctrl-C interrupts\n", chat_name(&q->talk.chat));
+                                      : "the model%s continues every line; /reset forgets all, /quit ends, "
+                                      "Ctrl-C interrupts\n", chat_name(&q->talk.chat));
     for (;;) {
         if (count && !g->d.length) generator_read(g, ids, count, NULL, bytes);
         if (interactive) fputs("> ", stderr);
@@ -430,7 +451,7 @@ static void chat(Session *q) {
     free(prompt);
 }
 
-/* ---- web: a page to talk to the model ------------------------------------------------------------------- */
+/* ---- web: a page to talk to the model -------------------------------------------------------- */
 
 static void serve(Session *q, Options o) {
     Error e;
@@ -439,12 +460,13 @@ static void serve(Session *q, Options o) {
     Chat chat = { 0 };
     if (q->tokenizer && !chat_open(&chat, q->s.chat, path, &e)) fail_with(&e, EXIT_USAGE);
     free(path);
-    if (!chat.form && chat.unknown) warn("%s; -ct NAME chooses one of " CHAT_NAMES ". The page continues texts only", chat.why);
+    if (!chat.form && chat.unknown)
+        warn("%s; -ct NAME chooses one of " CHAT_NAMES ". The page continues texts only", chat.why);
     chat.today = 1;
     open_generator(q, q->s.context);
     signal(SIGTERM, on_interrupt);
-    const Web w = { .address = q->s.address, .port = q->s.port, .options = o, .tokenizer = q->tokenizer, .chat = &chat, .prompt = prompt,
-                    .g = &q->g, .verbose = q->s.verbose };
+    const Web w = { .address = q->s.address, .port = q->s.port, .options = o, .tokenizer = q->tokenizer, .chat = &chat,
+                    .prompt = prompt, .g = &q->g, .verbose = q->s.verbose };
     message(q, "Ctrl-C ends the server\n");
     if (!web_serve(&w, &e)) fail(EXIT_USAGE, "%s (-wa, -wp)", e.text);
     interrupts = 0;
@@ -453,9 +475,11 @@ static void serve(Session *q, Options o) {
     free(prompt);
 }
 
-/* ---- perplexity ----------------------------------------------------------------------------------------- *
- * The file is cut into consecutive windows of the model's context. Within a window every token is predicted from those
- * before it; the last one predicts the first token of the next window. The file's first token is not predicted. */
+/* ---- perplexity
+ * ----------------------------------------------------------------------------------------- * The
+ * file is cut into consecutive windows of the model's context. Within a window every token is
+ * predicted from those before it; the last one predicts the first token of the next window. The
+ * file's first token is not predicted. */
 
 static void measure_perplexity(Session *q) {
     const Device *dev = q->g.dev;
@@ -466,7 +490,8 @@ static void measure_perplexity(Session *q) {
     if (!q->tokenizer) fail(EXIT_INPUT, "-x needs a tokenizer (-z)");
     char *text = file_read(q->s.file, &bytes, &e);
     if (!text) fail(EXIT_INPUT, "-x %s", e.text);
-    if (kind_is_json(text, bytes)) warn("%s looks like JSON; what is measured is all of its text, with names and braces", q->s.file);
+    if (kind_is_json(text, bytes))
+        warn("%s looks like JSON; what is measured is all of its text, with names and braces", q->s.file);
     const size_t tokens = tokenizer_encode(q->tokenizer, text, bytes, &ids);
     if (tokens < 2) fail(EXIT_INPUT, "-x %s: %zu tokens; at least two are needed", q->s.file, tokens);
     free(tokenizer_decode(q->tokenizer, ids, 1, &first_bytes));
@@ -492,8 +517,8 @@ static void measure_perplexity(Session *q) {
     }
     const double mean = sum / (double)N, time = now() - start;
     if (!isfinite(mean)) fail(EXIT_NUMERICS, "the loss of %s is not finite: the weights are damaged", q->s.file);
-    text_print(stdout, "%s: tokens %zu  loss %.6f nats/token  perplexity %.4f  bits/byte %.6f\n", q->s.file, N, mean, exp(mean),
-           sum / log(2) / (double)(bytes - first_bytes));
+    text_print(stdout, "%s: tokens %zu  loss %.6f nats/token  perplexity %.4f  bits/byte %.6f\n", q->s.file, N, mean,
+           exp(mean), sum / log(2) / (double)(bytes - first_bytes));
     message(q, "%.1f s, %.0f tokens/s, windows of %zu\n", time, (double)N / time, T);
     if (q->g.view.main) report_view(q);
     view_close(&q->g.view);
@@ -502,7 +527,7 @@ static void measure_perplexity(Session *q) {
     free(text);
 }
 
-/* ---- questions ------------------------------------------------------------------------------------------- */
+/* ---- questions ------------------------------------------------------------------------------- */
 
 static void print_evaluation(const Session *q, const Questions *all, const Evaluation *v) {
     static const char *const names[MEASURES] = { "accuracy", "per token", "per character" };
@@ -510,7 +535,8 @@ static void print_evaluation(const Session *q, const Questions *all, const Evalu
     if (v->questions < (int64_t)all->count) printf(" of %zu, then interrupted", all->count);
     for (int by = 0; by < MEASURES && v->questions; by++)
         if (by != PER_CHARACTER || v->has_characters)
-            printf("  %s %.4f +- %.4f", names[by], (double)v->right[by] / (double)v->questions, evaluate_error(v->right[by], v->questions));
+            printf("  %s %.4f +- %.4f", names[by], (double)v->right[by] / (double)v->questions,
+                   evaluate_error(v->right[by], v->questions));
     putchar('\n');
 }
 
@@ -525,7 +551,8 @@ static void answer_questions(Session *q) {
     const Settings *s = &q->s;
     if (!questions_read(&all, s->questions, q->tokenizer, config_ids(&q->config), &e)
         || !questions_cut(&all, s->questions, s->context, &cut, &e)) fail(EXIT_INPUT, "-ev %s", e.text);
-    if (cut) warn("%zu questions are longer than the %d tokens that the model sees (-c): the beginnings of their contexts are cut", cut, s->context);
+    if (cut) warn("%zu questions are longer than the %d tokens that the model sees (-c): the beginnings of their "
+                  "contexts are cut", cut, s->context);
     if (all.binary && q->tokenizer && tokenizer_vocab(q->tokenizer) != GPT2_TOKENS)
         warn("%s has tokens of GPT-2, but the model's tokenizer is another: the result means nothing", s->questions);
     if (*s->details && !(details = file_create(s->details, &e))) fail(EXIT_DISK, "-eo %s", e.text);
@@ -543,9 +570,10 @@ static void answer_questions(Session *q) {
     questions_free(&all);
 }
 
-/* ---- main ---------------------------------------------------------------------------------------------- */
+/* ---- main ------------------------------------------------------------------------------------ */
 
-/* What follows from the options and the terminal: the escapes of the stop string, a seed from the clock, colors. */
+/* What follows from the options and the terminal: the escapes of the stop string, a seed from the
+ * clock, colors. */
 static void prepare(Session *q, Options o) {
     Settings *s = &q->s;
     if (s->mode == CHAT) find_template(q);
@@ -558,7 +586,8 @@ static void prepare(Session *q, Options o) {
         clock_gettime(CLOCK_REALTIME, &t);
         s->seed = (int64_t)(random_key((uint64_t)t.tv_sec, (uint64_t)t.tv_nsec) % 1000000000);
     }
-    if (!*s->file && !*s->questions && !web && (from_clock || s->verbose)) fprintf(stderr, "seed %lld\n", (long long)s->seed);
+    if (!*s->file && !*s->questions && !web && (from_clock || s->verbose))
+        fprintf(stderr, "seed %lld\n", (long long)s->seed);
     const int terminal = isatty(1), colors = terminal && !(none && *none);
     q->style = (TextStyle){ .tokenizer = q->tokenizer, .stop = q->stop, .marked = s->verbose == 2, .terminal = terminal,
                             .colored = s->color == COLOR_ALWAYS || (s->color == COLOR_AUTO && colors) };

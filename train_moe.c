@@ -1,11 +1,13 @@
 /* train_moe.c: trains a sparse mixture-of-experts language model.
  *
- *   settings -> data -> model -> ranks -> loop { batch, forward, loss, backward, update } -> checkpoint
+ *   settings -> data -> model -> ranks -> loop { batch, forward, loss, backward, update } ->
+ *   checkpoint
  *
- * main() is at the end and reads like the list above. After `ranks`, each rank works in a thread of its own, in lockstep
- * with the others (llmc/model/parallel.h); only rank 0 writes and prints. Settings: llmc/run/settings.c. How a run starts
- * and what it reports: llmc/run/run.h. The model: llmc/model/pass.c. Its layers: llmc/model/attention.c, moe.c and route.c.
- * The arithmetic: kernels/kernels.h. */
+ * main() is at the end and reads like the list above. After `ranks`, each rank works in a thread of
+ * its own, in lockstep with the others (llmc/model/parallel.h); only rank 0 writes and prints.
+ * Settings: llmc/run/settings.c. How a run starts and what it reports: llmc/run/run.h. The model:
+ * llmc/model/pass.c. Its layers: llmc/model/attention.c, moe.c and route.c. The arithmetic:
+ * kernels/kernels.h. */
 #include "llmc/base/random.h"
 #include "llmc/model/batch.h"
 #include "llmc/model/pass.h"
@@ -18,7 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- one step ------------------------------------------------------------------------------------------ */
+/* ---- one step -------------------------------------------------------------------------------- */
 
 static AdamW adamw(const Settings *s, int64_t step) {
     return (AdamW){ .lr = s->lr * (float)schedule_rate(s->schedule, (long)step, (long)s->steps, (long)s->warmup,
@@ -44,7 +46,8 @@ static void send_step(Run *r) {
     }
     r->counted = data_counted(r->data, first, (int)samples_per_step(r), s->seq, (uint64_t)s->seed, &e);
     if (r->counted < 0) fail_with(&e, EXIT_DISK);
-    model_send(&r->model, r->inputs, r->targets, data_has_chats(r->data) ? r->positions : NULL, r->keys, s->batch, s->seq);
+    model_send(&r->model, r->inputs, r->targets, data_has_chats(r->data) ? r->positions : NULL, r->keys,
+               s->batch, s->seq);
     const float scale = 1.0f / (float)r->counted;
     model_scale_loss(&r->model, (double)scale);
     optimizer_set(&r->optimizer, &r->model, adamw(s, step));
@@ -77,7 +80,8 @@ static void train_step(Run *r) {
     if (!r->records) parallel_gather_weights(m, 1);
 }
 
-/* Reads back the results of the step that began at time `start`: the only point where the host waits for the device. */
+/* Reads back the results of the step that began at time `start`: the only point where the host
+ * waits for the device. */
 static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     Model *m = &r->model;
     StepStats t = { .step = r->progress.step + 1, .steps = r->s.steps };
@@ -98,7 +102,7 @@ static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     return t;
 }
 
-/* ---- the loop ------------------------------------------------------------------------------------------ */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 /* The time-out of a step. None for the first three steps, which include warm-up. */
 static double step_limit(const Run *r) {
@@ -121,14 +125,16 @@ static int between_steps(Run *r) {
     run_report(r);
     const double taken = r->takes_signals && !r->dev->is_gpu && !r->saves.under_way ? threads_follow_load() : 0;
     if (taken > 0)
-        log_line(&r->log, "other programs are using this machine: its threads wait %.0f %% of their time for a core; they spin less from now on",
-                 100 * taken);
+        log_line(&r->log, "other programs are using this machine: its threads wait %.0f %% of their time for a core; "
+                 "they spin less from now on", 100 * taken);
     const int requests = requests_collect(r->parallel.group, r->takes_signals, r->leads ? s->out : NULL,
-                                          (saves_due(&r->saves) ? REQUEST_TIMED_SAVE : 0) | (saves_busy(&r->saves) ? REQUEST_BUSY : 0));
+                                          (saves_due(&r->saves) ? REQUEST_TIMED_SAVE : 0)
+                                          | (saves_busy(&r->saves) ? REQUEST_BUSY : 0));
     const int last = p->step == s->steps && !p->unvalidated, by_step = s->save_every && p->step % s->save_every == 0;
     const int requested = requests & ~REQUEST_BUSY, stops = requests & REQUEST_STOP;
     if (!(requests & REQUEST_BUSY)) saves_follow(&r->saves, 0);
-    if (last || requested || by_step) saves_begin(&r->saves, !last && !by_step && requested == REQUEST_TIMED_SAVE, last || stops);
+    if (last || requested || by_step)
+        saves_begin(&r->saves, !last && !by_step && requested == REQUEST_TIMED_SAVE, last || stops);
     if (!stops || last) return 1;
     if (r->saves.saved_step != p->step) fail(EXIT_DISK, "stopped on request, but the checkpoint could not be saved");
     return 0;
@@ -161,14 +167,15 @@ static int train(Run *r) {
     }
     if (r->saves.saved_step != p->step) fail(EXIT_DISK, "the last checkpoint could not be saved in %s", s->out);
     if (r->saves.saved != SAVED_ALL)
-        fail(EXIT_DISK, "all %lld steps are saved in %s/state, but what else a save does failed; to repeat it: ./train_moe -o %s -y 1",
-             (long long)p->step, s->out, s->out);
+        fail(EXIT_DISK, "all %lld steps are saved in %s/state, but what else a save does failed; to repeat it: "
+             "./train_moe -o %s -y 1", (long long)p->step, s->out, s->out);
     return 1;
 }
 
-/* ---- the ranks ------------------------------------------------------------------------------------------- */
+/* ---- the ranks ------------------------------------------------------------------------------- */
 
-/* The work of one rank, in a thread of its own. all: a copy of the Run for each rank of this process. */
+/* The work of one rank, in a thread of its own. all: a copy of the Run for each rank of this
+ * process. */
 static void run_rank(void *all, int local) {
     Run *r = (Run *)all + local;
     parallel_connect(&r->parallel, r->dev, r->local_devices.first + local, r->processes, local);
@@ -183,9 +190,11 @@ static void run_rank(void *all, int local) {
     run_end_log(r);
     saver_close(r->saves.saver);
     if (r->finished && r->saves.lost_best >= 0)
-        fail(EXIT_DISK, "the weights with the best validation loss, of step %lld, could not be saved", (long long)r->saves.lost_best);
+        fail(EXIT_DISK, "the weights with the best validation loss, of step %lld, could not be saved",
+             (long long)r->saves.lost_best);
     for (int i = 0; i < PHASES; i++) replay_free(&r->replay_micro[i], r->dev);
-    for (int i = 0; i < MUON_PERIODS; i++) replay_free(&r->replay_update[i], r->dev);      /* NCCL does not close while a recording holds its operations */
+    /* NCCL does not close while a recording holds its operations */
+    for (int i = 0; i < MUON_PERIODS; i++) replay_free(&r->replay_update[i], r->dev);
     parallel_disconnect(&r->parallel);
 }
 

@@ -44,8 +44,8 @@ static void forward(void *heads) {
 }
 static void backward(void *heads) {
     const Heads *h = heads;
-    h->dev->attention_backward(h->dq, h->dkv, h->dout, h->out, h->lse, h->q, h->kv, NULL, HEADS_TILED, h->z.B, h->z.T, h->z.G,
-                               h->z.Q, h->z.D);
+    h->dev->attention_backward(h->dq, h->dkv, h->dout, h->out, h->lse, h->q, h->kv, NULL, HEADS_TILED, h->z.B, h->z.T,
+                               h->z.G, h->z.Q, h->z.D);
 }
 
 static void time_heads(Heads *h) {

@@ -1,20 +1,26 @@
 /* bench_moe.c: how fast is every operation, and how fast could it be?
  *
  *   bench_moe [-d DEVICE] [-e SIZE] [-t SECONDS] [-l] [FILTER]
- *   bench_moe [-d DEVICE] -step MODEL[,SEQUENCES[,TOKENS]] [-r N] [-mw N] [-mo TYPE]        a whole training step: step.c
- *   bench_moe [-d DEVICE] -step layers [FILTER]                                             the layers of -e layers, likewise
+ *   bench_moe [-d DEVICE] -step MODEL[,SEQUENCES[,TOKENS]] [-r N] [-mw N] [-mo TYPE]  a whole
+ *   training step: step.c
+ *   bench_moe [-d DEVICE] -step layers [FILTER]                                       the layers of
+ *   -e layers, likewise
  *
- * The operations are the cases of tests/ops/cases.c that a model of that size uses, so what is timed is what is tested. A line
- * gives the time of an operation, how much it moves (bytes) or computes (flop), and its fraction of the limit that applies:
- *   memory     the rate at which the device copies memory; on a GPU, of copies that move as many bytes, since short ones end
- *              before the whole GPU is busy. Bytes: what the operation has to read and write at least. Several sets of buffers
- *              are used in rotation, so that no cache holds them.
- *   products   routed products on a GPU: the rate of one dense product of the same size (cuBLAS, if available), and in bf16
- *              that of cuBLAS's strided batch of E products of S/E rows, which are in order.
- *              Other products and attention: on a CPU the rate of multiply-adds between registers on all threads, on a GPU
- *              that of a dense product of 8192 x 8192 x 8192.
- * A time is the median of at least 7 batches of calls (-t 0: of one, to see that all run), after a warm-up; (fastest - slowest).
- * Batches of the copies and dense products alternate with them, because clocks and the load by other programs change. */
+ * The operations are the cases of tests/ops/cases.c that a model of that size uses, so what is
+ * timed is what is tested. A line gives the time of an operation, how much it moves (bytes) or
+ * computes (flop), and its fraction of the limit that applies:
+ *   memory    the rate at which the device copies memory; on a GPU, of copies that move as many
+ *             bytes, since short ones end before the whole GPU is busy. Bytes: what the operation
+ *             has to read and write at least. Several sets of buffers are used in rotation, so that
+ *             no cache holds them.
+ *   products  routed products on a GPU: the rate of one dense product of the same size (cuBLAS, if
+ *             available), and in bf16 that of cuBLAS's strided batch of E products of S/E rows,
+ *             which are in order.
+ *             Other products and attention: on a CPU the rate of multiply-adds between registers on
+ *             all threads, on a GPU that of a dense product of 8192 x 8192 x 8192.
+ * A time is the median of at least 7 batches of calls (-t 0: of one, to see that all run), after a
+ * warm-up; (fastest - slowest). Batches of the copies and dense products alternate with them,
+ * because clocks and the load by other programs change. */
 #include "layers.h"
 #include "ranks.h"
 #include "llmc/model/recompute.h"
@@ -46,7 +52,7 @@ static const struct {
 };
 enum { SIZES = sizeof sizes / sizeof *sizes };
 
-/* ---- what the machine can do --------------------------------------------------------------------------- */
+/* ---- what the machine can do ----------------------------------------------------------------- */
 
 #if defined(__AVX512F__)
 enum { VECTOR = 64 };
@@ -56,8 +62,9 @@ enum { VECTOR = 32 };
 enum { VECTOR = 16 };
 #endif
 
-/* Twelve independent chains of multiply-adds: enough to keep two FMA units with a latency of 4 busy. They start from different
- * numbers, unknown to the compiler; otherwise it would compute one chain for all. */
+/* Twelve independent chains of multiply-adds: enough to keep two FMA units with a latency of 4
+ * busy. They start from different numbers, unknown to the compiler; otherwise it would compute one
+ * chain for all. */
 #define PEAK(type) \
 typedef type type##_vector __attribute__((vector_size(VECTOR))); \
 static double peak_##type(double seconds) { \
@@ -89,7 +96,8 @@ static double peak_##type(double seconds) { \
 PEAK(float)
 PEAK(double)
 
-/* Seconds to start and join the threads: 0 if that takes the usual few microseconds, more if other programs use the cores. */
+/* Seconds to start and join the threads: 0 if that takes the usual few microseconds, more if other
+ * programs use the cores. */
 static double start_threads(void) {
     enum { TIMES = 101 };
     double best = 1, all = now();
@@ -117,7 +125,7 @@ static void print_machine(void) {
            COMPILER_FLAGS, 8 * VECTOR);
 }
 
-/* ---- what is timed: batches of calls ------------------------------------------------------------ */
+/* ---- what is timed: batches of calls --------------------------------------------------------- */
 
 enum { MOST_COPIES = 64 };
 static const size_t out_of_cache = (size_t)256 << 20;       /* bytes; the largest caches are a quarter of that */
@@ -189,7 +197,8 @@ static void work_close(Work *w) {
     for (int i = 0; i < w->copies; i++) {
         const Case *c = w->copy[i].c;
         for (int k = 0; k < c->buffers; k++)
-            if (!case_guard(&w->copy[i], k)) fail(EXIT_NUMERICS, "%s %s: wrote outside of %s", w->dev->name, c->what, c->buffer[k].name);
+            if (!case_guard(&w->copy[i], k))
+                fail(EXIT_NUMERICS, "%s %s: wrote outside of %s", w->dev->name, c->what, c->buffer[k].name);
         case_release(&w->copy[i]);
     }
     if (w->to) w->dev->release(w->to);
@@ -197,7 +206,7 @@ static void work_close(Work *w) {
     *w = (Work){ 0 };
 }
 
-/* ---- one operation ------------------------------------------------------------------------------------- */
+/* ---- one operation --------------------------------------------------------------------------- */
 
 /* Totals at the end of a size. */
 static const struct { const char *name, *ops[3]; } groups[] = {
@@ -244,7 +253,8 @@ static void time_case(Case *c, void *context) {
     Work w, dense = { 0 }, even = { 0 };
     const Cost cost = case_cost(c, b->dev);
     const int product = cost.flop > 0, routed = c->dense && b->dev->is_gpu, ceiling = routed && b->even.name;
-    if ((b->filter && !strstr(c->what, b->filter)) || strncmp(c->op, b->only, strlen(b->only)) || !case_fits(c, b->dev)) return;
+    if ((b->filter && !strstr(c->what, b->filter)) || strncmp(c->op, b->only, strlen(b->only)) || !case_fits(c, b->dev))
+        return;
     if (b->list) { puts(c->what); return; }
     if (!work_open(&w, c, b->dev) || (routed && !work_open(&dense, c->dense, b->dev))
         || (ceiling && !work_open(&even, c->even, &b->even)))
@@ -255,8 +265,8 @@ static void time_case(Case *c, void *context) {
         const double copied = product ? 0 : copying_of(&b->copying, amount);
         const Timing t = time_beside(&w, beside, b->seconds);
         const double peak = routed ? cost.flop / t.other[0] : product ? b->flops_peak : copied / t.other[0];
-        printf("%-72s %9.4f ms (%.4f - %.4f) %9.2f %s %8.1f %s", c->what, t.time * 1e3, t.fastest * 1e3, t.slowest * 1e3,
-               amount / (product ? 1e9 : 1e6), product ? "GFLOP" : "MB   ", amount / t.time / 1e9,
+        printf("%-72s %9.4f ms (%.4f - %.4f) %9.2f %s %8.1f %s", c->what, t.time * 1e3, t.fastest * 1e3,
+               t.slowest * 1e3, amount / (product ? 1e9 : 1e6), product ? "GFLOP" : "MB   ", amount / t.time / 1e9,
                product ? "GFLOP/s" : "GB/s   ");
         if (peak > 0) printf(" %4.0f %%%s", 100 * amount / t.time / peak, routed ? " of dense" : "");
         if (ceiling) printf(", %.0f %% of a batch", 100 * t.other[1] / t.time);
@@ -277,7 +287,8 @@ static void print_groups(const Bench *b, const char *size) {
                    100 * b->amount[g] / b->time[g] / b->flops_peak);
         else if (b->time[g] > 0) printf("%s %s: %.1f us\n", size, groups[g].name, b->time[g] * 1e6);
 }
-/* Times single copies, each between two marks, as step.c times operations; on devices without marks, computes them from the rate. */
+/* Times single copies, each between two marks, as step.c times operations; on devices without
+ * marks, computes them from the rate. */
 static void time_copies(Copies *c, Work *w, double rate) {
     enum { TIMES = 15, AHEAD = 10 };
     const Device *dev = w->dev;
@@ -287,7 +298,8 @@ static void time_copies(Copies *c, Work *w, double rate) {
         c->seconds[i] = (double)bytes / rate;
         if (!dev->mark) continue;
         w->piece = bytes / 2;
-        for (int k = 0; k < AHEAD; k++) dev->zero(w->to, out_of_cache);     /* the host gets ahead, so no copy waits for it */
+        /* the host gets ahead, so no copy waits for it */
+        for (int k = 0; k < AHEAD; k++) dev->zero(w->to, out_of_cache);
         dev->mark(0);
         for (int k = 0; k < TIMES; k++) { call(w); dev->mark(k + 1); }
         dev->sync();
@@ -321,11 +333,12 @@ static void bench_operations(Bench *b, const char *size) {
     if (!b->done && !b->list) fail(EXIT_USAGE, "no operation matches %s (-l lists them)", b->filter);
 }
 
-/* ---- the program --------------------------------------------------------------------------------------- */
+/* ---- the program ----------------------------------------------------------------------------- */
 
 static const char *const usage =
     "usage: bench_moe [-d DEVICE] [-e SIZE] [-t SECONDS] [-l] [FILTER]\n"
-    "       bench_moe [-d DEVICE] -step MODEL[,SEQUENCES[,TOKENS]] [-r N] [-mw N] [-mo TYPE] [-mg TYPE] [-wo NAME] [-wp N]\n"
+    "       bench_moe [-d DEVICE] -step MODEL[,SEQUENCES[,TOKENS]] [-r N] [-mw N] [-mo TYPE] [-mg TYPE] [-wo "
+    "NAME] [-wp N]\n"
     "       bench_moe [-d DEVICE] -step layers [FILTER]\n"
     "Times operations, layers or training steps beside the limits of this machine.\n"
     "  -d, --device DEVICE    cpu-f32 (default), cpu-bf16, cpu-f64, cuda-bf16, ...\n"
@@ -342,7 +355,8 @@ static const char *const usage =
     "                         decoding   models with random weights, published ones on a GPU: tokens per second\n"
     "                         loading    writes such a model to the folder -o (FILTER: which) and times reading it\n"
     "  -t, --time SECONDS     time for each operation (default 0.1; at least 7 batches). 0: one batch\n"
-    "  -s, -step, --step      every operation of one training step of MODEL, for example m12, with SEQUENCES (default 16,\n"
+    "  -s, -step, --step      every operation of one training step of MODEL, for example m12, with SEQUENCES "
+    "(default 16,\n"
     "                         on CPUs 1) of TOKENS (1024): its share of the step's time, and of its own limit;\n"
     "                         layers: the operations of each layer of -e layers\n"
     "  options of that step, as for train_moe:\n"
@@ -354,8 +368,10 @@ static const char *const usage =
     "  -l, --list             list the operations instead of timing them\n"
     "  FILTER                 only operations whose line contains this\n";
 
-static const char *const suites[] = { "layers", "heads", "attention", "steps", "parts", "ranks", "ladder", "rounding", "decoding", "loading", NULL };
-typedef enum { LAYERS, HEADS, ATTENTION, STEPS, PARTS, RANKS, RUNGS, ROUNDED, DECODING, LOADING, OPERATIONS, STEP, STEP_LAYERS } Subject;
+static const char *const suites[] = { "layers", "heads", "attention", "steps", "parts", "ranks", "ladder", "rounding",
+                                      "decoding", "loading", NULL };
+typedef enum { LAYERS, HEADS, ATTENTION, STEPS, PARTS, RANKS, RUNGS, ROUNDED, DECODING, LOADING, OPERATIONS, STEP,
+               STEP_LAYERS } Subject;
 typedef struct {
     const char *device, *size, *step, *folder;
     int     wait;
@@ -383,13 +399,17 @@ static int choice(int argc, char **argv, int *i, const char *const *words) {
 static double seconds_of(const char *text) {
     char *end;
     const double seconds = strtod(text, &end);
-    if (end == text || *end || !(seconds >= 0 && seconds <= 3600)) fail(EXIT_USAGE, "%s: not a number of seconds\n%s", text, usage);
+    if (end == text || *end || !(seconds >= 0 && seconds <= 3600))
+        fail(EXIT_USAGE, "%s: not a number of seconds\n%s", text, usage);
     return seconds;
 }
 /* -r 0, 1 or 2, or the name of one part, in all layers. */
-static Recompute recompute_of(int choice) { return choice < 3 ? recompute_numbered(choice) : recompute_parts(1u << (choice - 3), INT_MAX); }
+static Recompute recompute_of(int choice) {
+    return choice < 3 ? recompute_numbered(choice) : recompute_parts(1u << (choice - 3), INT_MAX);
+}
 static void parse(Request *r, Bench *b, int argc, char **argv) {
-    static const char *const again[] = { "0", "1", "2", "norms", "qkv", "attention", "output", "up", NULL }, *const yes[] = { "0", "1", NULL };
+    static const char *const again[] = { "0", "1", "2", "norms", "qkv", "attention", "output", "up", NULL },
+        *const yes[] = { "0", "1", NULL };
     static const char *const optimizers[] = { "adamw", "muon", NULL };
     static const char *const types[] = { "f32", "bf16", NULL }, *const periods[] = { "1", "2", "3", "4", NULL };
     for (int i = 1; i < argc; i++)
@@ -414,8 +434,10 @@ static void parse(Request *r, Bench *b, int argc, char **argv) {
     int known = !r->size || at >= 0;
     for (int i = 0; i < SIZES; i++) known |= r->size && !strcmp(r->size, sizes[i].s.name);
     if (!known) fail(EXIT_USAGE, "size %s: unknown\n%s", r->size, usage);
-    if (r->step && (r->size || (b->filter && !layers) || b->list)) fail(EXIT_USAGE, "-step goes with -d only\n%s", usage);
-    if (!r->folder != !(at == LOADING)) fail(EXIT_USAGE, "-e loading needs a folder, -o, and nothing else does\n%s", usage);
+    if (r->step && (r->size || (b->filter && !layers) || b->list))
+        fail(EXIT_USAGE, "-step goes with -d only\n%s", usage);
+    if (!r->folder != !(at == LOADING))
+        fail(EXIT_USAGE, "-e loading needs a folder, -o, and nothing else does\n%s", usage);
     r->subject = layers ? STEP_LAYERS : r->step ? STEP : at >= 0 ? (Subject)at : OPERATIONS;
 }
 
@@ -436,7 +458,8 @@ static void measure_limits(Bench *b, Copies *copies, int argc, char **argv) {
     time_copies(copies, &b->copying, copy_rate);
     const double late = b->dev->is_gpu ? 0 : start_threads();
     if (late > 0)
-        warn("starting threads takes %.0f us on average: other programs use these cores, do not trust the times", late * 1e6);
+        warn("starting threads takes %.0f us on average: other programs use these cores, do not trust the times",
+             late * 1e6);
 }
 
 /* MODEL[,SEQUENCES[,TOKENS]]: descriptors have no commas. */
@@ -447,7 +470,8 @@ static void step_of(const Request *r, const Bench *b, const Copies *copies) {
     const size_t n = strcspn(r->step, ",");
     snprintf(model, sizeof model, "%.*s", (int)n, r->step);
     o.B = b->dev->is_gpu ? 16 : 1, o.T = 1024;
-    if (r->step[n] && (sscanf(r->step + n, ",%d%n,%d%n", &o.B, &used, &o.T, &used) < 1 || r->step[n + (size_t)used] || o.B < 1 || o.T < 1))
+    if (r->step[n] && (sscanf(r->step + n, ",%d%n,%d%n", &o.B, &used, &o.T, &used) < 1 || r->step[n + (size_t)used]
+                       || o.B < 1 || o.T < 1))
         fail(EXIT_USAGE, "-step %s: not MODEL,SEQUENCES,TOKENS\n%s", r->step, usage);
     bench_step(b->dev, model, o, b->flops_peak, copies);
 }
@@ -464,7 +488,8 @@ int main(int argc, char **argv) {
     if (b.dev->open(0)) fail(EXIT_USAGE, "device %s: %s", r.device, b.dev->open(0));
     if (!find_ceiling(&b.even, b.dev)) b.even.name = NULL;
     if (!b.list && !b.dev->is_gpu && r.subject == OPERATIONS && !r.size && !r.step && !b.filter)
-        fprintf(stderr, "m4 and m12, every operation: some eight minutes on two cores (-e m4: two; -t 0: one batch of each)\n");
+        fprintf(stderr,
+                "m4 and m12, every operation: some eight minutes on two cores (-e m4: two; -t 0: one batch of each)\n");
     if (!b.list && !r.wait) measure_limits(&b, &copies, argc, argv);
     const int shrink = b.dev->is_gpu ? 1 : 64;                  /* a CPU gets a 64th of a layer's tokens */
     switch (r.subject) {

@@ -1,5 +1,5 @@
-/* decode.c: see layers.h. Published models with random weights, and small ones of ours: how fast they are loaded and how fast they
- * write. */
+/* decode.c: see layers.h. Published models with random weights, and small ones of ours: how fast
+ * they are loaded and how fast they write. */
 #define _POSIX_C_SOURCE 200809L
 #include "layers.h"
 #include "llmc/files/hf.h"
@@ -94,7 +94,8 @@ static void bench_one(const Device *dev, const Published *p, const Copies *copie
     const Config c = config_of(p);
     Decoder d;
     if (!decoder_open(&d, dev, &c, 1, CONTEXT, NULL)) {
-        printf("%-16s does not fit into this device's memory: it takes %.1f GB\n", p->name, (double)d.model.arena.total / 1e9);
+        printf("%-16s does not fit into this device's memory: it takes %.1f GB\n", p->name,
+               (double)d.model.arena.total / 1e9);
         decoder_close(&d);
         return;
     }
@@ -109,19 +110,20 @@ static void bench_one(const Device *dev, const Published *p, const Copies *copie
     d.model.dev = &general;
     replay_free(&d.replay, dev);
     const double without = decode(&d);
-    printf("%-16s %9.2f MB  %9.0f tokens/s  %6.0f GB/s  %4.0f %%   by single operations %9.0f;  prompt %9.0f\n", p->name, bytes / 1e6, speed, speed * bytes / 1e9,
-           100 * speed / limit, without, reading);
+    printf("%-16s %9.2f MB  %9.0f tokens/s  %6.0f GB/s  %4.0f %%   by single operations %9.0f;  prompt %9.0f\n",
+           p->name, bytes / 1e6, speed, speed * bytes / 1e9, 100 * speed / limit, without, reading);
     d.model.dev = dev;
     decoder_close(&d);
 }
 void bench_decoding(const Device *dev, const char *filter, const Copies *copies) {
-    printf("\nDecoding on %s: one sequence, greedy, tokens %d to %d; weights that a token needs, and the share of the rate at which they are copied;\n"
+    printf("\nDecoding on %s: one sequence, greedy, tokens %d to %d; weights that a token needs, and the share of the "
+           "rate at which they are copied;\n"
            "prompt: tokens/s of %d tokens read at once\n",
            dev->name, PROMPT + WARM, PROMPT + WARM + STEPS, CONTEXT);
     for (int i = 0; i < MODELS; i++) if (fits(dev, &models[i], filter)) bench_one(dev, &models[i], copies);
 }
 
-/* ---- loading ------------------------------------------------------------------------------------------------------ */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 static void load_one(const Device *dev, const Published *p, const char *folder) {
     const Config c = config_of(p);
@@ -134,7 +136,8 @@ static void load_one(const Device *dev, const Published *p, const char *folder) 
     else {
         fill_weights(&m);
         double start = now();
-        if (!hf_save_small(folder, &m, NULL, NULL, &e) || !hf_save_weights(&m, path, 0, &sum, &e)) fail(EXIT_DISK, "%s", e.text);
+        if (!hf_save_small(folder, &m, NULL, NULL, &e) || !hf_save_weights(&m, path, 0, &sum, &e))
+            fail(EXIT_DISK, "%s", e.text);
         printf("%-16s %9.2f GB  written in %.2f s;  loaded in", p->name, (double)sum.bytes / 1e9, now() - start);
         for (int i = 0; i < 3; i++) {
             fflush(stdout);

@@ -1,11 +1,13 @@
-/* ladder.c: how fast is each rung of kernels/ladder? All have one size; their tests are run_tests ladder. */
+/* ladder.c: how fast is each rung of kernels/ladder? All have one size; their tests are run_tests
+ * ladder. */
 #include "layers.h"
 #include "kernels/ladder/ladder.h"
 #include "tests/ops/cases.h"
 #include <stdio.h>
 #include <string.h>
 
-static const Shape shape = { "ladder", 4, 4096, 1536, 64, 128, 8, 256, 4, 2, 128, MIXED },         /* for a GPU, and for a CPU */
+/* for a GPU, and for a CPU */
+static const Shape shape = { "ladder", 4, 4096, 1536, 64, 128, 8, 256, 4, 2, 128, MIXED },
                    little = { "ladder", 1, 512, 2048, 64, 8, 2, 256, 1, 1, 64, MIXED };
 
 /* Seconds of a call: the median of 5 batches of at least 5 ms. */

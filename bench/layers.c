@@ -1,4 +1,5 @@
-/* layers.c: see layers.h. The calls are those of llmc/model/moe.c and llmc/model/attention.c, without a model. */
+/* layers.c: see layers.h. The calls are those of llmc/model/moe.c and llmc/model/attention.c,
+ * without a model. */
 #define _POSIX_C_SOURCE 200809L
 #include "layers.h"
 #include "kernels/ladder/ladder.h"
@@ -11,8 +12,9 @@
 #include <string.h>
 #include <time.h>
 
-/* The attention layer of a size has the E, K and F of the MLP layer; F is G heads of D = 64 if C is 768, else of D = 128. Its two
- * products thus have the granularity of the MLP's. Sequences have up to 4096 tokens. */
+/* The attention layer of a size has the E, K and F of the MLP layer; F is G heads of D = 64 if C is
+ * 768, else of D = 128. Its two products thus have the granularity of the MLP's. Sequences have up
+ * to 4096 tokens. */
 typedef struct { const char *name; int N, C, F, E, K; } Size;
 static const Size sizes[] = {
     { "1.4B n=256",  40960, 768,  256,  128, 8 },
@@ -38,14 +40,15 @@ typedef struct {
     int    S;
     Plan   plan;
     int   *expert, *load;
-    floatX *x, *up, *down, *pre, *act, *rows, *out;             /* forward; in attention, up is the query, down the output, */
-    floatX *dout, *dact, *dpre, *dx, *dup, *ddown;              /* pre the queries, act the result of attention. Backward: */
+    floatX *x, *up, *down, *pre, *act, *rows, *out;     /* forward; in attention, up is the query, down the output, */
+    floatX *dout, *dact, *dpre, *dx, *dup, *ddown;      /* pre the queries, act the result of attention. Backward: */
     real   *weight, *dweight;
     int     heads, B, T, G, D;                                  /* attention (heads 1), and only then: */
     floatX *to_kv, *dto_kv, *kv, *wact, *dkv;
     real   *lse, *rope;
     int    *position;
-    Fp8     x8, dout8, up8, up8_transposed, down8, down8_transposed, act8, dpre8, wact8, left, right;  /* MLP layers in 8 bits */
+    /* MLP layers in 8 bits */
+    Fp8     x8, dout8, up8, up8_transposed, down8, down8_transposed, act8, dpre8, wact8, left, right;
     Device  limit;                                              /* see find_ceiling */
     void   *owned[MOST];
     int     count;
@@ -74,7 +77,9 @@ void fill_normal(const Device *dev, floatX *to, size_t n, uint64_t key, double s
         dev->copy((char *)to + i * size, to, (n - i < some ? n - i : some) * size);
     free(values);
 }
-static void fill(Layer *l, floatX *to, size_t n, double scale) { fill_normal(l->dev, to, n, 7 + (uint64_t)l->count, scale); }
+static void fill(Layer *l, floatX *to, size_t n, double scale) {
+    fill_normal(l->dev, to, n, 7 + (uint64_t)l->count, scale);
+}
 
 static int attention_open(Layer *l) {
     const Device *dev = l->dev;
@@ -83,7 +88,7 @@ static int attention_open(Layer *l) {
     l->B = l->z.N / l->T;
     l->D = C == 768 ? 64 : 128;
     l->G = l->z.F / l->D;
-    l->to_kv = take(l, 2*F*C*X);    l->dto_kv = take(l, 2*F*C*X);    l->kv = take(l, N*2*F*X);   l->dkv = take(l, N*2*F*X);
+    l->to_kv = take(l, 2*F*C*X);    l->dto_kv = take(l, 2*F*C*X);   l->kv = take(l, N*2*F*X); l->dkv = take(l, N*2*F*X);
     l->wact = take(l, (size_t)l->S*F*X);
     l->lse = take(l, (size_t)(l->S * l->G) * Re);
     l->rope = take(l, (size_t)(l->T * l->D) * Re);
@@ -149,8 +154,8 @@ static void forward(Layer *l) {
 static void backward(Layer *l) {
     const Device *d = l->dev;
     const int C = l->z.C, F = l->z.F;
-    d->expert_down_backward(d, l->dpre, l->act, l->dweight, l->dact, l->dout, l->down, l->pre, l->weight, &l->plan, SWIGLU, C, F,
-                                BY_TOKEN);
+    d->expert_down_backward(d, l->dpre, l->act, l->dweight, l->dact, l->dout, l->down, l->pre, l->weight, &l->plan,
+                                SWIGLU, C, F, BY_TOKEN);
     d->parallel_linear_backward_weight(l->ddown, l->dout, l->act, &l->plan, F, C, GROUPED, BY_TOKEN, SET_ROUNDED);
     d->parallel_linear_backward_input(l->rows, l->dpre, l->up, &l->plan, C, 2*F, GROUPED, GROUPED);
     d->parallel_linear_backward_weight(l->dup, l->dpre, l->x, &l->plan, C, 2*F, BY_TOKEN, GROUPED, SET_ROUNDED);
@@ -161,7 +166,9 @@ static void backward(Layer *l) {
 static Fp8 take_codes(Layer *l, size_t rows, size_t columns) {
     return (Fp8){ take(l, rows * columns), take(l, rows * columns / FP8_BLOCK * l->dev->real_size) };
 }
-static Fp8 take_squares(Layer *l, size_t n) { return (Fp8){ take(l, n), take(l, n / FP8_BLOCK / FP8_BLOCK * l->dev->real_size) }; }
+static Fp8 take_squares(Layer *l, size_t n) {
+    return (Fp8){ take(l, n), take(l, n / FP8_BLOCK / FP8_BLOCK * l->dev->real_size) };
+}
 static void weights8(Layer *l) {
     l->dev->fp8->weight(l->up8, l->up8_transposed, l->up, l->z.E, 2 * l->z.F, l->z.C);
     l->dev->fp8->weight(l->down8, l->down8_transposed, l->down, l->z.E, l->z.C, l->z.F);
@@ -172,7 +179,7 @@ static int codes_open(Layer *l) {
     l->x8 = take_codes(l, N, C);                  l->dout8 = take_codes(l, N, C);
     l->up8 = take_squares(l, E*2*F*C);            l->up8_transposed = take_squares(l, E*2*F*C);
     l->down8 = take_squares(l, E*C*F);            l->down8_transposed = take_squares(l, E*C*F);
-    l->act8 = take_codes(l, S, F);                l->dpre8 = take_codes(l, S, 2*F);        l->wact8 = take_codes(l, S, F);
+    l->act8 = take_codes(l, S, F);                l->dpre8 = take_codes(l, S, 2*F);      l->wact8 = take_codes(l, S, F);
     l->left = (Fp8){ take(l, blocks * widest * FP8_BLOCK), take(l, blocks * widest / FP8_BLOCK * l->dev->real_size) };
     l->right = (Fp8){ take(l, blocks * widest * FP8_BLOCK), take(l, blocks * widest / FP8_BLOCK * l->dev->real_size) };
     if ((size_t)l->count != before + 22) return l->x8.code = NULL, 0;
@@ -180,19 +187,23 @@ static int codes_open(Layer *l) {
     return 1;
 }
 static void x_codes(Layer *l) { l->dev->fp8->rows(l->x8, l->x, l->z.N, l->z.C); }
-static void up_codes(Layer *l) { l->dev->fp8->up_forward(l->dev, l->pre, l->act8, l->x8, l->up8, &l->plan, l->z.C, l->z.F); }
+static void up_codes(Layer *l) {
+    l->dev->fp8->up_forward(l->dev, l->pre, l->act8, l->x8, l->up8, &l->plan, l->z.C, l->z.F);
+}
 static void down_codes(Layer *l) { l->dev->fp8->linear(l->dev, l->rows, l->act8, l->down8, &l->plan, l->z.F, l->z.C); }
 static void dout_codes(Layer *l) { l->dev->fp8->rows(l->dout8, l->dout, l->z.N, l->z.C); }
 static void down_backward_codes(Layer *l) {
-    l->dev->fp8->down_backward(l->dev, NULL, l->dpre8, NULL, l->wact8, l->dweight, l->dout8, l->down8_transposed, l->pre, l->weight,
-                              &l->plan, l->z.C, l->z.F);
+    l->dev->fp8->down_backward(l->dev, NULL, l->dpre8, NULL, l->wact8, l->dweight, l->dout8, l->down8_transposed,
+                              l->pre, l->weight, &l->plan, l->z.C, l->z.F);
 }
 static void dout_columns(Layer *l) { l->dev->fp8->columns(l->left, l->dout8, &l->plan, l->z.C, BY_TOKEN); }
 static void wact_columns(Layer *l) { l->dev->fp8->columns(l->right, l->wact8, &l->plan, l->z.F, GROUPED); }
 static void ddown_codes(Layer *l) {
     l->dev->fp8->backward_weight(l->dev, l->ddown, l->left, l->right, &l->plan, l->z.F, l->z.C, SET_ROUNDED);
 }
-static void up_input_codes(Layer *l) { l->dev->fp8->linear(l->dev, l->rows, l->dpre8, l->up8_transposed, &l->plan, 2*l->z.F, l->z.C); }
+static void up_input_codes(Layer *l) {
+    l->dev->fp8->linear(l->dev, l->rows, l->dpre8, l->up8_transposed, &l->plan, 2*l->z.F, l->z.C);
+}
 static void dpre_columns(Layer *l) { l->dev->fp8->columns(l->left, l->dpre8, &l->plan, 2*l->z.F, GROUPED); }
 static void x_columns(Layer *l) { l->dev->fp8->columns(l->right, l->x8, &l->plan, l->z.C, BY_TOKEN); }
 static void dup_codes(Layer *l) {
@@ -227,9 +238,11 @@ static void attention_backward(Layer *l) {
     const Device *d = l->dev;
     const int N = l->z.N, C = l->z.C, F = l->z.F, G = l->G, K = l->z.K, D = l->D;
     d->parallel_linear_backward_input(l->dact, l->dout, l->down, &l->plan, F, C, BY_SLOT, BY_TOKEN);
-    d->activation_backward(l->dact, l->wact, l->dweight, l->dact, l->act, l->weight, &l->plan, BY_SLOT, IDENTITY, l->S, F);
+    d->activation_backward(l->dact, l->wact, l->dweight, l->dact, l->act, l->weight, &l->plan, BY_SLOT,
+                           IDENTITY, l->S, F);
     d->parallel_linear_backward_weight(l->ddown, l->dout, l->wact, &l->plan, F, C, BY_SLOT, BY_TOKEN, SET_ROUNDED);
-    d->attention_backward(l->dpre, l->dkv, l->dact, l->act, l->lse, l->pre, l->kv, NULL, HEADS_TILED, l->B, l->T, G, K, D);
+    d->attention_backward(l->dpre, l->dkv, l->dact, l->act, l->lse, l->pre, l->kv, NULL, HEADS_TILED, l->B,
+                          l->T, G, K, D);
     d->rope(l->dpre, l->rope, l->position, -1, N, K*F, K*G, D);
     d->rope(l->dkv, l->rope, l->position, -1, N, 2*F, G, D);
     d->parallel_linear_backward_input(l->rows, l->dpre, l->up, &l->plan, C, F, GROUPED, BY_SLOT);
@@ -239,7 +252,8 @@ static void attention_backward(Layer *l) {
     d->matmul_backward_weight(l->dto_kv, l->dkv, l->x, N, C, 2*F, SET_ROUNDED);
 }
 
-/* The upper limit: the routed products of a layer alone, of equal groups and with all rows in order (ladder_uniform). */
+/* The upper limit: the routed products of a layer alone, of equal groups and with all rows in order
+ * (ladder_uniform). */
 static void uniform_forward(Layer *l) {
     const int C = l->z.C, F = l->z.F, O = l->heads ? F : 2*F;
     l->limit.parallel_linear_forward(l->pre, l->rows, l->up, &l->plan, C, O, GROUPED, GROUPED);
@@ -290,7 +304,8 @@ double calls_ms(const Device *d, void (*work)(void *), void *of, int runs, int c
     free(ms), free(at);
     return middle;
 }
-/* Timed as bench/peers.py times the others, after a rest: a GPU that has rested may draw more power for a while. */
+/* Timed as bench/peers.py times the others, after a rest: a GPU that has rested may draw more power
+ * for a while. */
 typedef struct { Layer *l; Part *first, *second; } Pair;
 static void run_pair(void *pair) {
     const Pair *p = pair;
@@ -302,13 +317,15 @@ static double rested_ms(Layer *l, Part *first, Part *second) {
 }
 /* GFLOP of the forward and of the backward pass. */
 static void work_of(const Layer *l, double *forward_work, double *backward_work) {
-    const double products = 2.0 * l->S * l->z.F * l->z.C * (l->heads ? 2 : 3) + (l->heads ? 4.0 * l->z.N * l->z.C * l->z.F : 0);
-    const double pairs = l->heads ? (double)l->S * l->G * (l->T + 1.0) / 2 : 0;        /* of a query and a visible key */
+    const double products = 2.0 * l->S * l->z.F * l->z.C * (l->heads ? 2 : 3)
+        + (l->heads ? 4.0 * l->z.N * l->z.C * l->z.F : 0);
+    const double pairs = l->heads ? (double)l->S * l->G * (l->T + 1.0) / 2 : 0;     /* of a query and a visible key */
     *forward_work = (products + 4 * pairs * l->D) / 1e9;
     *backward_work = (2 * products + 10 * pairs * l->D) / 1e9;
 }
 
-/* The operations of the layer in 8 bits, alone: products in TFLOP/s, the others in bytes. products: of S*F*C. */
+/* The operations of the layer in 8 bits, alone: products in TFLOP/s, the others in bytes. products:
+ * of S*F*C. */
 static void run_part(void *pair) { ((Pair *)pair)->first(((Pair *)pair)->l); }
 static void print_parts8(Layer *l) {
     const double N = l->z.N, C = l->z.C, F = l->z.F, S = l->S, W = 3.0 * l->z.E * C * F;
@@ -343,7 +360,8 @@ static void print_differences(Layer *l, Part *f, Part *b) {
         for (int i = 0; i < RESULTS; i++) {
             const size_t n = of[i].n < SOME ? of[i].n : SOME, from = of[i].n - n;
             x[bits8][i] = mem_alloc(n * sizeof(double));
-            if (of[i].reals) d->reals_to_double(x[bits8][i], (const real *)((const char *)of[i].x + from * d->real_size), n);
+            if (of[i].reals)
+                d->reals_to_double(x[bits8][i], (const real *)((const char *)of[i].x + from * d->real_size), n);
             else d->to_double(x[bits8][i], (const floatX *)((const char *)of[i].x + from * d->floatX_size), n);
         }
     }
@@ -362,27 +380,31 @@ static void print_differences(Layer *l, Part *f, Part *b) {
 static void time_layer(Layer *l, int ceiling, int rested) {
     double ms[WORKS], f_work, b_work;
     const Size z = l->z;
-    const int codes = l->dev->is_gpu && !l->heads && l->dev->fp8 && l->dev->fp8->fits(z.C, z.F) && (l->x8.code || codes_open(l));
+    const int codes = l->dev->is_gpu && !l->heads && l->dev->fp8 && l->dev->fp8->fits(z.C, z.F)
+        && (l->x8.code || codes_open(l));
     Part *const f = l->heads ? attention_forward : forward, *const b = l->heads ? attention_backward : backward;
     if (rested) {
         ms[0] = rested_ms(l, f, NULL), ms[1] = rested_ms(l, f, b) - ms[0];
         if (codes) ms[4] = rested_ms(l, forward8, NULL), ms[5] = rested_ms(l, forward8, backward8) - ms[4];
-    } else time_works(l, (Part *const[WORKS]){ f, b, ceiling ? uniform_forward : NULL, ceiling ? uniform_backward : NULL,
+    } else
+        time_works(l, (Part *const[WORKS]){ f, b, ceiling ? uniform_forward : NULL, ceiling ? uniform_backward : NULL,
                     codes ? forward8 : NULL, codes ? backward8 : NULL, codes ? weights8 : NULL }, ms);
     work_of(l, &f_work, &b_work);
     printf("%-12s %6d,%d,%d,%d,%d  %8.3f + %8.3f ms  %6.1f / %6.1f / %6.1f TFLOP/s", z.name, z.N, z.C, z.F, z.E, z.K,
            ms[0], ms[1], f_work / ms[0], b_work / ms[1], (f_work + b_work) / (ms[0] + ms[1]));
     if (ceiling)
-        printf("  cuBLAS %8.3f + %8.3f ms, %.0f / %.0f %% of it", ms[2], ms[3], 100 * ms[2] / ms[0], 100 * ms[3] / ms[1]);
+        printf("  cuBLAS %8.3f + %8.3f ms, %.0f / %.0f %% of it", ms[2], ms[3], 100 * ms[2] / ms[0],
+               100 * ms[3] / ms[1]);
     if (codes && rested) printf("  in 8 bits %8.3f + %8.3f ms", ms[4], ms[5]);
     putchar('\n');
     if (codes && !rested)
-        printf("%-12s in 8 bits             %8.3f + %8.3f ms  %6.1f / %6.1f / %6.1f TFLOP/s  %.2f times as fast; weights to codes %.3f ms\n",
+        printf("%-12s in 8 bits             %8.3f + %8.3f ms  %6.1f / %6.1f / %6.1f TFLOP/s  %.2f times as fast; "
+               "weights to codes %.3f ms\n",
                "", ms[4], ms[5], f_work / ms[4], b_work / ms[5], (f_work + b_work) / (ms[4] + ms[5]),
                (ms[0] + ms[1]) / (ms[4] + ms[5]), ms[6]);
     if (codes && !rested) {
-        printf("%-12s   %d rows an expert: forward with the coding of all weights %.2f, backward %.2f times as fast\n", "", l->S / z.E,
-               ms[0] / (ms[4] + ms[6]), ms[1] / ms[5]);
+        printf("%-12s   %d rows an expert: forward with the coding of all weights %.2f, backward %.2f times as fast\n",
+               "", l->S / z.E, ms[0] / (ms[4] + ms[6]), ms[1] / ms[5]);
         print_parts8(l), print_differences(l, f, b);
     }
     fflush(stdout);
@@ -423,10 +445,11 @@ void bench_layer_parts(const Device *dev, const char *filter, int shrink, double
         z.N /= shrink;
         if (!layer_open(&l, dev, z, 0)) printf("%-12s does not fit into this device's memory\n", z.name);
         else {
-            const Listed work = { .work = &l, .run = both, .spare = l.dup, .spare_bytes = (size_t)z.E * 2 * (size_t)(z.F * z.C) * dev->floatX_size };
+            const Listed work = { .work = &l, .run = both, .spare = l.dup,
+                                  .spare_bytes = (size_t)z.E * 2 * (size_t)(z.F * z.C) * dev->floatX_size };
             const double ms = 1e3 * time_operations(dev, &work, copies);
-            printf("\n%s: N,C,F,E,K = %d,%d,%d,%d,%d, forward and backward %.3f ms, %.1f TFLOP/s\n", z.name, z.N, z.C, z.F,
-                   z.E, z.K, ms, 18.0 * l.S * z.F * z.C / 1e9 / ms);
+            printf("\n%s: N,C,F,E,K = %d,%d,%d,%d,%d, forward and backward %.3f ms, %.1f TFLOP/s\n", z.name, z.N, z.C,
+                   z.F, z.E, z.K, ms, 18.0 * l.S * z.F * z.C / 1e9 / ms);
             print_operations(product_rate, copies);
         }
         l.dev = dev;

@@ -1,5 +1,6 @@
-/* parts.c: see layers.h. What each part of a layer saves and costs where backward makes it once more (train_moe -r), beside what the plan
- * of memory says of it: recompute.c's pace is from here. */
+/* parts.c: see layers.h. What each part of a layer saves and costs where backward makes it once
+ * more (train_moe -r), beside what the plan of memory says of it: recompute.c's pace is from
+ * here. */
 #include "layers.h"
 #include "tests/model/trainee.h"
 #include "llmc/model/pass.h"
@@ -31,14 +32,15 @@ static double time_of(const Device *dev, const Config *c, TraineeOptions o, doub
 }
 
 static void parts_of(const Device *dev, const char *descriptor, TraineeOptions o) {
-    static const char *const names[] = { "nothing", "norms", "QKV projections", "attention", "output projections", "up projections", "whole layers",
+    static const char *const names[] = { "nothing", "norms", "QKV projections", "attention", "output projections",
+                                         "up projections", "whole layers",
                                          "nothing" };
     const Config c = trainee_config(descriptor, dev->is_gpu ? 50304 : 256, o.T);
     double kept = 0, before = 0, first = 0;
     Model m;
     model_plan_training(&m, dev, &c, o.B, o.T, NULL, 1, o.gradients, NULL);
-    printf("\n%s on %s, %d x %d tokens: forward and backward, median of %d\n%-20s %10s %9s %10s %10s %9s  %s\n", descriptor, dev->name, o.B, o.T,
-           STEPS, "once more", "ms", "slower", "estimate", "MB", "less", "loss");
+    printf("\n%s on %s, %d x %d tokens: forward and backward, median of %d\n%-20s %10s %9s %10s %10s %9s  %s\n",
+           descriptor, dev->name, o.B, o.T, STEPS, "once more", "ms", "slower", "estimate", "MB", "less", "loss");
     for (int i = 0; i < (int)(sizeof names / sizeof *names); i++) {
         double bytes, loss = 0;
         o.recompute = i == 0 || i > LAYER_PARTS + 1 ? recompute_numbered(0) : i > LAYER_PARTS ? recompute_numbered(2)
@@ -47,7 +49,8 @@ static void parts_of(const Device *dev, const char *descriptor, TraineeOptions o
         if (!s) { printf("%-20s does not fit: %.0f MB\n", names[i], bytes); continue; }
         if (!i) kept = s, before = bytes, first = loss;
         printf("%-20s %10.3f %8.1f%% %9.1f%% %10.1f %9.1f  %s\n", names[i], 1e3 * s, 100 * (s / kept - 1),
-               100 * recompute_costs(&m, o.recompute), bytes, before - bytes, loss == first ? "the same bits" : "ANOTHER");
+               100 * recompute_costs(&m, o.recompute), bytes, before - bytes, loss == first ? "the same bits"
+                                                                                            : "ANOTHER");
         fflush(stdout);
     }
     model_free(&m);
@@ -60,5 +63,6 @@ void bench_parts(const Device *dev) {
         return;
     }
     parts_of(dev, "m12:e64k8f256", (TraineeOptions){ .B = 32, .T = 1024, .gradients = FLOATX });
-    parts_of(dev, "m16:c2048h16e64k8f1024a1", (TraineeOptions){ .B = 4, .T = 4096, .gradients = FLOATX, .no_master = 1, .moments = FLOATX });
+    parts_of(dev, "m16:c2048h16e64k8f1024a1",
+             (TraineeOptions){ .B = 4, .T = 4096, .gradients = FLOATX, .no_master = 1, .moments = FLOATX });
 }

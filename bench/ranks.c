@@ -1,7 +1,8 @@
-/* ranks.c: see ranks.h. Each rank is a thread. Rank 0 prints its times, which end when all ranks are done.
+/* ranks.c: see ranks.h. Each rank is a thread. Rank 0 prints its times, which end when all ranks
+ * are done.
  *
- * The rate is that of one GPU's link in each direction: with any algorithm a rank has to send and receive (R-1)/R of x for a
- * reduce-scatter or an all-gather, and twice that for an all-reduce. */
+ * The rate is that of one GPU's link in each direction: with any algorithm a rank has to send and
+ * receive (R-1)/R of x for a reduce-scatter or an all-gather, and twice that for an all-reduce. */
 #include "ranks.h"
 #include "layers.h"
 #include "tests/model/trainee.h"
@@ -12,7 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-typedef struct { ProcessGroup *processes; const Device *dev; double seconds, alone; int level, node; } Setup;    /* alone: ms of one rank's step; level: -z; node: -zn */
+/* alone: ms of one rank's step; level: -z; node: -zn */
+typedef struct { ProcessGroup *processes; const Device *dev; double seconds, alone; int level, node; } Setup;
 typedef struct {                            /* one rank */
     const Device *dev;
     Comm  *comm;
@@ -28,7 +30,10 @@ typedef struct {                            /* one rank */
 static void reduce_scatter(Bench *b) {
     b->comm->reduce_scatter(b->comm, b->x, b->bytes / b->dev->real_size / (size_t)b->comm->size);
 }
-static void all_gather(Bench *b) { const size_t n = b->bytes / (size_t)b->comm->size; b->comm->all_gather(b->comm, b->x, (char *)b->x + (size_t)b->comm->rank * n, n); }
+static void all_gather(Bench *b) {
+    const size_t n = b->bytes / (size_t)b->comm->size;
+    b->comm->all_gather(b->comm, b->x, (char *)b->x + (size_t)b->comm->rank * n, n);
+}
 static void all_reduce(Bench *b) { b->comm->all_reduce(b->comm, b->x, b->bytes / b->dev->real_size); }
 static void both(Bench *b) {
     if (b->reduction) reduce_scatter(b);
@@ -64,8 +69,8 @@ static void print_rates(Bench *b) {
             b->bytes = bytes;
             const double t = time_calls(b, operations[i].call);
             if (!b->comm->rank)
-                printf("%-15s %9.3f MB  %9.1f us  %7.1f GB/s a link\n", operations[i].name, (double)bytes / 1e6, t * 1e6,
-                       operations[i].passes * (double)bytes * (R - 1) / R / t / 1e9);
+                printf("%-15s %9.3f MB  %9.1f us  %7.1f GB/s a link\n", operations[i].name, (double)bytes / 1e6,
+                       t * 1e6, operations[i].passes * (double)bytes * (R - 1) / R / t / 1e9);
         }
 }
 
@@ -85,8 +90,8 @@ static void print_overlap(Bench *b) {
     const double together = time_calls(b, both);
     if (!b->comm->rank)
         printf("overlap         reduce_scatter of %.0f MB %.0f us, matrix products %.0f us, overlapped %.0f us: "
-               "%.0f %% of the shorter is hidden\n", (double)b->bytes / 1e6, reduction * 1e6, products * 1e6, together * 1e6,
-               100 * (reduction + products - together) / (reduction < products ? reduction : products));
+               "%.0f %% of the shorter is hidden\n", (double)b->bytes / 1e6, reduction * 1e6, products * 1e6,
+               together * 1e6, 100 * (reduction + products - together) / (reduction < products ? reduction : products));
 }
 
 /* The same row of normal numbers everywhere. (Products of zeros draw less power and are faster.) */
@@ -124,7 +129,7 @@ static void run_rank(void *setup, int local) {
     b.comm->close(b.comm);
 }
 
-/* ---- weak scaling: a training step in which every rank has a batch of its own ----------------------------- */
+/* ---- weak scaling: a training step in which every rank has a batch of its own ---------------- */
 
 enum { STEPS = 15 };
 
@@ -149,8 +154,10 @@ static void train_rank(void *setup, int local) {
     if (s->node) snprintf(nodes, sizeof nodes, " -zn %d", s->node);
     parallel_connect(&p, s->dev, local % s->dev->count(), s->processes, local);
     parallel_form_nodes(&p, s->dev);
-    if (!trainee_open(&t, s->dev, &c, (TraineeOptions){ .B = B, .T = T, .gradients = FLOATX, .parallel = ranks > 1 ? &p : NULL, .balance = 0.01f }))
-        fail(EXIT_MEMORY, "a step of %s with %d x %d tokens does not fit into %s's memory", descriptor, B, T, s->dev->name);
+    if (!trainee_open(&t, s->dev, &c, (TraineeOptions){ .B = B, .T = T, .gradients = FLOATX,
+                                                        .parallel = ranks > 1 ? &p : NULL, .balance = 0.01f }))
+        fail(EXIT_MEMORY, "a step of %s with %d x %d tokens does not fit into %s's memory", descriptor, B, T,
+             s->dev->name);
     t.adamw.lr = 1e-4f;        /* routing stays as it is at the start: timings compare the same loads */
     const int copies = ranks > 1 && gpu;
     for (int shared = copies && s->level > 1; shared <= copies; shared++) {
@@ -161,9 +168,10 @@ static void train_rank(void *setup, int local) {
         const double middle = median(ms, STEPS);
         const char *way = shared ? ", by copy engines:" : ranks > 1 ? ", by kernels:" : ":";
         if (ranks == 1) s->alone = middle;
-        printf("%d rank%s, -z %d%s, %s, %d x %d tokens on each%-18s %8.3f ms a step (%.3f - %.3f)  %9.0f tokens/s  efficiency %.3f  %.2f GB\n",
-               ranks, ranks > 1 ? "s" : "", ranks > 1 ? s->level : 0, nodes, descriptor, B, T, way, middle, ms[0], ms[STEPS - 1],
-               ranks * B * T / middle * 1e3, s->alone / middle, (double)t.m.arena.total / 1e9);
+        printf("%d rank%s, -z %d%s, %s, %d x %d tokens on each%-18s %8.3f ms a step (%.3f - %.3f)  %9.0f "
+               "tokens/s  efficiency %.3f  %.2f GB\n", ranks, ranks > 1 ? "s" : "", ranks > 1 ? s->level : 0, nodes,
+               descriptor, B, T, way, middle, ms[0], ms[STEPS - 1], ranks * B * T / middle * 1e3, s->alone / middle,
+               (double)t.m.arena.total / 1e9);
         fflush(stdout);
     }
     parallel_disconnect(&p);
@@ -172,7 +180,8 @@ static void train_rank(void *setup, int local) {
 
 /* Runs work on each of `ranks` threads. */
 static void with_ranks(Setup *s, int ranks, void (*work)(void *setup, int local)) {
-    const GroupOptions o = { .launch = { .launcher = "none", .processes = 1 }, .ranks = ranks, .version = "", .settings = "" };
+    const GroupOptions o = { .launch = { .launcher = "none", .processes = 1 }, .ranks = ranks, .version = "",
+                             .settings = "" };
     Error e;
     if (!(s->processes = group_join(&o, &e))) fail(EXIT_PEER, "%s", e.text);
     threads_run(ranks, work, s);
@@ -187,5 +196,6 @@ void bench_ranks(const Device *dev, double seconds) {
     for (int ranks = 1; ranks <= most; ranks *= 2)
         for (s.level = 1; s.level <= (ranks > 1 ? MOST_SHARDED : 1); s.level += 2) with_ranks(&s, ranks, train_rank);
     s.level = MOST_SHARDED;
-    for (s.node = most > 2 ? 2 : 1; s.node < most; s.node *= 2) with_ranks(&s, most, train_rank);      /* nodes of so many, -z 3 */
+    /* nodes of so many, -z 3 */
+    for (s.node = most > 2 ? 2 : 1; s.node < most; s.node *= 2) with_ranks(&s, most, train_rank);
 }

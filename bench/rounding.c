@@ -1,4 +1,6 @@
-/* rounding.c: what do whole tiles gain? An SMoE MLP layer with few rows per expert, its routing as chosen and rounded. The layer is the model's own, with router and plan; the time of routing is also printed alone. */
+/* rounding.c: what do whole tiles gain? An SMoE MLP layer with few rows per expert, its routing as
+ * chosen and rounded. The layer is the model's own, with router and plan; the time of routing is
+ * also printed alone. */
 #include "layers.h"
 #include "llmc/model/sublayers.h"
 #include "llmc/model/gradients.h"
@@ -23,7 +25,8 @@ static void work(Model *m, int part) {
     if (part == 0) s = moe_layer_forward(m, 0, a->mlp_normed);
     if (part == 1) s = moe_layer_backward(m, 0, m->s.dresid, a->mlp_normed, 1);
     if (part == 2) route_forward(m, &a->mlp, m->lp->router, m->lp->router_bias, a->mlp_normed);
-    if (part == 3) route_backward(m, &a->mlp, m->lp->router, m->lg->router, m->lg->router_bias, &s, a->mlp_normed, 1, gradient_write(m, 0));
+    if (part == 3) route_backward(m, &a->mlp, m->lp->router, m->lg->router, m->lg->router_bias, &s, a->mlp_normed, 1,
+                                  gradient_write(m, 0));
     add_up(m, s);
 }
 
@@ -44,7 +47,8 @@ void bench_rounding(const Device *dev) {
     m.batch.phase = PHASE_FIRST;
     m.balance_coef = 0.01f;
     printf("\nSMoE MLP layer on %s, routing rounded: N,C,F,E,K = %d,%d,%d,%d,%d; median ms of %d, in alternation\n"
-           "%-12s %8s %9s %9s %9s %9s %9s\n", dev->name, m.batch.N, c.channels, c.width, E, c.topk, RUNS, "rule", "rows", "forward",
+           "%-12s %8s %9s %9s %9s %9s %9s\n", dev->name, m.batch.N, c.channels, c.width, E, c.topk, RUNS, "rule",
+           "rows", "forward",
            "backward", "route fwd", "route bwd", "speed-up");
     for (int run = -1; run < RUNS; run++)                   /* the first warms up */
         for (int rounds = 0; rounds < 2; rounds++) {
@@ -62,7 +66,8 @@ void bench_rounding(const Device *dev) {
     for (int rounds = 0; rounds < 2; rounds++) {
         for (int part = 0; part < PARTS; part++) took[rounds][part] = median(ms[rounds][part], RUNS);
         const double *t = took[rounds], *off = took[0];
-        printf("%-12s %8.0f %9.3f %9.3f %9.3f %9.3f  %5.3f forward, %5.3f backward, %5.3f both; without routing %5.3f\n", rounds ? "nearest" : "off",
+        printf("%-12s %8.0f %9.3f %9.3f %9.3f "
+               "%9.3f  %5.3f forward, %5.3f backward, %5.3f both; without routing %5.3f\n", rounds ? "nearest" : "off",
                rows[rounds], t[0], t[1], t[2], t[3], off[0] / t[0], off[1] / t[1], (off[0] + off[1]) / (t[0] + t[1]),
                (off[0] + off[1] - off[2] - off[3]) / (t[0] + t[1] - t[2] - t[3]));
     }

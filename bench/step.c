@@ -1,14 +1,15 @@
-/* step.c: bench_moe -step m12: what takes the time of a training step, and how near is each operation to its limit? Also of a
- * layer: bench_moe -step layers.
+/* step.c: bench_moe -step m12: what takes the time of a training step, and how near is each
+ * operation to its limit? Also of a layer: bench_moe -step layers.
  *
- * The work runs on a Device that is the given one with one addition: every operation notes what it computes and moves
- * (tests/ops/operations.h), and marks the moment at which it ends. On a CPU that is the time; on a GPU an event in the queue,
- * so that the host runs ahead and nothing waits between operations. The limit of an operation is the longer of flop / peak and
- * the time of a copy that moves as many bytes; both are measured just before. Data that is already in a cache can beat the
- * latter.
+ * The work runs on a Device that is the given one with one addition: every operation notes what it
+ * computes and moves (tests/ops/operations.h), and marks the moment at which it ends. On a CPU that
+ * is the time; on a GPU an event in the queue, so that the host runs ahead and nothing waits
+ * between operations. The limit of an operation is the longer of flop / peak and the time of a copy
+ * that moves as many bytes; both are measured just before. Data that is already in a cache can beat
+ * the latter.
  *
- * All calls of an operation with the same sizes are one line. Its time is the sum over these calls of the median of several
- * steps. */
+ * All calls of an operation with the same sizes are one line. Its time is the sum over these calls
+ * of the median of several steps. */
 #include "layers.h"
 #include "tests/model/trainee.h"
 #include "kernels/compound.h"
@@ -36,7 +37,7 @@ static struct {
     double *end;                        /* CPU: when each call ended; [0]: when the first began */
 } p;
 
-/* ---- taking notes ---------------------------------------------------------------------------------------------- */
+/* ---- taking notes ---------------------------------------------------------------------------- */
 
 static void mark(int i) {
     if (p.inner->mark) p.inner->mark(i);
@@ -81,7 +82,7 @@ static double visible(int B, int T) { return (double)B * T; }
 #define FP8(op, ...) COMPOSED(fp8_##op, fp8->op, __VA_ARGS__)
 #include "tests/ops/operations.h"
 
-/* ---- timing any work ------------------------------------------------------------------------------------------------ */
+/* ---- timing any work ------------------------------------------------------------------------- */
 
 static Device noting(const Device *dev) {
     static Fp8Operations fp8;
@@ -165,7 +166,7 @@ double print_operations(double product_rate, const Copies *copies) {
     return flop;
 }
 
-/* ---- a step ------------------------------------------------------------------------------------------------ */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 /* What train_moe does between reading a batch and reading the loss. */
 static void step(void *trainee, const Device *dev) {
@@ -178,14 +179,15 @@ static void send(void *trainee, int run) {
     trainee_send(trainee, 0);
 }
 
-void bench_step(const Device *dev, const char *descriptor, TraineeOptions o, double product_rate, const Copies *copies) {
+void bench_step(const Device *dev, const char *descriptor, TraineeOptions o, double product_rate,
+                const Copies *copies) {
     static Trainee t;
     Model *const m = &t.m;
     const Config c = trainee_config(descriptor, 50304, o.T);
     const int N = o.B * o.T;
     if (!trainee_open(&t, dev, &c, o))
-        fail(EXIT_MEMORY, "a step of %s with %d x %d tokens takes %.1f GB, more than %s has; -r, -mw 0 and -mo bf16 save some",
-             descriptor, o.B, o.T, (double)m->arena.total / 1e9, dev->name);
+        fail(EXIT_MEMORY, "a step of %s with %d x %d tokens takes %.1f GB, more than %s has; -r, -mw 0 and -mo "
+             "bf16 save some", descriptor, o.B, o.T, (double)m->arena.total / 1e9, dev->name);
     m->balance_coef = 0.01f;
     t.adamw.lr = 1e-4f;        /* routing stays as it is at the start: timings compare the same loads */
     unit.elements = (double)m->manifest.total, unit.gradient_bytes = (double)m->manifest.gradient_bytes;
@@ -201,7 +203,8 @@ void bench_step(const Device *dev, const char *descriptor, TraineeOptions o, dou
     const double usual = time_operations(dev, &steps, copies);
     m->dev = dev;                                               /* the device that notes is gone */
     printf("\na training step of %s on %s, %d x %d tokens, V=%d, %.1f M parameters, %.1f GB: %.3f ms, %.0f tokens/s\n",
-           descriptor, dev->name, o.B, o.T, c.vocab, unit.elements / 1e6, (double)m->arena.total / 1e9, 1e3 * usual, N / usual);
+           descriptor, dev->name, o.B, o.T, c.vocab, unit.elements / 1e6, (double)m->arena.total / 1e9,
+           1e3 * usual, N / usual);
     const double counted = print_operations(product_rate, copies), again = recompute_costs(m, o.recompute),
                  formula = config_flops(&c, o.T) * N + muon_flop;
     if (!again && !(fabs(counted / formula - 1) <= 0.02 + 1.0 / o.T))     /* 1/T: the diagonal */

@@ -1,5 +1,5 @@
-/* steps.c: see layers.h. A step is what train_moe does between two lines of its log: data from the host, forward, loss,
- * backward, update, and one read of the results. */
+/* steps.c: see layers.h. A step is what train_moe does between two lines of its log: data from the
+ * host, forward, loss, backward, update, and one read of the results. */
 #include "layers.h"
 #include "llmc/model/batch.h"
 #include "tests/model/trainee.h"
@@ -31,15 +31,16 @@ void bench_steps(const Device *dev) {
         Trainee t;
         Waited w;
         double ms[STEPS];
-        if (!trainee_open(&t, dev, &c, (TraineeOptions){ .B = B, .T = T, .gradients = FLOATX, .record = record, .balance = 0.01f }))
+        if (!trainee_open(&t, dev, &c,
+                          (TraineeOptions){ .B = B, .T = T, .gradients = FLOATX, .record = record, .balance = 0.01f }))
             printf("does not fit into this device's memory\n");
         else {
             t.adamw.lr = 1e-4f;        /* routing stays as it is at the start: timings compare the same loads */
             for (int i = 0; i < 3; i++) step(&t, &w);        /* plainly, recorded, and once more */
             for (int i = 0; i < STEPS; i++) ms[i] = step(&t, &w);
             const double middle = median(ms, STEPS);
-            printf("%-9s %9.3f ms (%.3f - %.3f)  %8.0f tokens/s  host waits: %lld inside the model, %lld to read the step\n",
-                   record ? "recorded" : "queued", middle, ms[0], ms[STEPS - 1], 1e3 * N / middle,
+            printf("%-9s %9.3f ms (%.3f - %.3f)  %8.0f tokens/s  host waits: %lld inside the model, %lld to "
+                   "read the step\n", record ? "recorded" : "queued", middle, ms[0], ms[STEPS - 1], 1e3 * N / middle,
                    (long long)w.inside, (long long)w.outside);
         }
         trainee_close(&t);

@@ -1,12 +1,12 @@
-/* round.h: what rounding of routing decides, the same on every device: how many rows an expert keeps, and
- * in which order it ranks tokens. */
+/* round.h: what rounding of routing decides, the same on every device: how many rows an expert
+ * keeps, and in which order it ranks tokens. */
 #ifndef KERNELS_ROUND_H
 #define KERNELS_ROUND_H
 #include "kernels.h"
 #include "random.h"
 
-/* Rows of an expert that `count` of N tokens chose: of two multiples equally near the lower. If whole tiles would need more than N
- * tokens: count. */
+/* Rows of an expert that `count` of N tokens chose: of two multiples equally near the lower. If
+ * whole tiles would need more than N tokens: count. */
 ON_BOTH static inline int rounded(int count, int N, int tile) {
     return (count + tile - 1) / tile * tile > N ? count : (count + (tile - 1) / 2) / tile * tile;
 }

@@ -1,27 +1,30 @@
 /* attention.c: causal attention with Q query heads for every key/value head.
  *
- * Forward, for one query t of one head: s_j = q.k_j / sqrt(D) for j <= t, p = softmax(s), out = sum_j p_j v_j, and
- * lse = log sum exp(s) is saved, so that backward recomputes p_j = exp(s_j - lse) in one pass.
+ * Forward, for one query t of one head: s_j = q.k_j / sqrt(D) for j <= t, p = softmax(s),
+ * out = sum_j p_j v_j, and lse = log sum exp(s) is saved, so that backward recomputes
+ * p_j = exp(s_j - lse) in one pass.
  *
  * Backward, from do:  dv_j = sum_t p_tj do_t,   dp_tj = do_t . v_j,
- *     ds_tj = p_tj (dp_tj - delta_t)  with  delta_t = sum_j p_tj dp_tj = do_t . out_t   (softmax's Jacobian),
- *     dq_t = sum_j ds_tj k_j / sqrt(D),   dk_j = sum_t ds_tj q_t / sqrt(D).
+ *     ds_tj = p_tj (dp_tj - delta_t)  with  delta_t = sum_j p_tj dp_tj = do_t . out_t  (softmax's
+ *     Jacobian), dq_t = sum_j ds_tj k_j / sqrt(D),   dk_j = sum_t ds_tj q_t / sqrt(D).
  * Source: Dao et al. 2022, FlashAttention, arXiv 2205.14135.
  *
- * In a row of several samples, or with a window, a query sees only some of the keys before it, j >= t - reach[t]. The first of
- * them never decreases from query to query, so the first key that a block of queries needs is that of its first query.
+ * In a row of several samples, or with a window, a query sees only some of the keys before it,
+ * j >= t - reach[t]. The first of them never decreases from query to query, so the first key that a
+ * block of queries needs is that of its first query.
  *
- * A thread processes one (sequence, key/value head) pair at a time: all Q query heads of the pair add to its dk and dv, so
- * threads share no sum. Keys and values are converted to real once for the Q heads. Queries are processed in blocks of BLOCK
- * rows, so the largest intermediate is a (BLOCK, T) matrix of scores. All products are one small routine. */
+ * A thread processes one (sequence, key/value head) pair at a time: all Q query heads of the pair
+ * add to its dk and dv, so threads share no sum. Keys and values are converted to real once for the
+ * Q heads. Queries are processed in blocks of BLOCK rows, so the largest intermediate is a (BLOCK,
+ * T) matrix of scores. All products are one small routine. */
 #include "impl.h"
 
 enum { BLOCK = 16 };                    /* query rows at a time; the masked half of a diagonal block is wasted */
 enum { TILE_M = 4 };
 
 /* TILE_M rows of `vectors` vectors, in registers during the loop over k. */
-static inline __attribute__((always_inline)) void tile(real *c, int ldc, const real *a, int a_row, int a_col, const real *b, int ldb, int K,
-                                                       Write how, const int vectors) {
+static inline __attribute__((always_inline)) void tile(real *c, int ldc, const real *a, int a_row, int a_col,
+                                                       const real *b, int ldb, int K, Write how, const int vectors) {
     Vector sum[TILE_M][2] = { 0 };
     for (int k = 0; k < K; k++)
         UNROLL(4)
@@ -37,8 +40,9 @@ static inline __attribute__((always_inline)) void tile(real *c, int ldc, const r
             if (how == ADD) *at += sum[i][j]; else *at = sum[i][j];
         }
 }
-/* c (M,N) = or += a (M,K) b (K,N). a is read at a[m*a_row + k*a_col], so that it can be a transpose; c and b have rows of ldc and ldb
- * elements. Pairs of vectors first; where a vector is as long as a block of queries (AVX-512) every other block leaves one vector. */
+/* c (M,N) = or += a (M,K) b (K,N). a is read at a[m*a_row + k*a_col], so that it can be a
+ * transpose; c and b have rows of ldc and ldb elements. Pairs of vectors first; where a vector is
+ * as long as a block of queries (AVX-512) every other block leaves one vector. */
 static void product(real *c, int ldc, const real *a, int a_row, int a_col, const real *b, int ldb, int M,
                     int N, int K, Write how) {
     for (int m = 0; m < M; m += TILE_M) {
@@ -62,7 +66,8 @@ static void product(real *c, int ldc, const real *a, int a_row, int a_col, const
 static inline size_t head(HeadOrder order, int r, int g, int G, int Q) {
     return order == HEADS_TILED ? (size_t)r*G + (size_t)g : (size_t)g*Q + (size_t)r;
 }
-/* Rows (count,D) in real from floatX rows `stride` elements apart, scaled; and the transpose, (D,ld). */
+/* Rows (count,D) in real from floatX rows `stride` elements apart, scaled; and the transpose,
+ * (D,ld). */
 static void convert(real *to, const floatX *from, size_t stride, int count, int D, real scale) {
     for (int t = 0; t < count; t++)
         for (int d = 0; d < D; d++) to[(size_t)t*D + d] = R(from[(size_t)t*stride + d]) * scale;
@@ -92,14 +97,16 @@ static void attention_forward(floatX *out, real *lse, const floatX *q, const flo
             transpose(keys_t, keys, T, D, T);
             for (int r = 0; r < Q; r++)
                 for (int t0 = 0; t0 < T; t0 += BLOCK) {
-                    const int count = T - t0 < BLOCK ? T - t0 : BLOCK, seen = t0 + count, from = first_key(reach, b, T, t0);
+                    const int count = T - t0 < BLOCK ? T - t0 : BLOCK, seen = t0 + count,
+                        from = first_key(reach, b, T, t0);
                     const size_t h = head(order, r, g, G, Q);
                     convert(queries, q + ((size_t)b*T + t0)*row + h*D, row, count, D, 1 / sqrt((real)D));
                     product(scores + from, T, queries, D, 1, keys_t + from, T, count, seen - from, D, SET);
                     for (int i = 0; i < count; i++) {
                         real *s = scores + (size_t)i*T, max = s[t0 + i], sum = 0;
                         const int last = t0 + i, first = first_key(reach, b, T, last);
-                        /* So that all loops run to `seen`, which is a multiple of BLOCK except at the end. */
+                        /* So that all loops run to `seen`, which is a multiple of BLOCK except at
+                         * the end. */
                         for (int j = last + 1; j < seen; j++) s[j] = -(real)INFINITY;
                         for (int j = from; j < first; j++) s[j] = -(real)INFINITY;
                         #pragma omp simd reduction(max:max)
@@ -120,7 +127,8 @@ static void attention_forward(floatX *out, real *lse, const floatX *q, const flo
 }
 
 static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const real *lse,
-                               const floatX *q, const floatX *kv, const int *reach, HeadOrder order, int B, int T, int G, int Q, int D) {
+                               const floatX *q, const floatX *kv, const int *reach, HeadOrder order, int B, int T,
+                               int G, int Q, int D) {
     const size_t row = (size_t)Q*G*D, kv_row = (size_t)2*G*D;
     const real scale = 1 / sqrt((real)D);
     #pragma omp parallel PARALLEL_IF((size_t)B*T*T*G*Q*D)
@@ -142,7 +150,8 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
             memset(dkeys, 0, (size_t)2*T*D * sizeof *dkeys);
             for (int r = 0; r < Q; r++)
                 for (int t0 = 0; t0 < T; t0 += BLOCK) {
-                    const int count = T - t0 < BLOCK ? T - t0 : BLOCK, seen = t0 + count, from = first_key(reach, b, T, t0);
+                    const int count = T - t0 < BLOCK ? T - t0 : BLOCK, seen = t0 + count,
+                        from = first_key(reach, b, T, t0);
                     const int keys_seen = seen - from;
                     const size_t h = head(order, r, g, G, Q), at = ((size_t)b*T + t0)*row + h*D;
                     convert(queries, q + at, row, count, D, scale);
@@ -162,7 +171,8 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
                         }
                     }
                     product(dqueries, D, ds + from, T, 1, keys + (size_t)from*D, D, count, D, keys_seen, SET);
-                    product(dkeys + (size_t)from*D, D, ds + from, 1, T, queries, D, keys_seen, D, count, ADD);       /* queries include the scale */
+                    /* queries include the scale */
+                    product(dkeys + (size_t)from*D, D, ds + from, 1, T, queries, D, keys_seen, D, count, ADD);
                     product(dvalues + (size_t)from*D, D, p + from, 1, T, dresult, D, keys_seen, D, count, ADD);
                     for (int i = 0; i < count; i++)
                         for (int d = 0; d < D; d++) dq[at + (size_t)i*row + d] = X(dqueries[i*D + d] * scale);

@@ -1,4 +1,5 @@
-/* bias.c: biases, of all rows or of each expert. They are added to every row, so their gradient is the sum over rows. */
+/* bias.c: biases, of all rows or of each expert. They are added to every row, so their gradient is
+ * the sum over rows. */
 #include "impl.h"
 
 static void bias_forward(floatX *x, const floatX *bias, int N, int C) {
@@ -14,7 +15,7 @@ static void bias_backward(real *dbias, const floatX *dout, int N, int C) {
             for (int c = from; c < C && c < from + WIDE; c++) dbias[c] += R(dout[(size_t)n*C + c]);
 }
 
-/* ---- biases of experts ------------------------------------------------------------------------------------ */
+/* ---- biases of experts ----------------------------------------------------------------------- */
 
 static void expert_bias_forward(floatX *x, const floatX *bias, const Plan *plan, int O) {
     #pragma omp parallel for PARALLEL_IF((size_t)plan->S*O)

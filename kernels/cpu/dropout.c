@@ -1,7 +1,7 @@
 /* dropout.c: the residual stream, and dropout.
  *
- * The mask is a hash of (key, site, i), 16 bits for each element: nothing is stored, backward computes it again, and it is
- * the same on every device with any number of threads. */
+ * The mask is a hash of (key, site, i), 16 bits for each element: nothing is stored, backward
+ * computes it again, and it is the same on every device with any number of threads. */
 #include "impl.h"
 #include "kernels/random.h"
 

@@ -1,15 +1,16 @@
 /* expert.c: the nonlinearity inside an expert, together with the gradient of the router's weight.
  *
- * Why together: a token's output is out = sum_k w_k act_k W_k^T, so with da_k = dout W_k (the upstream gradient after the
- * expert's last matrix, without the weight)
- *     dw_k   = <dout, act_k W_k^T> = <da_k, act_k>        a dot product over F: the expert's output is not needed
- *     dact_k = w_k da_k
+ * Why together: a token's output is out = sum_k w_k act_k W_k^T, so with da_k = dout W_k (the
+ * upstream gradient after the expert's last matrix, without the weight)
+ *     dw_k   = <dout, act_k W_k^T> = <da_k, act_k>        a dot product over F: the expert's output
+ *     is not needed dact_k = w_k da_k
  *     dW_k   = dout^T (w_k act_k)
  * act is recomputed from pre. So a layer saves its input and pre, and nothing of size (S,C). */
 #include "expert.h"
 
-/* gelu(x) = x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3). With t = tanh(u) = 2 sigmoid(2u) - 1:
- * gelu'(x) = (1 + t)/2 + x/2 (1 - t^2) u'.   Source: Hendrycks and Gimpel 2016, arXiv 1606.08415. */
+/* gelu(x) = x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3). With t = tanh(u) = 2
+ * sigmoid(2u) - 1: gelu'(x) = (1 + t)/2 + x/2 (1 - t^2) u'.   Source: Hendrycks and Gimpel 2016,
+ * arXiv 1606.08415. */
 #define GELU_C ((real)0.7978845608028654)
 #define GELU_A ((real)0.044715)
 
@@ -42,12 +43,13 @@ static void activation_forward(floatX *act, const floatX *pre, Activation f, int
 }
 
 /* One row of activation_backward of a gated kind: returns its dweight. dx (2F) may be x. */
-static inline __attribute__((always_inline)) real gated_row(floatX *dx, floatX *wact, const floatX *da, const floatX *x, real w, int F,
-                                                            int clamped) {
+static inline __attribute__((always_inline)) real gated_row(floatX *dx, floatX *wact, const floatX *da, const floatX *x,
+                                                            real w, int F, int clamped) {
     real dot = 0;
     #pragma omp simd reduction(+:dot)
     for (int i = 0; i < F; i++) {
-        const SwigluGradient y = (clamped ? clamped_swiglu_backward : swiglu_backward)(R(x[i]), R(x[F + i]), R(da[i]), w);
+        const SwigluGradient y = (clamped ? clamped_swiglu_backward : swiglu_backward)(R(x[i]), R(x[F + i]),
+                                                                                       R(da[i]), w);
         dot += y.dweight;
         wact[i]   = X(y.wact);
         dx[i]     = X(y.dg);

@@ -14,13 +14,16 @@ static inline SwigluGradient swiglu_backward(real g, real u, real v, real w) {
     return (SwigluGradient){ v * silu * u, w * silu * u, w * v * u * s * (1 + g * (1 - s)), w * v * silu };
 }
 
-/* The same with g sigmoid(1.702 g) for silu, u + 1 for u, and both clamped: beyond the limits the gradient is zero. NaN stays NaN. */
+/* The same with g sigmoid(1.702 g) for silu, u + 1 for u, and both clamped: beyond the limits the
+ * gradient is zero. NaN stays NaN. */
 static inline real clamped_swiglu(real g, real u) {
-    const real limit = (real)CLAMPED_LIMIT, gate = g > limit ? limit : g, up = u > limit ? limit : u < -limit ? -limit : u;
+    const real limit = (real)CLAMPED_LIMIT, gate = g > limit ? limit : g, up = u > limit ? limit
+                                                                                         : u < -limit ? -limit : u;
     return gate * fast_sigmoid((real)CLAMPED_SLOPE * gate) * (up + 1);
 }
 static inline SwigluGradient clamped_swiglu_backward(real g, real u, real v, real w) {
-    const real limit = (real)CLAMPED_LIMIT, gate = g > limit ? limit : g, up = (u > limit ? limit : u < -limit ? -limit : u) + 1;
+    const real limit = (real)CLAMPED_LIMIT, gate = g > limit ? limit : g,
+        up = (u > limit ? limit : u < -limit ? -limit : u) + 1;
     const real s = fast_sigmoid((real)CLAMPED_SLOPE * gate), silu = gate * s;
     const real dg = w * v * up * s * (1 + (real)CLAMPED_SLOPE * gate * (1 - s)), du = w * v * silu;
     return (SwigluGradient){ v * silu * up, w * silu * up, g > limit ? 0 : dg, u > limit || u < -limit ? 0 : du };

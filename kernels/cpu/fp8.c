@@ -1,22 +1,24 @@
-/* fp8.c: experts in 8 bits (Fp8 in kernels.h), as they are computed on any device, but slowly: this is their oracle.
+/* fp8.c: experts in 8 bits (Fp8 in kernels.h), as they are computed on any device, but slowly: this
+ * is their oracle.
  *
- * A code times its scale has four bits and an exponent of eight, so it is a floatX without any rounding, and the products of
- * matmul.c multiply such numbers. Nothing else is rounded than kernels.h says. */
+ * A code times its scale has four bits and an exponent of eight, so it is a floatX without any
+ * rounding, and the products of matmul.c multiply such numbers. Nothing else is rounded than
+ * kernels.h says. */
 #include "expert.h"
 
-/* ---- numbers ---------------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 static inline float as_float(uint32_t bits) { float x; memcpy(&x, &bits, sizeof x); return x; }
 static inline uint32_t as_bits(float x) { uint32_t bits; memcpy(&bits, &x, sizeof bits); return bits; }
 
 /* Of a block whose largest magnitude has these bits. */
 static inline float scale_for(uint32_t largest) {
-    const uint32_t above = (largest + 0x1fffff) >> 23;      /* one more than its exponent if its fraction is above 1.75 */
+    const uint32_t above = (largest + 0x1fffff) >> 23;  /* one more than its exponent if its fraction is above 1.75 */
     return largest >= 0x7f800000 ? NAN : as_float(((above > 18 ? above : 18) - 8) << 23);
 }
 
-/* x: at most 448. A normal number keeps three bits of its fraction. Below 2^-6 codes are multiples of 2^-9, which are the last
- * bits of a float near 2^14. */
+/* x: at most 448. A normal number keeps three bits of its fraction. Below 2^-6 codes are multiples
+ * of 2^-9, which are the last bits of a float near 2^14. */
 static inline uint8_t code_of(float x) {
     const uint32_t bits = as_bits(x), magnitude = bits & 0x7fffffff, sign = bits >> 24 & 0x80;
     const uint32_t small = as_bits(as_float(magnitude) + 16384.0f) & 0xff;
@@ -24,7 +26,7 @@ static inline uint8_t code_of(float x) {
     const uint32_t code = magnitude < as_bits(0.015625f) ? small : normal - (120 << 3);
     return (uint8_t)(magnitude > 0x7f800000 ? 0x7f : sign | code);
 }
-static inline float value_of(uint8_t code) {                /* the code's bits as those of a float, whose bias is larger by 120 */
+static inline float value_of(uint8_t code) {    /* the code's bits as those of a float, whose bias is larger by 120 */
     const uint32_t magnitude = code & 0x7f;
     const float x = magnitude == 0x7f ? NAN : as_float(magnitude << 20) * 0x1p120f;
     return code & 0x80 ? -x : x;
@@ -50,7 +52,7 @@ static void encode_block(Fp8 to, size_t b, const real *x) {
     to.scale[b] = (real)scale;
 }
 
-/* ---- to codes --------------------------------------------------------------------------------------------- */
+/* ---- to codes -------------------------------------------------------------------------------- */
 
 static int fp8_fits(int C, int F) { return C % FP8_BLOCK == 0 && F % FP8_BLOCK == 0; }
 
@@ -85,7 +87,8 @@ static void fp8_weight(OUT Fp8 out, OUT Fp8 transposed, const floatX *weight, in
     #pragma omp parallel for PARALLEL_IF(all * FP8_BLOCK * FP8_BLOCK)
     for (size_t b = 0; b < all; b++) {
         const size_t e = b / (down * across), o = b / across % down, c = b % across, matrix = e * (size_t)O * (size_t)C;
-        const size_t at = matrix + (o * (size_t)C + c) * FP8_BLOCK, at_transposed = matrix + (c * (size_t)O + o) * FP8_BLOCK;
+        const size_t at = matrix + (o * (size_t)C + c) * FP8_BLOCK,
+            at_transposed = matrix + (c * (size_t)O + o) * FP8_BLOCK;
         out.scale[b] = transposed.scale[(e * across + c) * down + o] =
             encode_square(out.code + at, transposed.code + at_transposed, weight + at, (size_t)O, (size_t)C);
     }
@@ -98,7 +101,8 @@ static int rows_of_block(const Plan *plan, int e, int i) {
     const int left = plan->start[e + 1] - plan->start[e] - i * FP8_BLOCK;
     return left > FP8_BLOCK ? FP8_BLOCK : left > 0 ? left : 0;
 }
-/* The most blocks that an expert can have. Loops visit this many of every expert, and skip those that do not exist. */
+/* The most blocks that an expert can have. Loops visit this many of every expert, and skip those
+ * that do not exist. */
 static int most_blocks(const Plan *plan) { return (plan->S + FP8_BLOCK - 1) / FP8_BLOCK; }
 
 static void fp8_columns(OUT Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_rows) {
@@ -128,7 +132,7 @@ static void fp8_columns(OUT Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_
     }
 }
 
-/* ---- from codes to floatX; free() the result -------------------------------------------------------------------------------- */
+/* ---- from codes to floatX; free() the result ------------------------------------------------- */
 
 static floatX *rows_from(Fp8 x, size_t rows, int C) {
     const size_t blocks = rows * (size_t)C / FP8_BLOCK;
@@ -160,19 +164,22 @@ static floatX *columns_from(Fp8 x, const Plan *plan, int C) {           /* (S,C)
         for (int r = 0; r < rows; r++)
             for (size_t c = 0; c < (size_t)C; c++) {
                 const real scale = x.scale[b * across + c / FP8_BLOCK];
-                to[(size_t)(first + r) * (size_t)C + c] = X((real)value_of(x.code[(b * (size_t)C + c) * FP8_BLOCK + (size_t)r]) * scale);
+                to[(size_t)(first + r) * (size_t)C + c] =
+                    X((real)value_of(x.code[(b * (size_t)C + c) * FP8_BLOCK + (size_t)r]) * scale);
             }
     }
     return to;
 }
 
-/* ---- products --------------------------------------------------------------------------------------------- */
+/* ---- products -------------------------------------------------------------------------------- */
 
 static size_t used(const Plan *plan) { return (size_t)plan->start[plan->E]; }
 
 /* out (S,O) GROUPED = inp weight[e]^T, from (N,C) BY_TOKEN or (S,C) GROUPED. */
-static void product(const Device *d, OUT floatX *out, Fp8 inp, Fp8 weight, const Plan *plan, int C, int O, Rows inp_rows) {
-    floatX *x = rows_from(inp, inp_rows == BY_TOKEN ? (size_t)plan->N : used(plan), C), *w = weight_from(weight, plan->E, O, C);
+static void product(const Device *d, OUT floatX *out, Fp8 inp, Fp8 weight, const Plan *plan, int C, int O,
+                    Rows inp_rows) {
+    floatX *x = rows_from(inp, inp_rows == BY_TOKEN ? (size_t)plan->N : used(plan), C),
+        *w = weight_from(weight, plan->E, O, C);
     d->parallel_linear_forward(out, x, w, plan, C, O, inp_rows, GROUPED);
     free(x);
     free(w);
@@ -181,7 +188,8 @@ static void fp8_linear(const Device *d, OUT floatX *out, Fp8 inp, Fp8 weight, co
     product(d, out, inp, weight, plan, C, O, GROUPED);
 }
 
-static void fp8_up_forward(const Device *d, OUT floatX *pre, OUT Fp8 act, Fp8 inp, Fp8 weight, const Plan *plan, int C, int F) {
+static void fp8_up_forward(const Device *d, OUT floatX *pre, OUT Fp8 act, Fp8 inp, Fp8 weight, const Plan *plan,
+                           int C, int F) {
     const size_t across = (size_t)F / FP8_BLOCK, blocks = used(plan) * across;
     product(d, pre, inp, weight, plan, C, 2 * F, BY_TOKEN);
     #pragma omp parallel for PARALLEL_IF(blocks * FP8_BLOCK * 8)
@@ -197,8 +205,9 @@ static void store_block(floatX *to, Fp8 to8, size_t b, const real *x) {
     if (to) for (size_t i = 0; i < FP8_BLOCK; i++) to[b * FP8_BLOCK + i] = X(x[i]);
     if (to8.code) encode_block(to8, b, x);
 }
-static void fp8_down_backward(const Device *d, OUT floatX *dpre, OUT Fp8 dpre8, OUT floatX *wact, OUT Fp8 wact8, OUT real *dweight,
-                              Fp8 dout, Fp8 down, const floatX *pre, const real *weight, const Plan *plan, int C, int F) {
+static void fp8_down_backward(const Device *d, OUT floatX *dpre, OUT Fp8 dpre8, OUT floatX *wact, OUT Fp8 wact8,
+                              OUT real *dweight, Fp8 dout, Fp8 down, const floatX *pre, const real *weight,
+                              const Plan *plan, int C, int F) {
     const size_t across = (size_t)F / FP8_BLOCK, rows = used(plan);
     floatX *da = scratch(rows * (size_t)F * sizeof *da);
     product(d, da, dout, down, plan, C, F, BY_TOKEN);
@@ -207,7 +216,8 @@ static void fp8_down_backward(const Device *d, OUT floatX *dpre, OUT Fp8 dpre8, 
         const int slot = plan->slot_of_row[r];
         real dot = 0;
         for (size_t b = 0; b < across; b++) {
-            const floatX *gate = pre + (r * 2 * across + b) * FP8_BLOCK, *up = gate + F, *v = da + (r * across + b) * FP8_BLOCK;
+            const floatX *gate = pre + (r * 2 * across + b) * FP8_BLOCK, *up = gate + F,
+                *v = da + (r * across + b) * FP8_BLOCK;
             real x[3][FP8_BLOCK];
             for (int i = 0; i < FP8_BLOCK; i++) {
                 const SwigluGradient y = swiglu_backward(R(gate[i]), R(up[i]), R(v[i]), weight[slot]);
@@ -223,7 +233,8 @@ static void fp8_down_backward(const Device *d, OUT floatX *dpre, OUT Fp8 dpre8, 
     free(da);
 }
 
-static void fp8_backward_weight(const Device *d, void *dweight, Fp8 dout, Fp8 inp, const Plan *plan, int C, int O, Write how) {
+static void fp8_backward_weight(const Device *d, void *dweight, Fp8 dout, Fp8 inp, const Plan *plan, int C, int O,
+                                Write how) {
     floatX *dy = columns_from(dout, plan, O), *x = columns_from(inp, plan, C);
     d->parallel_linear_backward_weight(dweight, dy, x, plan, C, O, GROUPED, GROUPED, how);
     free(dy);

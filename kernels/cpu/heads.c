@@ -1,7 +1,9 @@
-/* heads.c: what some models do with the heads of queries and keys: norms, keys with a part that all share, sinks. */
+/* heads.c: what some models do with the heads of queries and keys: norms, keys with a part that all
+ * share, sinks. */
 #include "impl.h"
 
-/* ---- norm_rope: n = round(round(x r) w) with r = (mean(x^2) + eps)^(-1/2), then the rotation of rope.c ------------- */
+/* ---- norm_rope: n = round(round(x r) w) with r = (mean(x^2) + eps)^(-1/2), then the rotation of
+ *      rope.c ---------------------------------------------------------------------------------- */
 
 static real head_rstd(const floatX *x, real eps, int D) {
     real squares = 0;
@@ -29,8 +31,8 @@ static void norm_rope_forward(floatX *x, floatX *before, const real *table, cons
     }
 }
 
-/* The rotation the other way gives dn, and that goes through the norm as in norm.c. dweight: each block of ROWS tokens makes
- * a partial sum, and these are added in order. */
+/* The rotation the other way gives dn, and that goes through the norm as in norm.c. dweight: each
+ * block of ROWS tokens makes a partial sum, and these are added in order. */
 static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, const real *table, const int *position,
                                Norm norm, int N, int stride, int heads, int D) {
     enum { ROWS = 64 };
@@ -66,9 +68,10 @@ static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, 
     free(partial);
 }
 
-/* ---- keys with a part that all heads share ------------------------------------------------------------------ */
+/* ---- keys with a part that all heads share --------------------------------------------------- */
 
-static void shared_keys_forward(floatX *kv, const floatX *parts, const floatX *shared, int N, int G, int D, int key, int value) {
+static void shared_keys_forward(floatX *kv, const floatX *parts, const floatX *shared, int N, int G, int D, int key,
+                                int value) {
     const size_t common = (size_t)(D - key), all = (size_t)D, one = sizeof *kv;
     #pragma omp parallel for PARALLEL_IF((size_t)N*G*D)
     for (int n = 0; n < N; n++)
@@ -81,7 +84,8 @@ static void shared_keys_forward(floatX *kv, const floatX *parts, const floatX *s
             memset(v + value, 0, (size_t)(D - value) * one);
         }
 }
-static void shared_keys_backward(floatX *dparts, floatX *dshared, const floatX *dkv, int N, int G, int D, int key, int value) {
+static void shared_keys_backward(floatX *dparts, floatX *dshared, const floatX *dkv, int N, int G, int D, int key,
+                                 int value) {
     const size_t all = (size_t)D, one = sizeof *dkv;
     #pragma omp parallel for PARALLEL_IF((size_t)N*G*D)
     for (int n = 0; n < N; n++) {
@@ -99,7 +103,7 @@ static void shared_keys_backward(floatX *dparts, floatX *dshared, const floatX *
     }
 }
 
-/* ---- sinks: the softmax's sum gets exp(sink), which scales its results --------------------------------------- */
+/* ---- sinks: the softmax's sum gets exp(sink), which scales its results ----------------------- */
 
 static void sink_forward(floatX *out, real *lse, const floatX *sink, int N, int H, int D) {
     #pragma omp parallel for PARALLEL_IF((size_t)N*H*D)
@@ -111,7 +115,8 @@ static void sink_forward(floatX *out, real *lse, const floatX *sink, int N, int 
             lse[at] = (l > s ? l : s) + log1p(t);
         }
 }
-static void sink_backward(real *dsink, const floatX *dout, const floatX *out, const real *lse, const floatX *sink, int N, int H, int D) {
+static void sink_backward(real *dsink, const floatX *dout, const floatX *out, const real *lse, const floatX *sink,
+                          int N, int H, int D) {
     #pragma omp parallel for PARALLEL_IF((size_t)N*H*D)
     for (int h = 0; h < H; h++) {
         real sum = 0;

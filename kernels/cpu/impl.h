@@ -1,5 +1,5 @@
-/* impl.h: included by every file of kernels/cpu/, each of which is compiled once per number type. Values are computed as real and
- * stored as floatX: R(x) reads one, X(r) makes one. */
+/* impl.h: included by every file of kernels/cpu/, each of which is compiled once per number type.
+ * Values are computed as real and stored as floatX: R(x) reads one, X(r) makes one. */
 #ifndef IMPL_H
 #define IMPL_H
 #define KERNELS_IMPLEMENTATION
@@ -24,7 +24,8 @@ static inline floatX X(real r) {        /* to nearest even; NaN stays NaN */
     if ((u & 0x7fffffff) > 0x7f800000) return (floatX){ 0x7fc0 };
     return (floatX){ (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16) };
 }
-/* Stochastic rounding, to one of the two neighbours of r: 16 random bits are added below the last bit that is kept. */
+/* Stochastic rounding, to one of the two neighbours of r: 16 random bits are added below the last
+ * bit that is kept. */
 static inline floatX X_random(real r, uint32_t bits) {
     uint32_t u;
     memcpy(&u, &r, sizeof u);
@@ -56,8 +57,8 @@ typedef float floatX, real;
 /* Each file fills its part of the table: PART(matmul) { d->matmul_forward = ...; } */
 #define PART(part) void DEVICE(part)(Device *d); void DEVICE(part)(Device *d)
 
-/* Memory for one call, to be freed with free(). Operations return no errors: without memory the program ends, as by llmc's
- * fail(). */
+/* Memory for one call, to be freed with free(). Operations return no errors: without memory the
+ * program ends, as by llmc's fail(). */
 static inline void *scratch(size_t bytes) {
     void *p = malloc(bytes ? bytes : 1);
     if (p) return p;
@@ -66,12 +67,13 @@ static inline void *scratch(size_t bytes) {
 }
 static inline void *zeroed_scratch(size_t bytes) { return memset(scratch(bytes), 0, bytes); }
 
-/* Starting threads costs microseconds: a loop with fewer operations than this runs on one thread. */
+/* Starting threads costs microseconds: a loop with fewer operations than this runs on one
+ * thread. */
 #define PARALLEL_MIN 20000
 #define PARALLEL_IF(work) if ((double)(work) > PARALLEL_MIN)
 
-/* Vectors are those of gcc and clang: arithmetic is by lane, on any machine. This one may be at any address of an array of
- * reals. */
+/* Vectors are those of gcc and clang: arithmetic is by lane, on any machine. This one may be at any
+ * address of an array of reals. */
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
 #elif defined(__AVX__)
@@ -86,8 +88,8 @@ static inline void *zeroed_scratch(size_t bytes) { return memset(scratch(bytes),
 #endif
 typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
 
-/* UNROLL(n) before a loop with a constant number of rounds, at most n: it becomes straight code, in which an array that it indexes is
- * registers. clang knows gcc's pragma by another name only. */
+/* UNROLL(n) before a loop with a constant number of rounds, at most n: it becomes straight code, in
+ * which an array that it indexes is registers. clang knows gcc's pragma by another name only. */
 #define PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define UNROLL(n) PRAGMA(clang loop unroll(full))
@@ -95,16 +97,19 @@ typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(rea
 #define UNROLL(n) PRAGMA(GCC unroll n)
 #endif
 
-/* exp without branches or tables, so that loops over it become vector code: 2^(x log2 e) = 2^n 2^f with n an integer and f in
- * [-1/2, 1/2]; 2^f = e^(f ln 2) by a polynomial. Relative error below 2e-7. Below -87 the result is 0; inputs above 88 are
- * clamped: no caller needs infinity. f64 is the oracle and takes the library's. */
+/* exp without branches or tables, so that loops over it become vector code: 2^(x log2 e) = 2^n 2^f
+ * with n an integer and f in [-1/2, 1/2]; 2^f = e^(f ln 2) by a polynomial. Relative error below
+ * 2e-7. Below -87 the result is 0; inputs above 88 are clamped: no caller needs infinity. f64 is
+ * the oracle and takes the library's. */
 static inline real fast_exp(real x) {
 #if defined(PRECISION_F64)
     return exp(x);
 #else
-    float above = x > -87.0f ? x : -87.0f, clamped = above < 88.0f ? above : 88.0f;     /* NaN becomes -87: an int must hold n */
-    float n = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f;      /* nearest integer: fractions fall off the mantissa */
-    float f = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;   /* ln 2 in two parts, so that f keeps its low bits */
+    /* NaN becomes -87: an int must hold n */
+    float above = x > -87.0f ? x : -87.0f, clamped = above < 88.0f ? above : 88.0f;
+    /* nearest integer: fractions fall off the mantissa */
+    float n = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f;
+    float f = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;  /* ln 2 in two parts, so that f keeps its low bits */
     float p = 1.9875691500e-4f;
     p = p * f + 1.3981999507e-3f;
     p = p * f + 8.3334519073e-3f;

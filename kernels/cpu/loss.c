@@ -1,10 +1,11 @@
 /* loss.c: cross entropy. */
 #include "impl.h"
 
-/* ---- cross entropy: with x the logits (N,V), loss = lse(x) - x[target], and dlse/dx_v = softmax_v, so dx_v = softmax_v - [v = target] ---- */
+/* ---- cross entropy: with x the logits (N,V), loss = lse(x) - x[target], and
+ *      dlse/dx_v = softmax_v, so dx_v = softmax_v - [v = target] ------------------------------- */
 
-/* The sum of exp(x - max) over n numbers: blocks of 1024 in real, which is vectorized, and their sums in double, because
- * vocabularies are long. */
+/* The sum of exp(x - max) over n numbers: blocks of 1024 in real, which is vectorized, and their
+ * sums in double, because vocabularies are long. */
 static real sum_of_exp(const floatX *x, int n, real max) {
     enum { CHUNK = 1024 };
     double total = 0;
@@ -22,8 +23,8 @@ static void soft_cap(floatX *x, float cap, size_t n) {
     #pragma omp parallel for PARALLEL_IF(n * 16)
     for (size_t i = 0; i < n; i++) x[i] = X((real)cap * tanh(R(x[i]) / (real)cap));
 }
-static void cross_entropy(real *loss, floatX *logits, const int *target, const real *scale, float cap, int gradient, int N,
-                          int V, int used) {
+static void cross_entropy(real *loss, floatX *logits, const int *target, const real *scale, float cap, int gradient,
+                          int N, int V, int used) {
     const real factor = scale ? *scale : 1, steep = cap > 0 ? 1 / ((real)cap * (real)cap) : 0;
     #pragma omp parallel for PARALLEL_IF((size_t)N*V*8)
     for (int n = 0; n < N; n++) {
@@ -40,7 +41,8 @@ static void cross_entropy(real *loss, floatX *logits, const int *target, const r
         loss[n] = log(sum) + max - R(x[target[n]]);
         if (!gradient) continue;
         real norm = factor / sum, hit = R(x[target[n]]);
-        if (cap > 0) for (int v = 0; v < used; v++) x[v] = X(fast_exp(R(x[v]) - max) * norm * (1 - R(x[v]) * R(x[v]) * steep));
+        if (cap > 0)
+            for (int v = 0; v < used; v++) x[v] = X(fast_exp(R(x[v]) - max) * norm * (1 - R(x[v]) * R(x[v]) * steep));
         else for (int v = 0; v < used; v++) x[v] = X(fast_exp(R(x[v]) - max) * norm);
         x[target[n]] = X((fast_exp(hit - max) * norm - factor) * (1 - hit * hit * steep));
         for (int v = used; v < V; v++) x[v] = X((real)0);

@@ -1,38 +1,46 @@
-/* matmul.c: every matrix product of the model, dense or grouped by expert, forward and backward, on one GEMM.
+/* matmul.c: every matrix product of the model, dense or grouped by expert, forward and backward, on
+ * one GEMM.
  *
- * With the rows of a and b as vectors over k, each product is, for every expert (a dense one is one expert),
+ * With the rows of a and b as vectors over k, each product is, for every expert (a dense one is one
+ * expert),
  *
  *     c[m][n] = sum over k of  a[m][k] * b[n][k]
  *
- *                        m                 n          k           a[m][k]              b[n][k]
- *     forward            rows of e         O          C           inp[row m][k]        weight[e][n][k]
- *     backward_input     rows of e         C          O           dout[row m][k]       weight[e][k][n]
- *     backward_weight    O                 C          rows of e   dout[row k][m]       inp[row k][n]
+ *                        m                 n          k           a[m][k]           b[n][k]
+ *     forward            rows of e         O          C           inp[row m][k]     weight[e][n][k]
+ *     backward_input     rows of e         C          O           dout[row m][k]    weight[e][k][n]
+ *     backward_weight    O                 C          rows of e   dout[row k][m]    inp[row k][n]
  *
- * Three plain loops reach a few percent of the machine's peak: a core can start two vector FMAs per cycle, and each needs three
- * numbers from memory. The cure is to use a number many times once it is near:
+ * Three plain loops reach a few percent of the machine's peak: a core can start two vector FMAs per
+ * cycle, and each needs three numbers from memory. The cure is to use a number many times once it
+ * is near:
  *
- *   registers   the micro-kernel keeps a tile of c, MR x NR with NR two vectors, during its whole loop over k. A step loads 2 vectors
- *               of b and MR numbers of a for 2*MR vector FMAs. With AVX-512 MR = 12: 24 sums + 2 of b + 1 of a are 27 of 32
- *               registers; 14 loads in 12 cycles, which could do 24; and 24 independent chains of sums, where 2 units with a latency
- *               of 4 cycles need 8.
- *   L1          a panel of b, NR columns x KC: 32 * 272 floats = 34 KB of 48 (AVX2: 17 of 32). It is used for MA rows of a, whose
- *               panels of MR x KC (13 KB) stream through from L2.
- *   L2          a block of b, NB columns x KC: 256 * 272 floats = 272 KB of 512 to 2048, and MA rows of a (51 KB); backward_weight: MB rows
- *               (306 KB; AVX2: 153).
+ *   registers  the micro-kernel keeps a tile of c, MR x NR with NR two vectors, during its whole
+ *              loop over k. A step loads 2 vectors of b and MR numbers of a for 2*MR vector FMAs.
+ *              With AVX-512 MR = 12: 24 sums + 2 of b + 1 of a are 27 of 32 registers; 14 loads in
+ *              12 cycles, which could do 24; and 24 independent chains of sums, where 2 units with
+ *              a latency of 4 cycles need 8.
+ *   L1         a panel of b, NR columns x KC: 32 * 272 floats = 34 KB of 48 (AVX2: 17 of 32). It is
+ *              used for MA rows of a, whose panels of MR x KC (13 KB) stream through from L2.
+ *   L2         a block of b, NB columns x KC: 256 * 272 floats = 272 KB of 512 to 2048, and MA rows
+ *              of a (51 KB); backward_weight: MB rows (306 KB; AVX2: 153).
  *
- * Packing, that is copying numbers into panels in the order of use and widening them to real, costs about as much as eight
- * FMAs for each number, more if they come from memory. So rows are read whole and in order, and a few of them are prefetched. b is
- * packed once for up to MB rows of c (TALL, if one block of k is all), a once for up to NB columns. Packing is also where rows are
- * gathered (the idea of ParallelLinear: a routed row is read and written in place), and where b is transposed if k is its fast
- * dimension. a may have either order: one number of it at a time goes to all lanes.
+ * Packing, that is copying numbers into panels in the order of use and widening them to real, costs
+ * about as much as eight FMAs for each number, more if they come from memory. So rows are read
+ * whole and in order, and a few of them are prefetched. b is packed once for up to MB rows of c
+ * (TALL, if one block of k is all), a once for up to NB columns. Packing is also where rows are
+ * gathered (the idea of ParallelLinear: a routed row is read and written in place), and where b is
+ * transposed if k is its fast dimension. a may have either order: one number of it at a time goes
+ * to all lanes.
  *
- * A job is a tile of one expert's c. Threads take jobs from a common list, large ones first and small ones at the end, so
- * that all finish at about the same time however uneven the experts are. An element of c belongs to one job, and its sum runs
- * over k = 0, 1, 2, ... in blocks of KC for any tile: the bits depend on neither tiles nor threads.
+ * A job is a tile of one expert's c. Threads take jobs from a common list, large ones first and
+ * small ones at the end, so that all finish at about the same time however uneven the experts are.
+ * An element of c belongs to one job, and its sum runs over k = 0, 1, 2, ... in blocks of KC for
+ * any tile: the bits depend on neither tiles nor threads.
  *
- * With few rows (decoding a token) a weight is used once or twice, and the time is that of reading it: forward then uses weights
- * without packing (small_rows). The choice depends on the number of rows alone. */
+ * With few rows (decoding a token) a weight is used once or twice, and the time is that of reading
+ * it: forward then uses weights without packing (small_rows). The choice depends on the number of
+ * rows alone. */
 #include "matmul.h"
 
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -49,7 +57,7 @@ typedef real vec __attribute__((vector_size(VECTOR_BYTES)));         /* aligned,
 
 enum {
     NR = 2 * LANES,
-    KC = 272,                               /* a multiple of LANES; with a power of two, rows of a panel would be in the same sets of L1 */
+    KC = 272,           /* a multiple of LANES; with a power of two, rows of a panel would be in the same sets of L1 */
     NB = 256,                               /* a multiple of NR */
     MA = 4 * MR,
     MB = 6 * MA,
@@ -101,8 +109,8 @@ typedef lane_index indices __attribute__((vector_size(VECTOR_BYTES)));
 #define HIGH(a, b) PICK(a, b, 1, 3)
 #endif
 
-/* v[i][j] <-> v[j][i]. A round moves the top bit of the lane to the bottom of the row number, and the other way round;
- * after log2(LANES) rounds the two numbers are exchanged. */
+/* v[i][j] <-> v[j][i]. A round moves the top bit of the lane to the bottom of the row number, and
+ * the other way round; after log2(LANES) rounds the two numbers are exchanged. */
 static inline void transpose(vec v[LANES]) {
     for (int round = 1; round < LANES; round *= 2) {
         vec w[LANES];
@@ -114,15 +122,15 @@ static inline void transpose(vec v[LANES]) {
     }
 }
 
-/* Lane i of the result is the sum of the lanes of v[i]: a transposition that adds, so that each round halves the number of
- * vectors. */
+/* Lane i of the result is the sum of the lanes of v[i]: a transposition that adds, so that each
+ * round halves the number of vectors. */
 static inline vec sums(vec v[LANES]) {
     for (int n = LANES / 2; n >= 1; n /= 2)
         for (int i = 0; i < n; i++) v[i] = LOW(v[i], v[i + n]) + HIGH(v[i], v[i + n]);
     return v[0];
 }
 
-/* ---- a product, and its slice for one expert -------------------------------------------------------------------- */
+/* ---- a product, and its slice for one expert ------------------------------------------------- */
 
 typedef struct { const floatX *data; size_t width; const int *row; } Matrix;      /* row i is row[i] of data; NULL: i */
 typedef enum { FORWARD, INPUT, WEIGHT } ProductKind;
@@ -133,7 +141,7 @@ typedef struct {
     real *dweight;                                              /* WEIGHT */
     Write how;
     const int *start; int E, C, O;
-    int symmetric;                                              /* c is, and only its panels that reach the diagonal are computed */
+    int symmetric;                                  /* c is, and only its panels that reach the diagonal are computed */
 } Product;
 typedef struct { size_t m, n, k, a, b, c; } Slice;              /* of one expert: sizes; its first row in a, b and c */
 
@@ -161,9 +169,10 @@ static void write(const Product *p, Slice s, size_t i, size_t j, size_t n, const
     else for (size_t x = 0; x < n; x++) p->out[at + x] = X(sum[x]);
 }
 
-/* ---- many rows: packed panels ---------------------------------------------------------------------------------- */
+/* ---- many rows: packed panels ---------------------------------------------------------------- */
 
-/* Prefetches row i, if it is one of n: rows are short and may be anywhere, so that the processor does not foresee them. */
+/* Prefetches row i, if it is one of n: rows are short and may be anywhere, so that the processor
+ * does not foresee them. */
 static inline void prefetch_row(Matrix x, size_t r0, size_t i, size_t n, size_t c0, size_t columns) {
     if (i >= n) return;
     const floatX *row = row_of(x, r0 + i) + c0;
@@ -181,8 +190,8 @@ static void pack(real *to, Matrix x, size_t r0, size_t rows, size_t c0, size_t c
     }
 }
 
-/* The same in panels of `width` columns, a constant and a multiple of LANES: to[c/width*width*rows + r*width + c%width]. The last
- * panel is padded with zeros. */
+/* The same in panels of `width` columns, a constant and a multiple of LANES:
+ * to[c/width*width*rows + r*width + c%width]. The last panel is padded with zeros. */
 static inline __attribute__((always_inline))
 void pack_panels(real *to, const size_t width, Matrix x, size_t r0, size_t rows, size_t c0, size_t columns) {
     for (size_t r = 0; r < rows; r++, to += width) {
@@ -196,7 +205,8 @@ void pack_panels(real *to, const size_t width, Matrix x, size_t r0, size_t rows,
     }
 }
 
-/* One panel, transposed: to[c*pitch + r] = element (r0 + r, c0 + c) of x. Rows are padded with zeros to a multiple of LANES. */
+/* One panel, transposed: to[c*pitch + r] = element (r0 + r, c0 + c) of x. Rows are padded with
+ * zeros to a multiple of LANES. */
 static void pack_transposed(real *to, size_t pitch, Matrix x, size_t r0, size_t rows, size_t c0, size_t columns) {
     for (size_t r = 0; r < rows; r += LANES) {
         const floatX *from[LANES];
@@ -214,9 +224,10 @@ static void pack_transposed(real *to, size_t pitch, Matrix x, size_t r0, size_t 
     }
 }
 
-/* The micro-kernel. a: mr rows, KC apart, or, by_k, mr numbers of each k, MA apart; b: NR numbers for each k; to: NR sums in each of mr
- * rows, overwritten or added to, and prefetched because they may be far away. mr and by_k are constants in each copy of this function,
- * so that `s` is registers. */
+/* The micro-kernel. a: mr rows, KC apart, or, by_k, mr numbers of each k, MA apart; b: NR numbers
+ * for each k; to: NR sums in each of mr rows, overwritten or added to, and prefetched because they
+ * may be far away. mr and by_k are constants in each copy of this function, so that `s` is
+ * registers. */
 static inline __attribute__((always_inline))
 void multiply(int mr, int by_k, size_t kc, const real *restrict a, const real *restrict b, real *const *to, int add) {
     const size_t row = by_k ? 1 : KC;
@@ -239,8 +250,12 @@ void multiply(int mr, int by_k, size_t kc, const real *restrict a, const real *r
 }
 typedef void Multiply(size_t kc, const real *a, const real *b, real *const *to, int add);
 #define MULTIPLY(mr) \
-    static void multiply_##mr(size_t kc, const real *a, const real *b, real *const *to, int add) { multiply(mr, 0, kc, a, b, to, add); } \
-    static void multiply_by_k_##mr(size_t kc, const real *a, const real *b, real *const *to, int add) { multiply(mr, 1, kc, a, b, to, add); }
+    static void multiply_##mr(size_t kc, const real *a, const real *b, real *const *to, int add) { \
+        multiply(mr, 0, kc, a, b, to, add); \
+    } \
+    static void multiply_by_k_##mr(size_t kc, const real *a, const real *b, real *const *to, int add) { \
+        multiply(mr, 1, kc, a, b, to, add); \
+    }
 MULTIPLY(1) MULTIPLY(2) MULTIPLY(3) MULTIPLY(4) MULTIPLY(5) MULTIPLY(6)
 MULTIPLY(7) MULTIPLY(8) MULTIPLY(9) MULTIPLY(10) MULTIPLY(11) MULTIPLY(12)
 static Multiply *const multiply_rows[2][13] = {
@@ -254,11 +269,13 @@ typedef struct { real a[MB * KC], b[NB * KC], c[MB * NB]; } Panels;      /* 0.9 
 
 static void pack_b(const Product *p, Slice s, real *b, size_t k0, size_t kc, size_t n0, size_t columns) {
     if (p->kind != FORWARD) pack_panels(b, NR, p->b, s.b + k0, kc, n0, columns);
-    else for (size_t n = 0; n < columns; n += NR) pack_transposed(b + n * kc, NR, p->b, s.b + n0 + n, at_most(NR, columns - n), k0, kc);
+    else for (size_t n = 0; n < columns; n += NR)
+        pack_transposed(b + n * kc, NR, p->b, s.b + n0 + n, at_most(NR, columns - n), k0, kc);
 }
 
-/* Computes at most MB x NB elements of c, from (m0, n0) on. Sums are kept in c itself where c holds reals and they fill a panel,
- * otherwise in x->c until they are rounded. has_b: x->b is packed already. */
+/* Computes at most MB x NB elements of c, from (m0, n0) on. Sums are kept in c itself where c holds
+ * reals and they fill a panel, otherwise in x->c until they are rounded. has_b: x->b is packed
+ * already. */
 static void block(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, size_t columns, Panels *x, int has_b) {
     const int by_k = p->kind == WEIGHT;
     int reals = p->kind == WEIGHT || (sizeof(real) == sizeof(floatX));
@@ -280,25 +297,29 @@ static void block(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, 
                     real *to[MR];
                     for (size_t r = 0; r < mr; r++)
                         to[r] = here ? out + row_of_c(p, s, m0 + i + r) * s.n + n0 + n : x->c + (i + r) * NB + n;
-                    multiply_rows[by_k][mr](kc, a + (i - m) * (by_k ? 1 : KC), x->b + n * kc, to, k0 > 0 || (here && p->how == ADD));
+                    multiply_rows[by_k][mr](kc, a + (i - m) * (by_k ? 1 : KC), x->b + n * kc, to,
+                                            k0 > 0 || (here && p->how == ADD));
                 }
         }
     }
     for (size_t m = 0; m < rows; m++) {
-        const size_t panel = p->symmetric && m0 + m > n0 ? (m0 + m - n0) / NR * NR : 0, from = direct > panel ? direct : panel;
+        const size_t panel = p->symmetric && m0 + m > n0 ? (m0 + m - n0) / NR * NR : 0,
+            from = direct > panel ? direct : panel;
         if (from < columns) write(p, s, m0 + m, n0 + from, columns - from, x->c + m * NB + from);
     }
 }
 
-/* Computes the tile of c from (m0, n0) on, at most NB wide. One that is higher than MB has one block of k, for which b stays packed. */
+/* Computes the tile of c from (m0, n0) on, at most NB wide. One that is higher than MB has one
+ * block of k, for which b stays packed. */
 static void tile(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, size_t columns) {
     Panels x __attribute__((aligned(64)));
     for (size_t m = 0; m < rows; m += MB)
         block(p, s, m0 + m, at_most(MB, rows - m), n0, columns, &x, m > 0);
 }
 
-/* ---- few rows, forward: LANES rows of weights at a time with one row of inp ---------------------------------------
- * Both are contiguous along k, so a product of vectors yields LANES partial sums; the lanes are added only at the end. */
+/* ---- few rows, forward: LANES rows of weights at a time with one row of inp ---------------------
+ * Both are contiguous along k, so a product of vectors yields LANES partial sums; the lanes are
+ * added only at the end. */
 static vec dot_products(const floatX *a, const floatX *const b[LANES], size_t k) {
     vec s[LANES];
     for (int l = 0; l < LANES; l++) {                   /* row by row: contiguous memory, one stream to prefetch */
@@ -325,10 +346,10 @@ static void small_rows(const Product *p, Slice s, size_t n0, size_t columns) {
     }
 }
 
-/* ---- jobs ------------------------------------------------------------------------------------------------------ */
+/* ---- jobs ------------------------------------------------------------------------------------ */
 
-/* The tiles of an expert's c: about equal, at most NB wide and MB high (TALL, if one block of k is all), and of at most `most` FMAs unless
- * they are MA x NR. */
+/* The tiles of an expert's c: about equal, at most NB wide and MB high (TALL, if one block of k is
+ * all), and of at most `most` FMAs unless they are MA x NR. */
 typedef struct { size_t rows, columns, down, across; } Tiling;
 static Tiling tiling_of(Slice s, double most) {
     Tiling t = { s.k <= KC ? TALL : MB, NB, 0, 0 };
@@ -360,7 +381,8 @@ static void run(const Product *p) {
         long job = next_job(&next), first = 0;    /* every thread walks the list of all jobs and runs those it drew */
         for (int e = 0; e < p->E; e++) {
             Slice s = slice_of(p, e);
-            Tiling t = tiling_of(s, (rows - p->start[e]) * each / parts);   /* a part of the work of this and later experts */
+            /* a part of the work of this and later experts */
+            Tiling t = tiling_of(s, (rows - p->start[e]) * each / parts);
             long count = (long)(t.down * t.across);
             for (; job < first + count; job = next_job(&next)) {
                 size_t at = (size_t)(job - first), m0 = at / t.across * t.rows, n0 = at % t.across * t.columns;
@@ -373,7 +395,7 @@ static void run(const Product *p) {
     }
 }
 
-/* ---- ParallelLinear -----------------------------------------------------------------------------------------------
+/* ---- ParallelLinear -----------------------------------------------------------------------------
  * For every row of expert e, with x and y its rows of inp and out:  y = x W[e]^T. */
 
 static const int *rows_of(const Plan *plan, Rows rows) {
@@ -395,7 +417,8 @@ static void parallel_linear_backward_input(OUT floatX *dinp, const floatX *dout,
                     .start = plan->start, .E = plan->E, .C = C, .O = O });
 }
 
-/* Every row of e uses W[e]: dL/dW_oc = sum over them of dL/dy_o x_c:  dW[e] = dy^T x, a product over the rows. */
+/* Every row of e uses W[e]: dL/dW_oc = sum over them of dL/dy_o x_c:  dW[e] = dy^T x, a product
+ * over the rows. */
 static void parallel_linear_backward_weight(void *dweight, const floatX *dout, const floatX *inp,
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how) {
     const size_t all = (size_t)plan->E * (size_t)O * (size_t)C;
@@ -413,7 +436,8 @@ static void parallel_linear_backward_weight(void *dweight, const floatX *dout, c
                     .start = plan->start, .E = plan->E, .C = C, .O = O });
 }
 
-/* ---- symmetric products: an element and its mirror image are the same sum, in the same order ---------------------- */
+/* ---- symmetric products: an element and its mirror image are the same sum, in the same
+ *      order ----------------------------------------------------------------------------------- */
 
 void DEVICE(complete_symmetric)(floatX *x, size_t k) {
     for (size_t r = 0; r < k; r += LANES)               /* rows r.. of the upper half become columns of the lower */
@@ -426,7 +450,8 @@ void DEVICE(complete_symmetric)(floatX *x, size_t k) {
                 for (int i = 0; i < LANES; i++) store((real *)x + (c + (size_t)i) * k + r, v[i]);
             } else
                 for (size_t i = 0; i < rows; i++)
-                    for (size_t j = 0; j < columns; j++) if (c + j > r + i) x[(c + j) * k + r + i] = x[(r + i) * k + c + j];
+                    for (size_t j = 0; j < columns; j++)
+                        if (c + j > r + i) x[(c + j) * k + r + i] = x[(r + i) * k + c + j];
         }
 }
 
@@ -436,14 +461,15 @@ void DEVICE(symmetric_product)(OUT floatX *out, const floatX *x, int rows, int c
     const Matrix all = { x, (size_t)columns, NULL };
     real *sum = rounds ? scratch(k * k * sizeof *sum) : (real *)out;
     if (transposed) memset(sum, 0, k * k * sizeof *sum);
-    run(&(Product){ .kind = transposed ? WEIGHT : FORWARD, .a = all, .b = all, .out = out, .dweight = sum, .how = transposed ? ADD : SET,
-                    .start = start, .E = 1, .C = columns, .O = transposed ? columns : rows, .symmetric = 1 });
+    run(&(Product){ .kind = transposed ? WEIGHT : FORWARD, .a = all, .b = all, .out = out,
+                    .dweight = sum, .how = transposed ? ADD : SET, .start = start, .E = 1, .C = columns,
+                    .O = transposed ? columns : rows, .symmetric = 1 });
     for (size_t i = 0; i < (rounds ? k * k : 0); i++) out[i] = X(sum[i]);
     if (rounds) free(sum);
     DEVICE(complete_symmetric)(out, k);
 }
 
-/* ---- dense: one expert, with all rows in order ------------------------------------------------------------------ */
+/* ---- dense: one expert, with all rows in order ----------------------------------------------- */
 
 static Plan one_expert(int *start, int N) {
     start[0] = 0, start[1] = N;

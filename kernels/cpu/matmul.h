@@ -1,4 +1,5 @@
-/* matmul.h: products that only other operations use, and OpenMP's functions, also without OpenMP. */
+/* matmul.h: products that only other operations use, and OpenMP's functions, also without
+ * OpenMP. */
 #ifndef MATMUL_H
 #define MATMUL_H
 #include "impl.h"
@@ -9,8 +10,8 @@ static inline int omp_get_max_threads(void) { return 1; }
 static inline int omp_in_parallel(void) { return 0; }
 #endif
 
-/* out (k,k) = x x^T of x (rows,columns), k = rows; or, transposed, x^T x, k = columns. By little more than half of a product's work, with
- * the same bits. */
+/* out (k,k) = x x^T of x (rows,columns), k = rows; or, transposed, x^T x, k = columns. By little
+ * more than half of a product's work, with the same bits. */
 void DEVICE(symmetric_product)(OUT floatX *out, const floatX *x, int rows, int columns, int transposed);
 /* out (rows,columns) = a (rows,k) b (k,columns) */
 void DEVICE(product)(OUT floatX *out, const floatX *a, const floatX *b, int rows, int k, int columns);

@@ -1,19 +1,21 @@
 /* muon.c: Muon. The update of a matrix is its momentum with all singular values made nearly equal.
  *
- * If X = U diag(s) V^T, then (a I + b X X^T + c (X X^T)^2) X = U diag(a s + b s^3 + c s^5) V^T: an odd polynomial of X is the same
- * polynomial of every singular value, and takes products of matrices only. Those of X / |X| (Frobenius) are at most 1. Jordan's
- * coefficients have the largest slope at 0, 3.44, for which the values then do not converge, but wander between 0.68 and 1.20:
+ * If X = U diag(s) V^T, then (a I + b X X^T + c (X X^T)^2) X = U diag(a s + b s^3 + c s^5) V^T: an
+ * odd polynomial of X is the same polynomial of every singular value, and takes products of
+ * matrices only. Those of X / |X| (Frobenius) are at most 1. Jordan's coefficients have the largest
+ * slope at 0, 3.44, for which the values then do not converge, but wander between 0.68 and 1.20:
  * five steps bring there all that were above 0.002. For the update that is as good as 1.
  *
- * With fewer rows than columns X X^T is the smaller one; else it is X^T X, and the polynomial is multiplied from the right. Of X X^T
- * and its square one half is computed (matmul.h). */
+ * With fewer rows than columns X X^T is the smaller one; else it is X^T X, and the polynomial is
+ * multiplied from the right. Of X X^T and its square one half is computed (matmul.h). */
 #include "matmul.h"
 #include "sum.h"
 #include "kernels/random.h"
 
 static const real newton_schulz[3] = { (real)3.4445, (real)-4.7750, (real)2.0315 };
 
-/* x /= its Frobenius norm; zeros stay, and of an expert long without tokens what is left becomes zeros. */
+/* x /= its Frobenius norm; zeros stay, and of an expert long without tokens what is left becomes
+ * zeros. */
 static void normalize(floatX *x, size_t n) {
     double sum = 0;
     #pragma omp simd reduction(+:sum)
@@ -27,7 +29,8 @@ static void polynomial(floatX *square, const floatX *gram, size_t k) {
     for (size_t i = 0; i < k; i++)
         for (size_t j = i; j < k; j++) {
             const size_t at = i * k + j;
-            square[at] = X((i == j ? newton_schulz[0] : 0) + newton_schulz[1] * R(gram[at]) + newton_schulz[2] * R(square[at]));
+            square[at] = X((i == j ? newton_schulz[0] : 0) + newton_schulz[1] * R(gram[at])
+                           + newton_schulz[2] * R(square[at]));
         }
     DEVICE(complete_symmetric)(square, k);
 }
@@ -46,18 +49,20 @@ static void orthogonalize_one(floatX *x, floatX *y, floatX *gram, floatX *square
     }
 }
 
-/* Of many matrices each is the work of one thread, with all it needs in its cache; of few, threads share every product. */
+/* Of many matrices each is the work of one thread, with all it needs in its cache; of few, threads
+ * share every product. */
 static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int rows, int columns) {
     const size_t n = (size_t)rows * (size_t)columns, k = (size_t)(rows < columns ? rows : columns);
     (void)d;
     #pragma omp parallel for schedule(dynamic) if (2 * count >= omp_get_max_threads())
     for (int e = 0; e < count; e++)
-        orthogonalize_one(b->x + (size_t)e * n, b->out + (size_t)e * n, b->gram + (size_t)e * k * k, b->square + (size_t)e * k * k,
-                          rows, columns);
+        orthogonalize_one(b->x + (size_t)e * n, b->out + (size_t)e * n, b->gram + (size_t)e * k * k,
+                          b->square + (size_t)e * k * k, rows, columns);
 }
 
 /* The momentum looks one gradient ahead (Nesterov). */
-__attribute__((noinline)) static void momentum_of(floatX *x, void *m, Dtype moments, const void *grads, const Segment *s, real beta, real scale) {
+__attribute__((noinline)) static void momentum_of(floatX *x, void *m, Dtype moments, const void *grads,
+                                                  const Segment *s, real beta, real scale) {
     real *m_real = moments == REAL ? (real *)m + (s->offset - s->shift) : NULL;
     floatX *m_short = (floatX *)m + (s->offset - s->shift);
     const real *g_real = s->dtype == REAL ? (const real *)grads + s->gradient : NULL;
@@ -78,17 +83,19 @@ static void momentum_alone(void *m, Dtype moments, const void *grads, Segment s,
         momentum_of(unread, m, moments, grads, &s, beta, scale);
     }
 }
-static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts,
-                          int count, size_t most, const Muon *a) {
+static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm,
+                          const Segment *parts, int count, size_t most, const Muon *a) {
     const real scale = DEVICE(gradient_scale)(*grad_sq_norm, a->clip);
     (void)most;                         /* without OpenMP */
     #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * most)
     for (int e = 0; e < count; e++)
-        if (scale >= 0 && x) momentum_of(x + parts[e].muon_offset, m, moments, grads, &parts[e], (real)a->momentum, scale);
+        if (scale >= 0 && x)
+            momentum_of(x + parts[e].muon_offset, m, moments, grads, &parts[e], (real)a->momentum, scale);
         else if (scale >= 0) momentum_alone(m, moments, grads, parts[e], (real)a->momentum, scale);
 }
 
-static void update_of(floatX *weight, real *master, const floatX *out, const Segment *s, real shrink, real lr, uint64_t key) {
+static void update_of(floatX *weight, real *master, const floatX *out, const Segment *s, real shrink, real lr,
+                      uint64_t key) {
     for (size_t j = 0; j < s->count; j++) {
         const size_t i = s->offset + j;
         const uint32_t bits = random_32(key, i);
@@ -97,8 +104,8 @@ static void update_of(floatX *weight, real *master, const floatX *out, const Seg
         weight[i] = master ? X(w) : X_random(w, bits);
     }
 }
-static void muon_update(floatX *weight, real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts, int count,
-                        int rows, int columns, const Muon *a) {
+static void muon_update(floatX *weight, real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts,
+                        int count, int rows, int columns, const Muon *a) {
     const real size = (real)0.2 * sqrt((real)(rows > columns ? rows : columns));
     if (DEVICE(gradient_scale)(*grad_sq_norm, a->clip) < 0) return;
     #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * (size_t)rows * (size_t)columns)

@@ -1,5 +1,5 @@
-/* rope.c: rotary positions. Pair (i, i + D/2) is rotated by the angle of its position. A rotation's transpose is its inverse, so
- * backward is the rotation by the opposite angle. */
+/* rope.c: rotary positions. Pair (i, i + D/2) is rotated by the angle of its position. A rotation's
+ * transpose is its inverse, so backward is the rotation by the opposite angle. */
 #include "impl.h"
 
 static void rope(floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads,

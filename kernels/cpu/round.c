@@ -1,9 +1,10 @@
-/* round.c: routing rounded to whole tiles. An expert that keeps r tokens keeps those whose rank (round.h) is at least the
- * r-th largest. */
+/* round.c: routing rounded to whole tiles. An expert that keeps r tokens keeps those whose rank
+ * (round.h) is at least the r-th largest. */
 #include "route.h"
 #include "kernels/round.h"
 
-/* The r-th largest of n different numbers, found bit by bit, or any number that exactly r of them reach. */
+/* The r-th largest of n different numbers, found bit by bit, or any number that exactly r of them
+ * reach. */
 static uint64_t nth_largest(const uint64_t *x, int n, int r) {
     uint64_t limit = 0;
     if (r == 0) return UINT64_MAX;
@@ -49,7 +50,8 @@ static void route_round(Plan *plan, int *load, int *expert, real *weight, const 
     for (int n = N; n > 0; n--) first[n] = first[n - 1];
     first[0] = 0;
     for (int n = 0; n < N; n++)
-        DEVICE(choice_weights)(weight + first[n], expert + first[n], first[n + 1] - first[n], logits + (size_t)n*E, lse[n], scores);
+        DEVICE(choice_weights)(weight + first[n], expert + first[n], first[n + 1] - first[n], logits + (size_t)n*E,
+                               lse[n], scores);
 }
 
 PART(round) { d->route_round = route_round; }

@@ -1,8 +1,9 @@
-/* route.c: which tokens go to which experts, what that costs, and how the experts' results are combined. */
+/* route.c: which tokens go to which experts, what that costs, and how the experts' results are
+ * combined. */
 #include "route.h"
 
-/* The distribution p over all experts that the balance loss uses, for one token. Sigmoids are normalized as a softmax of their
- * logarithms, which stays right where all of them underflow. */
+/* The distribution p over all experts that the balance loss uses, for one token. Sigmoids are
+ * normalized as a softmax of their logarithms, which stays right where all of them underflow. */
 static void probabilities(real *p, const floatX *x, real lse, Scores scores, int E) {
     if (scores < SIGMOID_TOPK) {
         for (int e = 0; e < E; e++) p[e] = exp(R(x[e]) - lse);
@@ -17,9 +18,10 @@ static void probabilities(real *p, const floatX *x, real lse, Scores scores, int
 /* Where the slots of token n begin; they end where those of token n + 1 begin. */
 static inline size_t first_slot(const int *first, int n, int K) { return first ? (size_t)first[n] : (size_t)n*K; }
 
-/* ---- router --------------------------------------------------------------------------------------------
- * TOPK_SOFTMAX compares logits; the others probabilities or sigmoids, whose order without a bias is the same. Where two of these round to
- * the same number (a sigmoid of 17 is 1 in f32) the logits decide. */
+/* ---- router -------------------------------------------------------------------------------------
+ * TOPK_SOFTMAX compares logits; the others probabilities or sigmoids, whose order without a bias is
+ * the same. Where two of these round to the same number (a sigmoid of 17 is 1 in f32) the logits
+ * decide. */
 
 void DEVICE(choice_weights)(real *w, const int *chosen, int K, const floatX *x, real lse, Scores scores) {
     real max = 0, kept = 0;
@@ -27,7 +29,8 @@ void DEVICE(choice_weights)(real *w, const int *chosen, int K, const floatX *x, 
         w[k] = scores >= SIGMOID_TOPK ? log_sigmoid(R(x[chosen[k]])) : R(x[chosen[k]]);
         if (k == 0 || w[k] > max) max = w[k];
     }
-    for (int k = 0; k < K; k++) kept += w[k] = exp(w[k] - (scores == SOFTMAX_TOPK ? lse : scores == SIGMOID_EACH ? 0 : max));
+    for (int k = 0; k < K; k++)
+        kept += w[k] = exp(w[k] - (scores == SOFTMAX_TOPK ? lse : scores == SIGMOID_EACH ? 0 : max));
     if (SUMS_TO_ONE(scores)) for (int k = 0; k < K; k++) w[k] /= kept;
 }
 
@@ -86,12 +89,15 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
 }
 
 /* The gradient of a token's logits, l, has three parts:
- *  - through the weights. With w a softmax over the chosen set J, the softmax over everything else cancels, and
+ *  - through the weights. With w a softmax over the chosen set J, the softmax over everything else
+ *    cancels, and
  *        dl_i = w_i (dw_i - sum_j w_j dw_j)  for i in J.
  *    SOFTMAX_TOPK: w_i = p_i, so dl_i = p_i ([i in J] dw_i - sum_{j in J} p_j dw_j) for all i.
- *    SIGMOID_TOPK: w is a softmax over J of log s_i, and dlog s_i/dl_i = 1 - s_i: the first form times (1 - s_i).
+ *    SIGMOID_TOPK: w is a softmax over J of log s_i, and dlog s_i/dl_i = 1 - s_i: the first form
+ *    times (1 - s_i).
  *    SIGMOID_EACH: dl_i = dw_i s_i (1 - s_i).
- *  - balance: E/K sum_e f_e P_e with f constant, so dp_e = balance E f_e / (K N), pushed through the softmax,
+ *  - balance: E/K sum_e f_e P_e with f constant, so dp_e = balance E f_e / (K N), pushed through
+ *    the softmax,
  *        dl_i = p_i (dp_i - sum_j p_j dp_j),
  *    or through the normalized sigmoid p_e = s_e / y: dl_i = (dp_i - sum_j p_j dp_j) p_i (1 - s_i).
  *  - z: mean of lse^2, and dlse/dl_i = softmax_i: dl_i = zloss 2 lse / N softmax_i. */
@@ -130,7 +136,8 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
 }
 
 /* ---- plan: a stable counting sort of the slots by expert. With N=2, K=2 and expert = {2,0, 0,1}:
- * load = {2,1,1}, start = {0,2,3,4}, slot_of_row = {1,2,3,0}, token_of_row = {0,1,1,0}, row_of_slot = {3,0,1,2} ------------- */
+ * load = {2,1,1}, start = {0,2,3,4}, slot_of_row = {1,2,3,0}, token_of_row = {0,1,1,0},
+ * row_of_slot = {3,0,1,2} ------------- */
 
 static void route_plan(Plan *plan, int *load, const int *expert) {
     const int S = plan->S, E = plan->E, K = plan->K;
@@ -149,7 +156,7 @@ static void route_plan(Plan *plan, int *load, const int *expert) {
     start[0] = 0;
 }
 
-/* ---- losses and bias ----------------------------------------------------------------------------------- */
+/* ---- losses and bias ------------------------------------------------------------------------- */
 
 static void router_losses(real *loss, const floatX *logits, const real *lse, const int *load, int tokens,
                           Scores scores, int N, int E, int K) {
@@ -178,7 +185,7 @@ static void router_losses(real *loss, const floatX *logits, const real *lse, con
 }
 
 static void router_bias(real *bias, const int *load, float rate, int relative, int E) {
-    int64_t sum = 0;                                        /* load < mean is load * E < sum in integers, so nothing is rounded */
+    int64_t sum = 0;                            /* load < mean is load * E < sum in integers, so nothing is rounded */
     for (int e = 0; e < E; e++) sum += load[e];
     for (int e = 0; e < E; e++) {
         const int64_t here = (int64_t)load[e] * E;
@@ -187,7 +194,7 @@ static void router_bias(real *bias, const int *load, float rate, int relative, i
     }
 }
 
-/* ---- combine: a token's output is the weighted sum of its experts' results ----------------------------- */
+/* ---- combine: a token's output is the weighted sum of its experts' results ------------------- */
 
 static void combine_forward(floatX *out, const floatX *inp, const real *weight, const floatX *bias,
                             const Plan *plan, int C, Rows rows) {

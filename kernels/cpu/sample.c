@@ -2,8 +2,9 @@
 #include "impl.h"
 #include "kernels/random.h"
 
-/* In order of descending probability every rule keeps a prefix of the tokens. A heap yields them one at a time, so that only
- * the tokens that are kept get sorted. sift moves element i down to where it belongs. */
+/* In order of descending probability every rule keeps a prefix of the tokens. A heap yields them
+ * one at a time, so that only the tokens that are kept get sorted. sift moves element i down to
+ * where it belongs. */
 static void sift(int *heap, int n, int i, const double *p) {
     for (;;) {
         int best = i, l = 2*i + 1, r = l + 1;

@@ -1,4 +1,5 @@
-/* sum.h: sums of many numbers, and what that of the gradients' squares decides, for sum.c, optimizer.c and muon.c. */
+/* sum.h: sums of many numbers, and what that of the gradients' squares decides, for sum.c,
+ * optimizer.c and muon.c. */
 #ifndef SUM_H
 #define SUM_H
 #include "impl.h"
@@ -6,6 +7,7 @@
 typedef enum { PLAIN, SQUARED, SQUARED_FLOATX } Summand;
 double DEVICE(sum_of)(const void *x, size_t n, Summand term);
 
-/* What clipping multiplies gradients by. Negative: their norm is NaN or infinite, and this step does not happen. */
+/* What clipping multiplies gradients by. Negative: their norm is NaN or infinite, and this step
+ * does not happen. */
 real DEVICE(gradient_scale)(real sq_norm, float clip);
 #endif

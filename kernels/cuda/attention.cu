@@ -1,30 +1,35 @@
 // attention.cu: causal attention with Q query heads for every key/value head.
 //
-// Forward, for one query t of one head: s_j = q.k_j / sqrt(D) for j <= t, p = softmax(s), out = sum_j p_j v_j, and
-// lse = log sum exp(s) is saved, so that backward recomputes p_j = exp(s_j - lse) in one pass.
+// Forward, for one query t of one head: s_j = q.k_j / sqrt(D) for j <= t, p = softmax(s),
+// out = sum_j p_j v_j, and lse = log sum exp(s) is saved, so that backward recomputes
+// p_j = exp(s_j - lse) in one pass.
 //
 // Backward, from do:  dv_j = sum_t p_tj do_t,   dp_tj = do_t . v_j,
-//     ds_tj = p_tj (dp_tj - delta_t)  with  delta_t = sum_j p_tj dp_tj = do_t . out_t   (softmax's Jacobian),
-//     dq_t = sum_j ds_tj k_j / sqrt(D),   dk_j = sum_t ds_tj q_t / sqrt(D).
+//     ds_tj = p_tj (dp_tj - delta_t)  with  delta_t = sum_j p_tj dp_tj = do_t . out_t  (softmax's
+//     Jacobian), dq_t = sum_j ds_tj k_j / sqrt(D),   dk_j = sum_t ds_tj q_t / sqrt(D).
 //
-// The (T,T) scores never reach memory. A block keeps a tile of queries and goes through the keys and values tile by tile; each
-// row's maximum and sum are corrected when a larger score appears (Dao et al. 2022, arXiv 2205.14135; the division of work is
-// that of FlashAttention-2, Dao 2023, arXiv 2307.08691).
+// The (T,T) scores never reach memory. A block keeps a tile of queries and goes through the keys
+// and values tile by tile; each row's maximum and sum are corrected when a larger score appears
+// (Dao et al. 2022, arXiv 2205.14135; the division of work is that of FlashAttention-2, Dao 2023,
+// arXiv 2307.08691).
 //
-// Packing. The Q query heads of one key/value head read the same keys. Their queries are stacked into one matrix of T*Q packed
-// rows, r = t*Q + j for query head j of token t. So every tile of keys is read once for all of them, and the sums over heads
-// that dk and dv need are part of their accumulation. Row r sees key j if j <= r / Q, that is j*Q <= r.
+// Packing. The Q query heads of one key/value head read the same keys. Their queries are stacked
+// into one matrix of T*Q packed rows, r = t*Q + j for query head j of token t. So every tile of
+// keys is read once for all of them, and the sums over heads that dk and dv need are part of their
+// accumulation. Row r sees key j if j <= r / Q, that is j*Q <= r.
 //
-// In a row of several samples, or with a window, a query sees only keys from t - reach[t] on. The first never decreases from row to
-// row, so the first key that a tile of rows needs is that of its first row. LIMITED kernels are instances of their own: the others do
-// without the masks.
+// In a row of several samples, or with a window, a query sees only keys from t - reach[t] on. The
+// first never decreases from row to row, so the first key that a tile of rows needs is that of its
+// first row. LIMITED kernels are instances of their own: the others do without the masks.
 //
-// Backward has two kernels. In one a block has a tile of keys and goes through the queries, for dk and dv; in the other it has
-// a tile of queries and goes through the keys, for dq. Scores are computed twice: 7 products instead of 5. In return every sum
-// belongs to one block: no atomics, the same bits every time, and p and ds stay in registers.
+// Backward has two kernels. In one a block has a tile of keys and goes through the queries, for dk
+// and dv; in the other it has a tile of queries and goes through the keys, for dq. Scores are
+// computed twice: 7 products instead of 5. In return every sum belongs to one block: no atomics,
+// the same bits every time, and p and ds stay in registers.
 //
-// bf16 with heads of up to 128 elements runs on tensor cores (flash_*); every other size, and f32, on plain arithmetic (plain_*).
-// Products of bf16 are summed in f32; p and ds are rounded to bf16 as operands of the next product.
+// bf16 with heads of up to 128 elements runs on tensor cores (flash_*); every other size, and f32,
+// on plain arithmetic (plain_*). Products of bf16 are summed in f32; p and ds are rounded to bf16
+// as operands of the next product.
 #include "ptx.cuh"
 
 struct HeadLayout { HeadOrder order; int T, G, Q, D; const int *reach; };    // reach (B,T) or NULL
@@ -37,7 +42,8 @@ __device__ static inline Pair pair_at(HeadLayout h, int i) {
     return { i, b, i - b*h.G };
 }
 
-// The rows of a matrix in memory: row r of `count` begins at element base + r*pitch, plus `skip` for every full token.
+// The rows of a matrix in memory: row r of `count` begins at element base + r*pitch, plus `skip`
+// for every full token.
 struct RowLayout {
     size_t base;
     int pitch, skip, count, per_token;
@@ -48,7 +54,8 @@ struct RowLayout {
     }
     __device__ size_t at(int r) const { return base + (int64_t)r*pitch + (skip ? (int64_t)token(r)*skip : 0); }
 };
-// The packed queries of a pair. Tiled heads, j*G + g, are evenly spaced. size: elements of a row, D, or 1 for lse.
+// The packed queries of a pair. Tiled heads, j*G + g, are evenly spaced. size: elements of a row,
+// D, or 1 for lse.
 __device__ static inline RowLayout query_rows(HeadLayout h, Pair p, int size) {
     const bool even = h.order == HEADS_TILED || h.Q == 1;
     const size_t start = (size_t)p.b*h.T*h.Q*h.G + (even ? p.g : p.g*h.Q);
@@ -67,18 +74,21 @@ __device__ static inline int first_key(HeadLayout h, Pair p, const RowLayout &ro
     return h.reach ? t - h.reach[(size_t)p.b*h.T + t] : 0;
 }
 
-// A score of a key before the first that a row sees: what is summed up with it is scaled to zero when a key comes that the row does see. With
-// -infinity it would be NaN where such a key is the first that the row meets. A power of two, so that times any c it is exact: the
-// fused x * c - top of such a row is 0, not the rounding error of a large number.
+// A score of a key before the first that a row sees: what is summed up with it is scaled to zero
+// when a key comes that the row does see. With -infinity it would be NaN where such a key is the
+// first that the row meets. A power of two, so that times any c it is exact: the fused x * c - top
+// of such a row is 0, not the rounding error of a large number.
 static constexpr float UNSEEN = -0x1p100f;
 
-// What backward needs of each query, in packed order; the rows of a pair are padded to a multiple of PADDING.
+// What backward needs of each query, in packed order; the rows of a pair are padded to a multiple
+// of PADDING.
 struct Stats { float lse, delta; };
 enum { PADDING = 128 };
 static inline size_t padded_rows(HeadLayout h) { return divide_up((size_t)h.T*h.Q, PADDING) * PADDING; }
 
-// 8 lanes compute a row's delta = do . out; a block has 32 rows. lse is stored times `unit`; rows that do not exist get
-// infinity, which makes their p zero. Limited by memory: reads 2*D elements per row.
+// 8 lanes compute a row's delta = do . out; a block has 32 rows. lse is stored times `unit`; rows
+// that do not exist get infinity, which makes their p zero. Limited by memory: reads 2*D elements
+// per row.
 __global__ static void stats_kernel(Stats *stats, const floatX *dout, const floatX *out, const float *lse,
                                     HeadLayout h, int padded, float unit, bool vectors) {
     const size_t i = global_index() / 8;
@@ -99,23 +109,24 @@ __global__ static void stats_kernel(Stats *stats, const floatX *dout, const floa
     if (lane == 0) stats[i] = { r < h.T*h.Q ? lse[query_rows(h, pair, 1).at(r)] * unit : INFINITY, delta };
 }
 
-// ==== tensor cores =======================================================================================================
-// A block has 4 warps; a warp has MB blocks of 16 rows. Tiles in shared memory have rows of W = 32, 64 or 128 bf16, the next
-// width that holds D; the rest is zero. The 16-byte chunks of a row are permuted so that the 8 rows of an ldmatrix are in
-// different banks. All products are two routines: `scores` for rows times rows, and `accumulate` for weights times rows. The
-// accumulator of the first, rounded, is an operand of the second in the registers where it is.
+// ==== tensor cores ===============================================================================
+// A block has 4 warps; a warp has MB blocks of 16 rows. Tiles in shared memory have rows of W = 32,
+// 64 or 128 bf16, the next width that holds D; the rest is zero. The 16-byte chunks of a row are
+// permuted so that the 8 rows of an ldmatrix are in different banks. All products are two routines:
+// `scores` for rows times rows, and `accumulate` for weights times rows. The accumulator of the
+// first, rounded, is an operand of the second in the registers where it is.
 #if defined(PRECISION_BF16)
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
-// The byte offset of chunk `chunk` of row `row`. 8 rows further is 8 rows of bytes further. 2*k chunks further, from chunk 0 or
-// 1, is xor with 32*k (the permutation is an xor, too).
+// The byte offset of chunk `chunk` of row `row`. 8 rows further is 8 rows of bytes further. 2*k
+// chunks further, from chunk 0 or 1, is xor with 32*k (the permutation is an xor, too).
 template <int W> __device__ static inline uint32_t tile_offset(int row, int chunk) {
     enum { CHUNKS = W / 8, GROUP = CHUNKS < 8 ? 8 / CHUNKS : 1, MASK = CHUNKS < 8 ? CHUNKS - 1 : 7 };
     return (uint32_t)(row * W * 2 + ((chunk ^ (row / GROUP & MASK)) << 4));
 }
-// What this lane addresses in an ldmatrix of 16 rows and 2 chunks. The four matrices are top left, bottom left, top right, bottom
-// right ...
+// What this lane addresses in an ldmatrix of 16 rows and 2 chunks. The four matrices are top left,
+// bottom left, top right, bottom right ...
 template <int W> __device__ static inline uint32_t down_first(int row) {
     const int lane = threadIdx.x % 32;
     return tile_offset<W>(row + lane % 16, lane / 16);
@@ -126,7 +137,8 @@ template <int W> __device__ static inline uint32_t across_first(int row) {
     return tile_offset<W>(row + lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-// Starts to copy rows first .. first+ROWS-1 to a tile; what does not exist becomes zero. A thread copies one column of chunks.
+// Starts to copy rows first .. first+ROWS-1 to a tile; what does not exist becomes zero. A thread
+// copies one column of chunks.
 template <int ROWS, int W> __device__ static inline void
 load_tile(uint32_t tile, const floatX *x, const RowLayout &p, int first, int D) {
     enum { CHUNKS = W / 8, STEP = THREADS / CHUNKS };
@@ -136,7 +148,8 @@ load_tile(uint32_t tile, const floatX *x, const RowLayout &p, int first, int D) 
         cp_async(tile + tile_offset<W>(row + i, chunk), x + p.at(first + row + i) + chunk*8, i < left);
 }
 
-// sum (16*MB, 8*NB) += a b^T, over the W columns of both. a: down_first of the tile's rows; b: across_first.
+// sum (16*MB, 8*NB) += a b^T, over the W columns of both. a: down_first of the tile's rows; b:
+// across_first.
 template <int W, int MB, int NB> __device__ static inline void
 scores(float (&sum)[MB][NB][4], uint32_t a, uint32_t b) {
     #pragma unroll 2
@@ -155,7 +168,8 @@ scores(float (&sum)[MB][NB][4], uint32_t a, uint32_t b) {
         }
     }
 }
-// sum (16*MB, W) += a b for 16 columns of a, from column 16*k on, as `scores` left them. b: down_first of 16 rows.
+// sum (16*MB, W) += a b for 16 columns of a, from column 16*k on, as `scores` left them. b:
+// down_first of 16 rows.
 template <int W, int MB, int NB> __device__ static inline void
 accumulate16(float (&sum)[MB][W/8][4], const float (&a)[MB][NB][4], int k, uint32_t b) {
     uint32_t x[MB][4], y[4];
@@ -178,13 +192,15 @@ accumulate(float (&sum)[MB][W/8][4], const float (&a)[MB][NB][4], uint32_t b) {
     #pragma unroll
     for (int k = 0; k < NB / 2; k++) accumulate16<W>(sum, a, k, b + k * 16*W*2);
 }
-// Element (m, n, i) of an accumulator is in row 16*m + i/2*8 + lane/4 and column 8*n + lane%4*2 + i%2.
+// Element (m, n, i) of an accumulator is in row 16*m + i/2*8 + lane/4 and column
+// 8*n + lane%4*2 + i%2.
 #define EACH_ELEMENT(MB, NB) \
     _Pragma("unroll") for (int m = 0; m < (MB); m++) \
     _Pragma("unroll") for (int n = 0; n < (NB); n++) \
     _Pragma("unroll") for (int i = 0; i < 4; i++)
 
-// Scores of keys, from k0 on, that a row does not see become `value`. row: of this lane's first element.
+// Scores of keys, from k0 on, that a row does not see become `value`. row: of this lane's first
+// element.
 template <int MB, int NB> __device__ static inline void
 mask_keys(float (&s)[MB][NB][4], float value, int row, int k0, int Q) {
     #pragma unroll
@@ -218,8 +234,9 @@ mask_before(float (&s)[2][NB][4], float value, HeadLayout h, int pair, int row, 
         }
 }
 
-// A warp stores its 16*MB rows, the first of which is `first`. In registers a row is scattered over 4 lanes; to store 16 bytes at a
-// time it goes through the warp's rows (from `mine` on) of a tile that is no longer used.
+// A warp stores its 16*MB rows, the first of which is `first`. In registers a row is scattered over
+// 4 lanes; to store 16 bytes at a time it goes through the warp's rows (from `mine` on) of a tile
+// that is no longer used.
 template <int W, int MB> __device__ static inline void
 store_rows(floatX *x, const RowLayout &p, int first, unsigned char *tile, int mine, const float (&sum)[MB][W/8][4],
            int D) {
@@ -243,8 +260,9 @@ store_rows(floatX *x, const RowLayout &p, int first, unsigned char *tile, int mi
     }
 }
 
-// One more tile of scores s for the softmax of a warp's 32 rows: top becomes the largest score so far, times c, and the sums so
-// far, in `out` and `sum`, are scaled to it. top and sum: of this lane's rows, m*16 + i*8 + lane/4.
+// One more tile of scores s for the softmax of a warp's 32 rows: top becomes the largest score so
+// far, times c, and the sums so far, in `out` and `sum`, are scaled to it. top and sum: of this
+// lane's rows, m*16 + i*8 + lane/4.
 template <int W, int NB> __device__ static inline void
 raise_top(float (&top)[4], float (&sum)[4], float (&out)[2][W/8][4], const float (&s)[2][NB][4], float c) {
     #pragma unroll
@@ -264,9 +282,10 @@ raise_top(float (&top)[4], float (&sum)[4], float (&out)[2][W/8][4], const float
     }
 }
 
-// flash_forward: a block has 128 packed rows (a warp 32) of one pair and goes through its keys in tiles of 64; only tiles on the
-// diagonal are masked. Keys are copied while the previous values are used, and values while scores are computed: one buffer each is
-// enough, and two blocks fit on a multiprocessor to fill each other's waits. The last tiles of rows, which have the most keys, come
+// flash_forward: a block has 128 packed rows (a warp 32) of one pair and goes through its keys in
+// tiles of 64; only tiles on the diagonal are masked. Keys are copied while the previous values are
+// used, and values while scores are computed: one buffer each is enough, and two blocks fit on a
+// multiprocessor to fill each other's waits. The last tiles of rows, which have the most keys, come
 // first.   4*D flop per visible (row, key) pair; at most 64 KiB of shared memory.
 enum { ROWS = 128, MOST_KEYS = 64 };
 template <int W> static constexpr size_t forward_shared() { return (size_t)(ROWS + 2*MOST_KEYS) * W * sizeof(floatX); }
@@ -285,14 +304,15 @@ flash_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadLa
     float result[2][W/8][4] = {}, top[4], sum[4];
     for (int i = 0; i < 4; i++) { top[i] = -INFINITY; sum[i] = 0; }
     const int begin = LIMITED ? uniform(first_key(h, pair, rows, r0)) / KEYS * KEYS : 0;
-    const int latest = LIMITED ? uniform(first_key(h, pair, rows, r0 + mine + 31)) : 0;      // the first key of the warp's last row
+    // the first key of the warp's last row
+    const int latest = LIMITED ? uniform(first_key(h, pair, rows, r0 + mine + 31)) : 0;
 
     load_tile<ROWS, W>(q_tile, q, rows, r0, h.D);
     load_tile<KEYS, W>(k_tile, kv, keys, begin, h.D);
     cp_async_commit();
     for (int k0 = begin; k0 < end; k0 += KEYS) {
         cp_async_wait<0>();
-        __syncthreads();                                                // the keys have arrived, the previous values are used up
+        __syncthreads();                                    // the keys have arrived, the previous values are used up
         load_tile<KEYS, W>(v_tile, kv + to_values(h), keys, k0, h.D);
         cp_async_commit();
         float s[2][KEYS/8][4] = {};
@@ -330,11 +350,12 @@ flash_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadLa
     store_rows<W>(out, to, r0 + mine, shared, mine, result, h.D);
 }
 
-// flash_backward_keys: a block has 64*MB keys and values of one pair (a warp 16*MB) and goes through all packed rows that see
-// them in tiles of 64: queries, do and their stats, in two stages. Scores are computed transposed, keys down and queries
-// across, STEP queries at a time, so that p^T and ds^T are operands of dv += p^T do and dk += ds^T q in place. MB and STEP
-// divide a thread's registers between the sums, W*MB, and the scores, MB*STEP. The first tiles of keys, which have the most
-// queries, come first. 8*D flop per pair; at most 97 KiB of shared memory.
+// flash_backward_keys: a block has 64*MB keys and values of one pair (a warp 16*MB) and goes
+// through all packed rows that see them in tiles of 64: queries, do and their stats, in two stages.
+// Scores are computed transposed, keys down and queries across, STEP queries at a time, so that p^T
+// and ds^T are operands of dv += p^T do and dk += ds^T q in place. MB and STEP divide a thread's
+// registers between the sums, W*MB, and the scores, MB*STEP. The first tiles of keys, which have
+// the most queries, come first. 8*D flop per pair; at most 97 KiB of shared memory.
 template <int W> struct KeyTile {
     enum { MB = W == 128 ? 1 : 2, STEP = 64 / MB, COUNT = WARPS * 16 * MB, QUERIES = 64,
            STAGE = 2 * QUERIES*W*2 + QUERIES*(int)sizeof(Stats) };
@@ -371,7 +392,7 @@ flash_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const f
     cp_async_commit();
     for (bool more = true; more; r0 += QUERIES, stage ^= 1) {
         cp_async_wait<0>();
-        __syncthreads();                                                // this stage has arrived, and the other one is used up
+        __syncthreads();                                        // this stage has arrived, and the other one is used up
         more = r0 + QUERIES < rows.count && (!LIMITED || first_key(h, pair, rows, r0 + QUERIES) < k0 + COUNT);
         if (more) load_stage(r0 + QUERIES, stage ^ 1);
         cp_async_commit();
@@ -383,8 +404,10 @@ flash_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const f
             scores<W>(p, k_tile + down_first<W>(mine), q_tile + across_first<W>(from));
             EACH_ELEMENT(MB, STEP/8) p[m][n][i] = exp2_fast(p[m][n][i] * c - of[from + n*8 + i%2].lse);
             if ((k0 + COUNT - 1) * h.Q > r0 + from)                     // the first query does not see the last key
-                EACH_ELEMENT(MB, STEP/8) if ((key + m*16 + i/2*8) * h.Q > r0 + from + n*8 + lane%4*2 + i%2) p[m][n][i] = 0;
-            if (LIMITED && first_key(h, pair, rows, r0 + from + STEP - 1) > k0)          // the last query does not see the first key
+                EACH_ELEMENT(MB, STEP/8) if ((key + m*16 + i/2*8) * h.Q > r0 + from + n*8 + lane%4*2 + i%2)
+                    p[m][n][i] = 0;
+            // the last query does not see the first key
+            if (LIMITED && first_key(h, pair, rows, r0 + from + STEP - 1) > k0)
                 EACH_ELEMENT(MB, STEP/8)
                     if (key + m*16 + i/2*8 < first_key(h, pair, rows, r0 + from + n*8 + lane%4*2 + i%2)) p[m][n][i] = 0;
             accumulate<W>(dv, p, do_tile + down_first<W>(from));
@@ -398,9 +421,9 @@ flash_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const f
     store_rows<W>(dkv + to_values(h), keys, k0 + mine, shared + COUNT*W*2, mine, dv, h.D);
 }
 
-// flash_backward_queries: a block has 128 packed rows of q and do (a warp 32) and goes through their keys and values, STEP at a
-// time, in two stages: p and dp together, then ds = p (dp - delta), dq += ds k.   6*D flop per pair; at most 96 KiB of shared
-// memory.
+// flash_backward_queries: a block has 128 packed rows of q and do (a warp 32) and goes through
+// their keys and values, STEP at a time, in two stages: p and dp together, then ds = p (dp -
+// delta), dq += ds k.   6*D flop per pair; at most 96 KiB of shared memory.
 template <int W> struct QueryTile { enum { STEP = W == 128 ? 32 : 64 }; };
 template <int W> static constexpr size_t queries_shared() { return (size_t)(2*ROWS + 4*QueryTile<W>::STEP) * W * 2; }
 template <int W, bool LIMITED> __global__ static void __launch_bounds__(THREADS, 2)
@@ -432,7 +455,7 @@ flash_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const
     cp_async_commit();
     for (int k0 = begin, stage = 0; k0 < end; k0 += STEP, stage ^= 1) {
         cp_async_wait<0>();
-        __syncthreads();                                                // this stage has arrived, and the other one is used up
+        __syncthreads();                                        // this stage has arrived, and the other one is used up
         if (k0 + STEP < end) load_stage(k0 + STEP, stage ^ 1);
         cp_async_commit();
         const uint32_t k_tile = stages + stage*STAGE, v_tile = k_tile + STEP*W*2;
@@ -450,7 +473,8 @@ flash_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const
     store_rows<W>(dq, rows, r0 + mine, shared, mine, result, h.D);
 }
 
-// Can the tensor cores do it? flash_width: the index of a width, 32, 64 or 128, in the tables of kernels.
+// Can the tensor cores do it? flash_width: the index of a width, 32, 64 or 128, in the tables of
+// kernels.
 static bool flash_can(int D, bool vectors) { return vectors && D <= 128; }
 static int  flash_width(int D) { return D <= 32 ? 0 : D <= 64 ? 1 : 2; }
 
@@ -471,7 +495,8 @@ static void flash_launch_backward(floatX *dq, floatX *dkv, const floatX *dout, c
     static const struct { Kernel *kernel[2]; size_t shared; int keys; } of_keys[] = {
         { { flash_backward_keys<32, false>, flash_backward_keys<32, true> }, keys_shared<32>(), KeyTile<32>::COUNT },
         { { flash_backward_keys<64, false>, flash_backward_keys<64, true> }, keys_shared<64>(), KeyTile<64>::COUNT },
-        { { flash_backward_keys<128, false>, flash_backward_keys<128, true> }, keys_shared<128>(), KeyTile<128>::COUNT } };
+        { { flash_backward_keys<128, false>, flash_backward_keys<128, true> }, keys_shared<128>(),
+          KeyTile<128>::COUNT } };
     static const struct { Kernel *kernel[2]; size_t shared; } of_queries[] = {
         { { flash_backward_queries<32, false>, flash_backward_queries<32, true> }, queries_shared<32>() },
         { { flash_backward_queries<64, false>, flash_backward_queries<64, true> }, queries_shared<64>() },
@@ -490,14 +515,16 @@ static void flash_launch_backward(floatX *dq, floatX *dkv, const floatX *dout, c
 #else
 static bool flash_can(int, bool) { return false; }
 static void flash_launch_forward(floatX *, float *, const floatX *, const floatX *, int, HeadLayout) {}
-static void flash_launch_backward(floatX *, floatX *, const floatX *, const Stats *, const floatX *, const floatX *, int,
-                                  HeadLayout) {}
+static void flash_launch_backward(floatX *, floatX *, const floatX *, const Stats *, const floatX *, const floatX *,
+                                  int, HeadLayout) {
+}
 #endif
 
-// ==== plain arithmetic ===================================================================================================
-// The same algorithms for any D and any alignment, in f32. All tiles are squares of 64 x 64. A block has 256 threads, 16 across
-// and 16 down; thread (x, y) has the elements in rows y + 16*i and columns x + 16*j. A head of more than 64 elements is
-// processed in pieces of 64 columns. A block computes SPAN pieces of the result; for further pieces scores are computed again.
+// ==== plain arithmetic ===========================================================================
+// The same algorithms for any D and any alignment, in f32. All tiles are squares of 64 x 64. A
+// block has 256 threads, 16 across and 16 down; thread (x, y) has the elements in rows y + 16*i and
+// columns x + 16*j. A head of more than 64 elements is processed in pieces of 64 columns. A block
+// computes SPAN pieces of the result; for further pieces scores are computed again.
 enum { SIDE = 64, PITCH = SIDE + 1, SPAN = 2, PLAIN_THREADS = 256 };    // odd pitch: no bank conflicts either way
 
 __device__ static inline void load_square(float *square, const floatX *x, const RowLayout &p, int first,
@@ -519,8 +546,9 @@ __device__ static inline void write_square(float *square, const float (&x)[4][4]
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < 4; j++) square[(threadIdx.x/16 + 16*i)*PITCH + threadIdx.x%16 + 16*j] = x[i][j];
 }
-// sum += a b, where element (m, k) of a is a[m*a_row + k*a_column], and likewise b: squares or their transposes. Sums of 16
-// terms are added: the errors of one long sum would be larger, and exp magnifies errors of scores.
+// sum += a b, where element (m, k) of a is a[m*a_row + k*a_column], and likewise b: squares or
+// their transposes. Sums of 16 terms are added: the errors of one long sum would be larger, and exp
+// magnifies errors of scores.
 __device__ static inline void multiply(float (&sum)[4][4], const float *a, int a_row, int a_column,
                                        const float *b, int b_row, int b_column) {
     a += threadIdx.x/16 * a_row;
@@ -541,8 +569,8 @@ __device__ static inline void multiply(float (&sum)[4][4], const float *a, int a
     }
 }
 // sum = rows x times rows y, over all D columns.
-__device__ static inline void dots(float (&sum)[4][4], float *a, float *b, const floatX *x, const RowLayout &x_rows, int x_first,
-                                   const floatX *y, const RowLayout &y_rows, int y_first, int D) {
+__device__ static inline void dots(float (&sum)[4][4], float *a, float *b, const floatX *x, const RowLayout &x_rows,
+                                   int x_first, const floatX *y, const RowLayout &y_rows, int y_first, int D) {
     for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) sum[i][j] = 0;
     for (int d = 0; d < D; d += SIDE) {
         __syncthreads();
@@ -552,9 +580,11 @@ __device__ static inline void dots(float (&sum)[4][4], float *a, float *b, const
         multiply(sum, a, PITCH, 1, b, 1, PITCH);
     }
 }
-// sum[i] += weights (or their transpose) times columns column + i*SIDE and following of rows y, for the SPAN pieces i.
+// sum[i] += weights (or their transpose) times columns column + i*SIDE and following of rows y, for
+// the SPAN pieces i.
 __device__ static inline void add_products(float (&sum)[SPAN][4][4], float *a, float *b, const float (&weights)[4][4],
-                                           bool transposed, const floatX *y, const RowLayout &y_rows, int y_first, int column, int D) {
+                                           bool transposed, const floatX *y, const RowLayout &y_rows, int y_first,
+                                           int column, int D) {
     __syncthreads();
     write_square(a, weights);
     #pragma unroll
@@ -567,7 +597,8 @@ __device__ static inline void add_products(float (&sum)[SPAN][4][4], float *a, f
     }
 }
 
-// What a block of the plain kernels computes: SPAN*64 columns of the result of 64 rows, or keys, of a pair.
+// What a block of the plain kernels computes: SPAN*64 columns of the result of 64 rows, or keys, of
+// a pair.
 struct Slice { Pair pair; int tile, column; };
 __device__ static inline Slice my_slice(HeadLayout h, int count) {
     const int pieces = (h.D + SPAN*SIDE - 1) / (SPAN*SIDE), tiles = (count + SIDE - 1) / SIDE;
@@ -613,17 +644,19 @@ plain_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadLa
     }
     for (int i = 0; i < 4; i++) {
         const int r = r0 + y + 16*i;
-        if (x == 0 && slice.column == 0 && r < rows.count) lse[query_rows(h, slice.pair, 1).at(r)] = top[i] + logf(sum[i]);
+        if (x == 0 && slice.column == 0 && r < rows.count)
+            lse[query_rows(h, slice.pair, 1).at(r)] = top[i] + logf(sum[i]);
         for (int piece = 0; piece < SPAN; piece++) for (int j = 0; j < 4; j++) result[piece][i][j] /= sum[i];
     }
     #pragma unroll
-    for (int piece = 0; piece < SPAN; piece++) store_square(out, rows, r0, slice.column + piece*SIDE, result[piece], h.D);
+    for (int piece = 0; piece < SPAN; piece++)
+        store_square(out, rows, r0, slice.column + piece*SIDE, result[piece], h.D);
 }
 
 // p and ds of 64 rows and 64 keys, for both kernels below.
-__device__ static inline void recompute_weights(float (&p)[4][4], float (&ds)[4][4], float *a, float *b, const floatX *dout,
-                                                const Stats *stats, const floatX *q, const floatX *kv, HeadLayout h, int padded,
-                                                Pair pair, int r0, int k0) {
+__device__ static inline void recompute_weights(float (&p)[4][4], float (&ds)[4][4], float *a,
+                                                float *b, const floatX *dout, const Stats *stats, const floatX *q,
+                                                const floatX *kv, HeadLayout h, int padded, Pair pair, int r0, int k0) {
     const RowLayout rows = query_rows(h, pair, h.D);
     const float scale = 1 / sqrtf((float)h.D);
     dots(p, a, b, q, rows, r0, kv, key_rows(h, pair), k0, h.D);
@@ -671,19 +704,21 @@ plain_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const
         add_products(result, a, b, ds, false, kv, keys, k0, slice.column, h.D);
     }
     #pragma unroll
-    for (int piece = 0; piece < SPAN; piece++) store_square(dq, rows, r0, slice.column + piece*SIDE, result[piece], h.D);
+    for (int piece = 0; piece < SPAN; piece++)
+        store_square(dq, rows, r0, slice.column + piece*SIDE, result[piece], h.D);
 }
 
-// ==== the operations =====================================================================================================
+// ==== the operations =============================================================================
 
-static void attention_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, const int *reach, HeadOrder order,
-                              int B, int T, int G, int Q, int D) {
+static void attention_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, const int *reach,
+                              HeadOrder order, int B, int T, int G, int Q, int D) {
     const HeadLayout h = { order, T, G, Q, D, reach };
     if (flash_can(D, wide(D, out, q, kv))) flash_launch_forward(out, lse, q, kv, B, h);
     else LAUNCH(plain_forward, plain_grid((size_t)T*Q, B, h), PLAIN_THREADS, 0, out, lse, q, kv, h);
 }
 static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const float *lse,
-                               const floatX *q, const floatX *kv, const int *reach, HeadOrder order, int B, int T, int G, int Q, int D) {
+                               const floatX *q, const floatX *kv, const int *reach, HeadOrder order, int B, int T,
+                               int G, int Q, int D) {
     const HeadLayout h = { order, T, G, Q, D, reach };
     const bool vectors = wide(D, dout, out), flash = flash_can(D, vectors && wide(D, dq, dkv, q, kv));
     const size_t padded = padded_rows(h), count = padded * B*G;
@@ -692,8 +727,10 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
            stats, dout, out, lse, h, (int)padded, flash ? LOG2E : 1, vectors);
     if (flash) flash_launch_backward(dq, dkv, dout, stats, q, kv, B, h);
     else {
-        LAUNCH(plain_backward_keys, plain_grid((size_t)T, B, h), PLAIN_THREADS, 0, dkv, dout, stats, q, kv, h, (int)padded);
-        LAUNCH(plain_backward_queries, plain_grid((size_t)T*Q, B, h), PLAIN_THREADS, 0, dq, dout, stats, q, kv, h, (int)padded);
+        LAUNCH(plain_backward_keys, plain_grid((size_t)T, B, h), PLAIN_THREADS, 0, dkv, dout, stats, q, kv, h,
+               (int)padded);
+        LAUNCH(plain_backward_queries, plain_grid((size_t)T*Q, B, h), PLAIN_THREADS, 0, dq, dout, stats, q, kv, h,
+               (int)padded);
     }
 }
 PART(attention) {

@@ -1,10 +1,11 @@
 // bias.cu: biases, of all rows or of each expert.
 #include "columns.cuh"
 
-// ---- bias_forward -------------------------------------------------------------------------------------------
+// ---- bias_forward -------------------------------------------------------------------------------
 
 // Thread i has W elements of a row. Moves 2*N*C elements.
-template<int W> static __global__ void __launch_bounds__(256) bias_kernel(floatX *x, const floatX *bias, size_t units, int C) {
+template<int W> static __global__ void __launch_bounds__(256) bias_kernel(floatX *x, const floatX *bias,
+        size_t units, int C) {
     const size_t i = global_index() * W;
     if (i >= units * W) return;
     Reals<W> sum = unpack(load<W>(x + i));
@@ -19,10 +20,11 @@ static void bias_forward(floatX *x, const floatX *bias, int N, int C) {
     LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, x, bias, units, C);
 }
 
-// ---- bias_backward ----------------------------------------------------------------------------------------
+// ---- bias_backward ------------------------------------------------------------------------------
 
-// Sums of columns. A block has 32 packs of columns, and BIAS_ROWS rows at a time with 4 loads of each thread in flight. Its sum
-// over every gridDim.y-th group of rows becomes a row of `partial` (gridDim.y,C). Reads N*C elements.
+// Sums of columns. A block has 32 packs of columns, and BIAS_ROWS rows at a time with 4 loads of
+// each thread in flight. Its sum over every gridDim.y-th group of rows becomes a row of `partial`
+// (gridDim.y,C). Reads N*C elements.
 enum { BIAS_ROWS = 32 };
 template<int W> static __global__ void bias_backward_kernel(real *partial, const floatX *dout, int N, int C) {
     __shared__ real part[BIAS_ROWS][32 * W];
@@ -56,10 +58,13 @@ static void bias_backward(real *dbias, const floatX *dout, int N, int C) {
     add_partial(dbias, NULL, partial, down, C);
 }
 
-// ---- biases of experts --------------------------------------------------------------------------------------
+// ---- biases of experts --------------------------------------------------------------------------
 
-// Blocks (x,e) share the rows of expert e; x: about 8 rows per thread, if experts have equally many.
-static dim3 blocks_of(const Plan *plan, dim3 block) { return dim3((unsigned)divide_up(plan->S, (size_t)plan->E * block.y * 8), plan->E); }
+// Blocks (x,e) share the rows of expert e; x: about 8 rows per thread, if experts have equally
+// many.
+static dim3 blocks_of(const Plan *plan, dim3 block) {
+    return dim3((unsigned)divide_up(plan->S, (size_t)plan->E * block.y * 8), plan->E);
+}
 
 // A thread has W columns. Moves 2*S*O elements.
 template<int W> static __global__ void expert_bias_kernel(floatX *x, const floatX *bias, const int *start, int O) {
@@ -77,10 +82,12 @@ template<int W> static __global__ void expert_bias_kernel(floatX *x, const float
 static void expert_bias_forward(floatX *x, const floatX *bias, const Plan *plan, int O) {
     const bool w = wide(O, x, bias);
     const dim3 block = rectangle(w ? O / VECTOR : O);
-    LAUNCH((w ? expert_bias_kernel<VECTOR> : expert_bias_kernel<1>), blocks_of(plan, block), block, 0, x, bias, plan->start, O);
+    LAUNCH((w ? expert_bias_kernel<VECTOR> : expert_bias_kernel<1>), blocks_of(plan, block), block, 0, x, bias,
+           plan->start, O);
 }
 
-// Where the row of dout for a row of the plan is, and its weight. token_of_row NULL: dout is GROUPED; weight NULL: 1.
+// Where the row of dout for a row of the plan is, and its weight. token_of_row NULL: dout is
+// GROUPED; weight NULL: 1.
 struct RowsOfExpert { const floatX *dout; const int *token_of_row, *slot_of_row; const real *weight; };
 __device__ static inline const floatX *row_at(const RowsOfExpert &r, size_t row, int O) {
     return r.dout + (r.token_of_row ? r.token_of_row[row] : row) * O;
@@ -109,10 +116,11 @@ template<int W> static __global__ void expert_dbias_kernel(real *dbias, RowsOfEx
     }
 }
 // dweight += <dout, bias[e]> of each row.
-template<int W> static __global__ void expert_dweight_kernel(real *dweight, RowsOfExpert rows, const floatX *bias, const int *start, int O) {
+template<int W> static __global__ void expert_dweight_kernel(real *dweight, RowsOfExpert rows, const floatX *bias,
+                                                             const int *start, int O) {
     const int e = blockIdx.y, end = start[e + 1];
     for (int first = start[e] + blockIdx.x * blockDim.y; first < end; first += gridDim.x * blockDim.y) {
-        const int row = first + threadIdx.y;                // threads of a warp stay together, since row_sum needs them all
+        const int row = first + threadIdx.y;            // threads of a warp stay together, since row_sum needs them all
         real dot = 0;
         for (int c = threadIdx.x * W; c < O && row < end; c += blockDim.x * W) {
             const Reals<W> d = unpack(load<W>(row_at(rows, row, O) + c)), b = unpack(load<W>(bias + (size_t)e*O + c));
@@ -126,12 +134,13 @@ static void expert_bias_backward(real *dbias, real *dweight, const floatX *dout,
         const Plan *plan, int O, Rows dout_rows) {
     const bool w = wide(O, dout, bias);
     const RowsOfExpert rows = { dout, dout_rows == BY_TOKEN ? plan->token_of_row : NULL, plan->slot_of_row, weight };
-    LAUNCH((w ? expert_dbias_kernel<VECTOR> : expert_dbias_kernel<1>), dim3((unsigned)divide_up(w ? O / VECTOR : O, 32), plan->E),
-           dim3(32, EXPERT_ROWS), 0, dbias, rows, plan->start, O);
+    LAUNCH((w ? expert_dbias_kernel<VECTOR> : expert_dbias_kernel<1>),
+           dim3((unsigned)divide_up(w ? O / VECTOR : O, 32), plan->E), dim3(32, EXPERT_ROWS), 0, dbias, rows,
+           plan->start, O);
     if (!dweight) return;
     const dim3 block = row_threads(w ? O / VECTOR : O, 4, 256);
-    LAUNCH((w ? expert_dweight_kernel<VECTOR> : expert_dweight_kernel<1>), blocks_of(plan, block), block, 0, dweight, rows, bias,
-           plan->start, O);
+    LAUNCH((w ? expert_dweight_kernel<VECTOR> : expert_dweight_kernel<1>), blocks_of(plan, block), block, 0, dweight,
+           rows, bias, plan->start, O);
 }
 
 PART(bias) {

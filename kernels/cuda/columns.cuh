@@ -2,9 +2,10 @@
 #pragma once
 #include "ptx.cuh"
 
-// first[c] += the sum of column c of partial (rows, C). With a second: partial is (rows, 2C), and its right half is added to
-// second. A block has 32 columns. Each of its warps adds every 32nd row, with AT_ONCE loads in flight; then the warps' sums are
-// added in order. The kernel before, which writes partial, may let this one start before it ends.
+// first[c] += the sum of column c of partial (rows, C). With a second: partial is (rows, 2C), and
+// its right half is added to second. A block has 32 columns. Each of its warps adds every 32nd row,
+// with AT_ONCE loads in flight; then the warps' sums are added in order. The kernel before, which
+// writes partial, may let this one start before it ends.
 enum { AT_ONCE = 8 };
 static __global__ void add_partial_kernel(real *first, real *second, const real *partial, int rows, int C) {
     __shared__ real part[32][32];
@@ -16,7 +17,8 @@ static __global__ void add_partial_kernel(real *first, real *second, const real 
     for (int from = threadIdx.y; from < rows; from += 32 * AT_ONCE) {
         real x[AT_ONCE];
         #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) x[i] = from + 32*i < rows && c < width ? partial[(size_t)(from + 32*i) * width + c] : 0;
+        for (int i = 0; i < AT_ONCE; i++)
+            x[i] = from + 32*i < rows && c < width ? partial[(size_t)(from + 32*i) * width + c] : 0;
         #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) sum += x[i];
     }
@@ -28,6 +30,6 @@ static __global__ void add_partial_kernel(real *first, real *second, const real 
     *to = old + sum;
 }
 static void add_partial(real *first, real *second, const real *partial, size_t rows, int C) {
-    LAUNCH_EARLY(add_partial_kernel, (unsigned)divide_up(second ? 2 * C : C, 32), dim3(32, 32), 0, first, second, partial,
-                 (int)rows, C);
+    LAUNCH_EARLY(add_partial_kernel, (unsigned)divide_up(second ? 2 * C : C, 32), dim3(32, 32), 0, first, second,
+                 partial, (int)rows, C);
 }

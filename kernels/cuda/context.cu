@@ -16,16 +16,16 @@ void cuda_set_activity(const char *what) { snprintf(activity, sizeof activity, "
 
 void cuda_fail(const char *file, int line, const char *what, cudaError_t error) {
     fflush(stdout);
-    fprintf(stderr, "error: CUDA: %s (%s) at %s, in %s (%s:%d); built for %s, the GPU is sm_%d\n", cudaGetErrorString(error),
-            cudaGetErrorName(error), activity, what, file, line, BUILT_FOR, mine.arch);
+    fprintf(stderr, "error: CUDA: %s (%s) at %s, in %s (%s:%d); built for %s, the GPU is sm_%d\n",
+            cudaGetErrorString(error), cudaGetErrorName(error), activity, what, file, line, BUILT_FOR, mine.arch);
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
         fprintf(stderr, "Rebuild on this machine, or with GPU_ARCH=%d\n", mine.arch);
     else if (error == cudaErrorMemoryAllocation)
-        fprintf(stderr, "Besides what it planned, the program needs some memory for the library, recordings and scratch. Free some with "
-                "a smaller batch (-b) or -r 2\n");
+        fprintf(stderr, "Besides what it planned, the program needs some memory for the library, recordings and "
+                "scratch. Free some with a smaller batch (-b) or -r 2\n");
     else
-        fprintf(stderr, "An error inside a kernel is reported by a later call. To find the kernel, set CUDA_LAUNCH_BLOCKING=1 in the "
-                "environment and use -gr 0\n");
+        fprintf(stderr, "An error inside a kernel is reported by a later call. To find the kernel, set "
+                "CUDA_LAUNCH_BLOCKING=1 in the environment and use -gr 0\n");
     fflush(stderr);
     _exit(6);                                               // threads of other ranks may be anywhere
 }
@@ -106,7 +106,8 @@ bool tensor_map_of(CUtensorMap *map, const void *base, int element_size, int ran
         void *f = NULL;
         cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050
-        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found)) return false;
+        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found))
+            return false;
 #else
         if (cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &found)) return false;
 #endif
@@ -122,7 +123,7 @@ bool tensor_map_of(CUtensorMap *map, const void *base, int element_size, int ran
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// ---- waiting ----------------------------------------------------------------------------------------------
+// ---- waiting ------------------------------------------------------------------------------------
 
 void cuda_sync(void) {
     mine.waited.syncs++;
@@ -151,9 +152,9 @@ double cuda_elapsed(int from, int to) {
     return 1e-3 * ms;
 }
 
-// ---- recording --------------------------------------------------------------------------------------------
-// Work that is queued on a stream in capture mode becomes a graph instead of being done. The mode is thread-local, so that threads
-// with other GPUs are not affected.
+// ---- recording ----------------------------------------------------------------------------------
+// Work that is queued on a stream in capture mode becomes a graph instead of being done. The mode
+// is thread-local, so that threads with other GPUs are not affected.
 struct Recording {
     cudaGraphExec_t work;
     bool exchanges;                                         // ranks wait for each other after each replay

@@ -1,21 +1,24 @@
 // copies.cu: see copies.cuh; compiled once.
 //
-// A collective kernel needs multiprocessors, and takes them from kernels whose blocks stay on all of them for as long as they
-// run. Where each block of those has a fixed part of the work (hopper/weight.cu), blocks that found no free multiprocessor
-// start when the others end, and the kernel takes twice its time: next to the backward pass, as much is lost as without any
-// overlap. A copy engine needs no multiprocessor. Where one process drives all GPUs, every rank knows the addresses of all
-// others and pushes to each:
+// A collective kernel needs multiprocessors, and takes them from kernels whose blocks stay on all
+// of them for as long as they run. Where each block of those has a fixed part of the work
+// (hopper/weight.cu), blocks that found no free multiprocessor start when the others end, and the
+// kernel takes twice its time: next to the backward pass, as much is lost as without any overlap. A
+// copy engine needs no multiprocessor. Where one process drives all GPUs, every rank knows the
+// addresses of all others and pushes to each:
 //
 //   all-gather      its own shard, to the same position there
-//   reduce-scatter  the receiver's shard, to the receiver's stage: (size, n), one row per sender. The receiver then adds the rows in
-//                   rank order, so that the sum depends on nothing else: x_0 + x_1 + ... Everything is read once, at the rate of
-//                   memory.
+//   reduce-scatter  the receiver's shard, to the receiver's stage: (size, n), one row per sender.
+//                   The receiver then adds the rows in rank order, so that the sum depends on
+//                   nothing else: x_0 + x_1 + ... Everything is read once, at the rate of memory.
 //
-// In between, streams synchronize without the host: a stream operation can write a number to memory, local or remote, when what
-// was queued before is done, and another can wait until a number is there. Each rank has two flags from every other rank:
-// READY, "my memory may be written to", and DONE, "your memory has been written to". The number is that of the operation, so
-// that nothing has to be reset. Rank r begins with r + 1: in every round each GPU sends to one and receives from one. CUDA does
-// not see these waits, so they must not be between streams of one GPU, whose work it may put into one queue.
+// In between, streams synchronize without the host: a stream operation can write a number to
+// memory, local or remote, when what was queued before is done, and another can wait until a number
+// is there. Each rank has two flags from every other rank: READY, "my memory may be written to",
+// and DONE, "your memory has been written to". The number is that of the operation, so that nothing
+// has to be reset. Rank r begins with r + 1: in every round each GPU sends to one and receives from
+// one. CUDA does not see these waits, so they must not be between streams of one GPU, whose work it
+// may put into one queue.
 #include "copies.cuh"
 #include <cuda.h>
 #include <stdlib.h>
@@ -51,7 +54,8 @@ static bool find(const char *name, void *at) {
 }
 
 Copies *copies_open(Group *group, void *base, size_t bytes, real *stage) {
-    static const bool can_signal = find("cuStreamWriteValue32", &write_value) && find("cuStreamWaitValue32", &wait_value);
+    static const bool can_signal = find("cuStreamWriteValue32", &write_value)
+        && find("cuStreamWaitValue32", &wait_value);
     const size_t size = group->size, flags = 2 * size * sizeof(unsigned);
     Address mine = {};
     mine.process = this_process(), mine.base = (char *)base, mine.stage = stage, mine.device = context()->device;
@@ -63,7 +67,8 @@ Copies *copies_open(Group *group, void *base, size_t bytes, real *stage) {
         CUDA_CHECK(cudaMemset(mine.flags, 0, flags));
         CUDA_CHECK(cudaStreamSynchronize(0));
     }
-    for (int round = 0; round < 2; round++) {               // round 0: exchange addresses; round 1: confirm that every pair has peer access
+    for (int round = 0; round < 2; round++) {
+        // round 0: exchange addresses; round 1: confirm that every pair has peer access
         group->exchange(group, at, &mine, sizeof mine);
         for (int r = 0; r < (int)size; r++) {
             mine.able &= at[r].able && at[r].process == mine.process;
@@ -74,8 +79,10 @@ Copies *copies_open(Group *group, void *base, size_t bytes, real *stage) {
     }
     cudaGetLastError();                                     // of calls that failed above
     if (mine.able) {
-        for (int r = 0; r < (int)size; r++)                 // a first copy between two GPUs may make CUDA wait, as barrier.cu says: now, not later
-            CUDA_CHECK(cudaMemcpyAsync(at[r].flags + group->rank, mine.flags + group->rank, sizeof *mine.flags, cudaMemcpyDefault, context()->stream));
+        // a first copy between two GPUs may make CUDA wait, as barrier.cu says: now, not later
+        for (int r = 0; r < (int)size; r++)
+            CUDA_CHECK(cudaMemcpyAsync(at[r].flags + group->rank, mine.flags + group->rank, sizeof *mine.flags,
+                                       cudaMemcpyDefault, context()->stream));
         CUDA_CHECK(cudaStreamSynchronize(context()->stream));
         c->rank = group->rank, c->size = (int)size, c->bytes = bytes, c->at = at;
         return c;
@@ -97,14 +104,17 @@ bool copies_contain(const Copies *c, const void *x, size_t bytes) {
 
 // Queued on the stream: sets this rank's flag at rank `to`; waits for the flag of rank `from`.
 static void set_flag(const Copies *c, cudaStream_t stream, int to, Flag flag) {
-    if (write_value(stream, (CUdeviceptr)(c->at[to].flags + flag * c->size + c->rank), c->number, CU_STREAM_WRITE_VALUE_DEFAULT))
+    if (write_value(stream, (CUdeviceptr)(c->at[to].flags + flag * c->size + c->rank), c->number,
+                    CU_STREAM_WRITE_VALUE_DEFAULT))
         CUDA_CHECK(cudaErrorUnknown);
 }
 static void wait_flag(const Copies *c, cudaStream_t stream, int from, Flag flag) {
-    if (wait_value(stream, (CUdeviceptr)(c->at[c->rank].flags + flag * c->size + from), c->number, CU_STREAM_WAIT_VALUE_GEQ))
+    if (wait_value(stream, (CUdeviceptr)(c->at[c->rank].flags + flag * c->size + from), c->number,
+                   CU_STREAM_WAIT_VALUE_GEQ))
         CUDA_CHECK(cudaErrorUnknown);
 }
-// Each rank sends `bytes` to each other rank r: to_at(r) is the address at rank r, from_at(r) the source.
+// Each rank sends `bytes` to each other rank r: to_at(r) is the address at rank r, from_at(r) the
+// source.
 template<class To, class From> static void push(Copies *c, cudaStream_t stream, size_t bytes, To to_at, From from_at) {
     c->number++;
     for (int i = 1; i < c->size; i++) set_flag(c, stream, (c->rank + i) % c->size, READY);
@@ -125,12 +135,13 @@ void copies_gather(Copies *c, cudaStream_t stream, void *x, const void *mine, si
 }
 
 void copies_scatter(Copies *c, cudaStream_t stream, const real *x, size_t n) {
-    push(c, stream, n * sizeof *x, [=](int to) { return c->at[to].stage + c->rank * n; }, [=](int to) { return x + to * n; });
+    push(c, stream, n * sizeof *x, [=](int to) { return c->at[to].stage + c->rank * n; },
+         [=](int to) { return x + to * n; });
 }
 
 // A thread adds W elements. Moves 4 (size + 1) bytes per element, 4 more if onto.
-template<int W> static __global__ void add_shards_kernel(real *out, const real *own, const real *stage, size_t n, int rank, int size,
-                                                         bool onto) {
+template<int W> static __global__ void add_shards_kernel(real *out, const real *own, const real *stage, size_t n,
+                                                         int rank, int size, bool onto) {
     const size_t i = global_index() * W;
     if (i >= n) return;
     Reals<W> sum;

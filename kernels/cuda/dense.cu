@@ -1,9 +1,10 @@
-// dense.cu: dense matrix products by cuBLASLt. The library is opened at the first product, not when the program starts: without it
-// everything works, with matmul.cu's own kernels.
+// dense.cu: dense matrix products by cuBLASLt. The library is opened at the first product, not when
+// the program starts: without it everything works, with matmul.cu's own kernels.
 //
-// Each host thread keeps the library's handle and, for each product seen so far (sizes, kind, alignment), the descriptors and
-// the algorithm that the library's heuristic prefers. The same bits every time: sums that are split over blocks are only added
-// through the workspace, never in the order in which blocks happen to finish.
+// Each host thread keeps the library's handle and, for each product seen so far (sizes, kind,
+// alignment), the descriptors and the algorithm that the library's heuristic prefers. The same bits
+// every time: sums that are split over blocks are only added through the workspace, never in the
+// order in which blocks happen to finish.
 #include "dense.cuh"
 #if __has_include(<cublasLt.h>)
 #include <cublasLt.h>
@@ -12,7 +13,8 @@
 
 // X(name): the functions that are used. The header provides only their types.
 #define FUNCTIONS(X) \
-    X(Create) X(MatmulDescCreate) X(MatmulDescSetAttribute) X(MatmulDescDestroy) X(MatrixLayoutCreate) X(MatrixLayoutDestroy) \
+    X(Create) X(MatmulDescCreate) X(MatmulDescSetAttribute) X(MatmulDescDestroy) X(MatrixLayoutCreate) \
+    X(MatrixLayoutDestroy) \
     X(MatrixLayoutSetAttribute) X(MatmulPreferenceCreate) X(MatmulPreferenceSetAttribute) X(MatmulPreferenceDestroy) \
     X(MatmulAlgoGetHeuristic) X(Matmul)
 
@@ -64,7 +66,8 @@ static void forget(KnownProduct *w) {
 static bool create_layout(cublasLtMatrixLayout_t *layout, cudaDataType_t type, int rows, int columns, int batch) {
     const int64_t stride = (int64_t)rows * columns;
     return lt.MatrixLayoutCreate(layout, type, (uint64_t)rows, (uint64_t)columns, rows) == CUBLAS_STATUS_SUCCESS
-        && lt.MatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch) == CUBLAS_STATUS_SUCCESS
+        && lt.MatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch)
+        == CUBLAS_STATUS_SUCCESS
         && lt.MatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride)
            == CUBLAS_STATUS_SUCCESS;
 }
@@ -90,13 +93,20 @@ static bool find_algorithm(KnownProduct *w) {
         && create_layout(&w->b, type, b_rows, b_columns, k.batch)
         && create_layout(&w->c, c_type, k.m, k.n, k.batch)
         && OK(MatmulPreferenceCreate(&preference))
-        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &scratch, sizeof scratch))
-        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_workspace, sizeof in_workspace))
-        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align[0], sizeof *align))
-        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align[1], sizeof *align))
-        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align[2], sizeof *align))
-        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[2], sizeof *align))
-        && OK(MatmulAlgoGetHeuristic(lt.handle, w->product, w->a, w->b, w->c, w->c, preference, 1, &found, &count)) && count == 1;
+        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &scratch,
+                                           sizeof scratch))
+        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_workspace,
+                                           sizeof in_workspace))
+        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align[0],
+                                           sizeof *align))
+        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align[1],
+                                           sizeof *align))
+        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align[2],
+                                           sizeof *align))
+        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[2],
+                                           sizeof *align))
+        && OK(MatmulAlgoGetHeuristic(lt.handle, w->product, w->a, w->b, w->c, w->c, preference, 1, &found, &count))
+        && count == 1;
     if (preference) lt.MatmulPreferenceDestroy(preference);
     if (ok) w->algorithm = found.algo;
     return ok;
@@ -114,15 +124,16 @@ static KnownProduct *known_product(Key key) {
     return w;
 }
 
-bool dense_product(void *c, bool c_real, bool add, const floatX *a, bool a_transposed, const floatX *b, bool b_transposed,
-                   int m, int n, int k, int batch) {
+bool dense_product(void *c, bool c_real, bool add, const floatX *a, bool a_transposed, const floatX *b,
+                   bool b_transposed, int m, int n, int k, int batch) {
     if (add && !c_real && sizeof(floatX) == 2) return false;    // it would round the product before the sum (measured)
     if (!load_library()) return false;
     auto aligned = [&](const void *p, int rows, int columns, size_t size) {
         return alignment((uintptr_t)p | (batch > 1 ? (size_t)rows * columns * size : 0));
     };
-    KnownProduct *w = known_product(Key{ m, n, k, batch, a_transposed, b_transposed, c_real, add, aligned(a, m, k, sizeof *a),
-                          aligned(b, k, n, sizeof *b), aligned(c, m, n, c_real ? sizeof(real) : sizeof(floatX)) });
+    KnownProduct *w = known_product(Key{ m, n, k, batch, a_transposed,
+                          b_transposed, c_real, add, aligned(a, m, k, sizeof *a), aligned(b, k, n, sizeof *b),
+                          aligned(c, m, n, c_real ? sizeof(real) : sizeof(floatX)) });
     if (!w->usable) return false;
     const float one = 1, beta = add;
     w->usable = lt.Matmul(lt.handle, w->product, &one, a, w->a, b, w->b, &beta, c, w->c, c, w->c, &w->algorithm,

@@ -2,9 +2,9 @@
 #include "impl.cuh"
 #include "kernels/compound.h"
 
-// ---- memory -----------------------------------------------------------------------------------------------
-// Uploads go through two pinned staging buffers: while the GPU copies from one, the host fills the other. The caller may reuse
-// its own memory as soon as the call returns.
+// ---- memory -------------------------------------------------------------------------------------
+// Uploads go through two pinned staging buffers: while the GPU copies from one, the host fills the
+// other. The caller may reuse its own memory as soon as the call returns.
 
 enum { STAGING = 4 << 20 };
 static thread_local struct { char *at[2]; cudaEvent_t copied[2]; int current; } staging;
@@ -16,7 +16,8 @@ static char *staging_buffer(void) {
         CUDA_CHECK(cudaEventCreateWithFlags(&staging.copied[i], cudaEventDisableTiming));
     }
     // A replay would upload whatever the buffer holds at that time, so uploads cannot be recorded.
-    CUDA_CHECK(context()->recording ? cudaErrorStreamCaptureUnsupported : cudaEventSynchronize(staging.copied[staging.current]));
+    CUDA_CHECK(context()->recording ? cudaErrorStreamCaptureUnsupported
+                                    : cudaEventSynchronize(staging.copied[staging.current]));
     return staging.at[staging.current];
 }
 static void staging_send(void *dst, size_t bytes) {
@@ -76,8 +77,8 @@ static void collect(void *host, int slot, size_t bytes) {
     memcpy(host, posts[slot].at, bytes);
 }
 
-// Copies for saving have a stream of their own, and are queued in pieces, as the host's memory was locked in pieces; transfers between GPUs
-// find the copy engines free in between.
+// Copies for saving have a stream of their own, and are queued in pieces, as the host's memory was
+// locked in pieces; transfers between GPUs find the copy engines free in between.
 static thread_local struct { cudaStream_t stream; cudaEvent_t ready, complete; } leaving;
 static int host_lock(const void *near, void *host, size_t bytes) {
     cudaPointerAttributes there;
@@ -98,7 +99,8 @@ static void copy_out(void *host, const void *src, size_t bytes) {
     for (size_t at = 0, n; at < bytes; at += n) {
         n = HOST_PIECE - ((uintptr_t)host + at) % HOST_PIECE;
         if (n > bytes - at) n = bytes - at;
-        CUDA_CHECK(cudaMemcpyAsync((char *)host + at, (const char *)src + at, n, cudaMemcpyDeviceToHost, leaving.stream));
+        CUDA_CHECK(cudaMemcpyAsync((char *)host + at, (const char *)src + at, n, cudaMemcpyDeviceToHost,
+                                   leaving.stream));
     }
     CUDA_CHECK(cudaEventRecord(leaving.complete, leaving.stream));
 }

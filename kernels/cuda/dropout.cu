@@ -1,8 +1,8 @@
 // dropout.cu: the residual stream, and dropout.
 #include "dropout.cuh"
 
-// A thread has DROP_EACH packs of W elements, which are loaded while the key of the mask is computed. residual NULL: dropout alone.
-// Moves 3*n elements, or 2*n.
+// A thread has DROP_EACH packs of W elements, which are loaded while the key of the mask is
+// computed. residual NULL: dropout alone. Moves 3*n elements, or 2*n.
 enum { DROP_EACH = 2, DROP_THREADS = 256 };
 template<int W> static __global__ void drop_kernel(floatX *out, const floatX *residual, const floatX *branch,
         Mask dropout, size_t n) {

@@ -1,4 +1,5 @@
-// embed.cu: the embedding. Backward sorts the positions by token, so that each row of dweight has one sum in a fixed order.
+// embed.cu: the embedding. Backward sorts the positions by token, so that each row of dweight has
+// one sum in a fixed order.
 #include "sort.cuh"
 
 // A block has several tokens, a thread W columns at a time. Moves 2*N*C elements.
@@ -17,15 +18,17 @@ static void embed_forward(floatX *out, const int *token, const floatX *weight, i
     LAUNCH(kernel, divide_up(N, block.y), block, 0, out, token, weight, N, C);
 }
 
-// The positions 0..N-1, sorted by token (`order`), are cut into pieces of 32, one per block: some tokens are every tenth word
-// of a text, others occur once. A run is a token's positions within a piece. A block sums each run, with W columns per thread
-// and AHEAD rows in flight, and adds the sum to the token's row of dweight. A run that continues in a neighbouring piece is
-// only a part of the token's sum: embed_edges_kernel finishes it. The part at the beginning of a piece goes to edge[piece][0],
-// the part at the end to edge[piece][1]. Rows of dweight are loaded together with the rows that are added to them. Reads N*C
-// elements, reads and writes one row of reals per token that occurs.
+// The positions 0..N-1, sorted by token (`order`), are cut into pieces of 32, one per block: some
+// tokens are every tenth word of a text, others occur once. A run is a token's positions within a
+// piece. A block sums each run, with W columns per thread and AHEAD rows in flight, and adds the
+// sum to the token's row of dweight. A run that continues in a neighbouring piece is only a part of
+// the token's sum: embed_edges_kernel finishes it. The part at the beginning of a piece goes to
+// edge[piece][0], the part at the end to edge[piece][1]. Rows of dweight are loaded together with
+// the rows that are added to them. Reads N*C elements, reads and writes one row of reals per token
+// that occurs.
 enum { PIECE = 32, AHEAD = 4 };
 __device__ static int token_at(const int *token, const int *order, size_t at, int N) {
-    return at < N ? token[order[at]] : -1;                  // none past the last, nor before the first, where `at` wraps around
+    return at < N ? token[order[at]] : -1;          // none past the last, nor before the first, where `at` wraps around
 }
 template<int W> static __global__ void embed_runs_kernel(real *dweight, real *edge, const floatX *dout,
         const int *token, const int *order, int N, int C) {
@@ -35,8 +38,9 @@ template<int W> static __global__ void embed_runs_kernel(real *dweight, real *ed
     int next = __shfl_down_sync(ALL, v, 1);
     if (lane == 31) next = token_at(token, order, first + PIECE, N);
     const unsigned ends = __ballot_sync(ALL, v >= 0 && v != next);
-    const bool continued = __shfl_sync(ALL, v, 0) == token_at(token, order, first - 1, N);     // the first run, from the piece before
-    const unsigned complete = continued ? ends & (ends - 1) : ends;             // where the runs that are complete here end
+    // the first run, from the piece before
+    const bool continued = __shfl_sync(ALL, v, 0) == token_at(token, order, first - 1, N);
+    const unsigned complete = continued ? ends & (ends - 1) : ends;         // where the runs that are complete here end
     real *const edges = edge + 2 * (size_t)blockIdx.x * C + c;
     Reals<W> sum = {};
     #pragma unroll 1
@@ -63,8 +67,8 @@ template<int W> static __global__ void embed_runs_kernel(real *dweight, real *ed
     }
     if (first + PIECE < N && !(ends >> 31) && c < C) store(edges + (continued && !ends ? 0 : C), sum);
 }
-// A token's sum over several pieces is finished by the block of the first of them: dweight, plus edge 1 of this piece, plus
-// edge 0 of each following piece that begins with the same token.
+// A token's sum over several pieces is finished by the block of the first of them: dweight, plus
+// edge 1 of this piece, plus edge 0 of each following piece that begins with the same token.
 template<int W> static __global__ void embed_edges_kernel(real *dweight, const real *edge, const int *token,
         const int *order, int N, int C) {
     const size_t first = (size_t)blockIdx.x * PIECE, after = first + PIECE;
@@ -89,8 +93,8 @@ template<int W> static __global__ void embed_edges_kernel(real *dweight, const r
     }
     if (c < C) store(to, sum);
 }
-// A radix sort by token: stable, from the lowest digit up. Digits have at most 10 bits, so two are enough for a vocabulary of
-// up to a million.
+// A radix sort by token: stable, from the lowest digit up. Digits have at most 10 bits, so two are
+// enough for a vocabulary of up to a million.
 static void embed_backward(real *dweight, const floatX *dout, const int *token, int N, int V, int C) {
     int bits = 1;
     while (bits < 31 && V > 1 << bits) bits++;

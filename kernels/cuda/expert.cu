@@ -1,4 +1,5 @@
-// expert.cu: the nonlinearity inside an expert, together with the gradient of the router's weight. kernels/cpu/expert.c says why.
+// expert.cu: the nonlinearity inside an expert, together with the gradient of the router's weight.
+// kernels/cpu/expert.c says why.
 #include "expert.cuh"
 
 // A block has several rows, a thread W columns at a time. Moves 3*M*F elements (gated) or 2*M*F.
@@ -17,9 +18,10 @@ template<Activation f, int W> static __global__ void forward_kernel(floatX *act,
     }
 }
 
-// A row has a warp (8 rows per block), or a block of up to 256 threads if it is longer; its threads share nothing but the dot
-// product of da and act. slot_of_row NULL: row m is slot m. A thread reads what it is going to overwrite first: dpre may be
-// pre, or da where they have the same shape. end: end_of. Moves 6*M*F elements (gated) or 4*M*F.
+// A row has a warp (8 rows per block), or a block of up to 256 threads if it is longer; its threads
+// share nothing but the dot product of da and act. slot_of_row NULL: row m is slot m. A thread
+// reads what it is going to overwrite first: dpre may be pre, or da where they have the same shape.
+// end: end_of. Moves 6*M*F elements (gated) or 4*M*F.
 template<Activation f, int W> static __global__ void backward_kernel(floatX *dpre, floatX *wact,
         real *dweight, const floatX *da, const floatX *pre, const real *weight, const int *slot_of_row,
         const int *end, int M, int F) {
@@ -53,7 +55,8 @@ template<Activation f, int W> static __global__ void backward_kernel(floatX *dpr
 }
 
 #define KIND(kernel, f) { kernel<f, 1>, kernel<f, VECTOR> }
-#define KINDS(kernel) { KIND(kernel, SWIGLU), KIND(kernel, GELU), KIND(kernel, RELU2), KIND(kernel, IDENTITY), KIND(kernel, CLAMPED) }
+#define KINDS(kernel) \
+    { KIND(kernel, SWIGLU), KIND(kernel, GELU), KIND(kernel, RELU2), KIND(kernel, IDENTITY), KIND(kernel, CLAMPED) }
 
 static void activation_forward(floatX *act, const floatX *pre, Activation f, int M, int F) {
     static void (*const kernels[5][2])(floatX *, const floatX *, int, int) = KINDS(forward_kernel);

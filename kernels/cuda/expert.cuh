@@ -1,11 +1,14 @@
-// expert.cuh: the nonlinearities of experts, for expert.cu, the fused products of hopper/ and decode/layer.cu.
+// expert.cuh: the nonlinearities of experts, for expert.cu, the fused products of hopper/ and
+// decode/layer.cu.
 //
-// Where results are stored as bf16, exponential and quotient are single approximate instructions (errors of 1e-6 against a bound of
-// 8 * 2^-8), because in the kernels of products the tensor cores wait for them. For float they are the exact functions.
+// Where results are stored as bf16, exponential and quotient are single approximate instructions
+// (errors of 1e-6 against a bound of 8 * 2^-8), because in the kernels of products the tensor cores
+// wait for them. For float they are the exact functions.
 #pragma once
 #include "ptx.cuh"
 
-// Where the number of used rows of a plan is stored, if it may be less than S (rounded routing); else NULL.
+// Where the number of used rows of a plan is stored, if it may be less than S (rounded routing);
+// else NULL.
 static inline const int *end_of(const Plan *plan) { return plan->first ? plan->start + plan->E : NULL; }
 
 __device__ static inline real fast_sigmoid(real x) {
@@ -20,7 +23,8 @@ template<Activation f> __device__ static inline Slope slope_of(real g, real up) 
         return { silu * up, up * (s + silu * (1 - s)), silu };
     }
     if (f == CLAMPED) {                                     // beyond the limits the slope is 0; NaN stays NaN
-        const real limit = (real)CLAMPED_LIMIT, slope = (real)CLAMPED_SLOPE, gate = g > limit ? limit : g, u = (up > limit ? limit : up < -limit ? -limit : up) + 1;
+        const real limit = (real)CLAMPED_LIMIT, slope = (real)CLAMPED_SLOPE, gate = g > limit ? limit : g,
+            u = (up > limit ? limit : up < -limit ? -limit : up) + 1;
         const real s = fast_sigmoid(slope * gate), silu = gate * s;
         return { silu * u, g > limit ? 0 : u * s * (1 + slope * gate * (1 - s)), up > limit || up < -limit ? 0 : silu };
     }
@@ -37,6 +41,7 @@ template<Activation f> __device__ static inline Slope slope_of(real g, real up) 
 }
 
 #if defined(PRECISION_BF16)
-// The gradient of each row's router weight: the sum of its parts (parts,S), in order (hopper/expert.cu).
+// The gradient of each row's router weight: the sum of its parts (parts,S), in order
+// (hopper/expert.cu).
 void sum_router_parts(real *dweight, const real *part, const Plan *plan, int parts);
 #endif

@@ -18,7 +18,9 @@ __device__ static inline uint32_t fp8_codes(float a, float b) {
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(b), "f"(a));
     return two;
 }
-__device__ static inline uint32_t fp8_codes(float a, float b, float c, float d) { return fp8_codes(a, b) | fp8_codes(c, d) << 16; }
+__device__ static inline uint32_t fp8_codes(float a, float b, float c, float d) {
+    return fp8_codes(a, b) | fp8_codes(c, d) << 16;
+}
 // Eight codes of x times a power of two.
 __device__ static inline uint2 fp8_codes(const float (&x)[8], float scale) {
     return { fp8_codes(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale),

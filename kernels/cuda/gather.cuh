@@ -2,7 +2,8 @@
 #pragma once
 #include "impl.cuh"
 
-// Which rows a token has: those of its slots. row_of_slot NULL: the rows are in the order of slots. first: the plan's, or NULL.
+// Which rows a token has: those of its slots. row_of_slot NULL: the rows are in the order of slots.
+// first: the plan's, or NULL.
 typedef struct { const int *row_of_slot, *first; int K; } TokenRows;
 typedef struct { int begin, end; } Slots;
 __device__ static inline Slots slots_of(TokenRows t, size_t n) {
@@ -26,11 +27,12 @@ template<int W, int COUNT> __device__ static inline void add_some_rows(real *sum
     for (int k = 0; k < COUNT; k++) for (int i = 0; i < W; i++) sum[i] += w[k] * unpack(x[k]).x[i];
 }
 // sum += the rows of these slots, AT_ONCE (2 or 4) at a time, at the columns that inp points at.
-template<int W, int AT_ONCE> __device__ static inline void add_rows(real *sum, const floatX *inp, const real *weight, TokenRows t,
-        Slots s, int C) {
+template<int W, int AT_ONCE> __device__ static inline void add_rows(real *sum, const floatX *inp, const real *weight,
+        TokenRows t, Slots s, int C) {
     int slot = s.begin;
     #pragma unroll 1
-    for (; slot + AT_ONCE <= s.end; slot += AT_ONCE) add_some_rows<W, AT_ONCE>(sum, inp, weight, t.row_of_slot, slot, C);
+    for (; slot + AT_ONCE <= s.end; slot += AT_ONCE)
+        add_some_rows<W, AT_ONCE>(sum, inp, weight, t.row_of_slot, slot, C);
     if (AT_ONCE > 2 && slot + 2 <= s.end) {
         add_some_rows<W, 2>(sum, inp, weight, t.row_of_slot, slot, C);
         slot += 2;

@@ -1,12 +1,14 @@
-// heads.cu: what some models do with the heads of queries and keys: norms, keys with a part that all share, sinks.
+// heads.cu: what some models do with the heads of queries and keys: norms, keys with a part that
+// all share, sinks.
 #include "columns.cuh"
 
-// ---- norm_rope --------------------------------------------------------------------------------------------
-// `lanes` threads have a head, a power of two of at most a warp, each W pairs (i, i + D/2) at a time. What the second loop
-// reads again comes from the L1 cache.
+// ---- norm_rope ----------------------------------------------------------------------------------
+// `lanes` threads have a head, a power of two of at most a warp, each W pairs (i, i + D/2) at a
+// time. What the second loop reads again comes from the L1 cache.
 
 enum { HEAD_THREADS = 256 };
-typedef struct { const real *table; const int *position; const floatX *weight; real eps; size_t rows; int stride, heads, D, lanes; } Heads;
+typedef struct { const real *table; const int *position; const floatX *weight; real eps; size_t rows; int stride, heads,
+                 D, lanes; } Heads;
 
 __device__ static inline real lanes_sum(real x, int lanes) {
     for (int step = lanes / 2; step; step /= 2) x += __shfl_xor_sync(ALL, x, step);
@@ -15,11 +17,13 @@ __device__ static inline real lanes_sum(real x, int lanes) {
 template<int W> __device__ static inline Reals<W> rounded(Reals<W> x) { return unpack(pack(x)); }
 
 // Moves 3 N heads D elements, 2 without `before`.
-template<int W> static __global__ void __launch_bounds__(HEAD_THREADS) norm_rope_forward_kernel(floatX *x, floatX *before, const Heads z) {
+template<int W> static __global__ void __launch_bounds__(HEAD_THREADS) norm_rope_forward_kernel(floatX *x,
+        floatX *before, const Heads z) {
     const size_t row = global_index() / z.lanes;
     const int first = threadIdx.x % z.lanes * W, half = z.D / 2, end = row < z.rows ? half : 0, step = z.lanes * W;
     const size_t n = row / z.heads, h = row % z.heads;
-    floatX *const low = x + n * z.stride + h * z.D, *const high = low + half, *const kept = before ? before + row * z.D : NULL;
+    floatX *const low = x + n * z.stride + h * z.D, *const high = low + half,
+        *const kept = before ? before + row * z.D : NULL;
     real squares = 0;
     for (int i = first; i < end; i += step) {
         const Reals<W> a = unpack(load<W>(low + i)), b = unpack(load<W>(high + i));
@@ -56,12 +60,14 @@ template<int W> __device__ static inline void rotate_back(Reals<W> *a, Reals<W> 
 }
 // Pairs i.. of a head: what it was, and the gradient before the rotation.
 template<int W> struct Pairs { Pack<W> low, high; Reals<W> da, db; };
-template<int W> __device__ static inline Pairs<W> pairs_at(const floatX *d, const floatX *y, const real *angles, int half, int i) {
+template<int W> __device__ static inline Pairs<W> pairs_at(const floatX *d, const floatX *y, const real *angles,
+                                                           int half, int i) {
     Pairs<W> p = { load<W>(y + i), load<W>(y + half + i), unpack(load<W>(d + i)), unpack(load<W>(d + half + i)) };
     rotate_back(&p.da, &p.db, angles, i);
     return p;
 }
-// sums (groups,D) of a block, added up, to its row of partial. Sums of 16: one chain of 256 would lose 8 eps.
+// sums (groups,D) of a block, added up, to its row of partial. Sums of 16: one chain of 256 would
+// lose 8 eps.
 __device__ static inline void store_partial(real *partial, const real *sums, int groups, int D) {
     __syncthreads();
     for (int i = threadIdx.x; i < D; i += HEAD_THREADS) {
@@ -74,8 +80,9 @@ __device__ static inline void store_partial(real *partial, const real *sums, int
         partial[(size_t)blockIdx.x * D + i] = total;
     }
 }
-// A block has every gridDim.x-th group of heads, and a row of `partial` (gridDim.x,D) for its part of dweight. A group of lanes
-// adds its part up in the order of heads, in a row of its own in shared memory. Moves 3 N heads D elements.
+// A block has every gridDim.x-th group of heads, and a row of `partial` (gridDim.x,D) for its part
+// of dweight. A group of lanes adds its part up in the order of heads, in a row of its own in
+// shared memory. Moves 3 N heads D elements.
 template<int W> static __global__ void __launch_bounds__(HEAD_THREADS, 3) norm_rope_backward_kernel(floatX *dx,
         real *partial, const floatX *before, const Heads z) {
     extern __shared__ real sums[];                          // (groups,D)
@@ -100,7 +107,8 @@ template<int W> static __global__ void __launch_bounds__(HEAD_THREADS, 3) norm_r
                 dot += p.da.x[j] * wa.x[j] * ya.x[j] + p.db.x[j] * wb.x[j] * yb.x[j];
             }
         }
-        const real r = 1 / sqrtf(lanes_sum(squares, z.lanes) / z.D + z.eps), k = r * r * r / z.D * lanes_sum(dot, z.lanes);
+        const real r = 1 / sqrtf(lanes_sum(squares, z.lanes) / z.D + z.eps),
+            k = r * r * r / z.D * lanes_sum(dot, z.lanes);
         for (int i = first; i < end; i += step) {
             Pairs<W> p = pairs_at<W>(d, y, angles, half, i);
             low_sum = load<W>(sum + i), high_sum = load<W>(sum + half + i);
@@ -120,13 +128,14 @@ template<int W> static __global__ void __launch_bounds__(HEAD_THREADS, 3) norm_r
     store_partial(partial, sums, groups, z.D);
 }
 
-// The same where a thread has one piece of a head, W pairs: it keeps the weights and its part of dweight in registers, and requests its
-// piece of the next head before it works on this one.
+// The same where a thread has one piece of a head, W pairs: it keeps the weights and its part of
+// dweight in registers, and requests its piece of the next head before it works on this one.
 template<int W> struct Piece { Pack<W> low, high, dlow, dhigh; floatX *d; int position; };
 template<int W> static __global__ void __launch_bounds__(HEAD_THREADS, 2) norm_rope_backward_once_kernel(floatX *dx,
         real *partial, const floatX *before, const Heads z) {
     extern __shared__ real sums[];                          // (groups,D)
-    const int groups = HEAD_THREADS / z.lanes, group = threadIdx.x / z.lanes, first = threadIdx.x % z.lanes * W, half = z.D / 2;
+    const int groups = HEAD_THREADS / z.lanes, group = threadIdx.x / z.lanes, first = threadIdx.x % z.lanes * W,
+        half = z.D / 2;
     const size_t each = (size_t)gridDim.x * groups, more_n = each / z.heads;
     const int more_h = (int)(each % z.heads);
     const bool mine = first < half;
@@ -140,7 +149,8 @@ template<int W> static __global__ void __launch_bounds__(HEAD_THREADS, 2) norm_r
         if (!mine || row >= z.rows) return;
         const floatX *const y = before + row * z.D + first;
         next.d = dx + n * z.stride + h * z.D + first, next.position = z.position[n];
-        next.low = load<W>(y), next.high = load<W>(y + half), next.dlow = load<W>(next.d), next.dhigh = load<W>(next.d + half);
+        next.low = load<W>(y), next.high = load<W>(y + half), next.dlow = load<W>(next.d),
+            next.dhigh = load<W>(next.d + half);
     };
     request();
     for (size_t from = (size_t)blockIdx.x * groups; from < z.rows; from += each) {
@@ -162,7 +172,8 @@ template<int W> static __global__ void __launch_bounds__(HEAD_THREADS, 2) norm_r
             squares += ya.x[j] * ya.x[j] + yb.x[j] * yb.x[j];
             dot += da.x[j] * wa.x[j] * ya.x[j] + db.x[j] * wb.x[j] * yb.x[j];
         }
-        const real r = 1 / sqrtf(lanes_sum(squares, z.lanes) * inverse + z.eps), k = r * r * r * inverse * lanes_sum(dot, z.lanes);
+        const real r = 1 / sqrtf(lanes_sum(squares, z.lanes) * inverse + z.eps),
+            k = r * r * r * inverse * lanes_sum(dot, z.lanes);
         if (!here) continue;
         for (int j = 0; j < W; j++) {
             low_sum.x[j]  += da.x[j] * R(X(ya.x[j] * r));
@@ -198,17 +209,20 @@ static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, 
     const bool w = vectors(dx, before, norm.weight, stride, D);
     const Heads z = heads_of(table, position, norm, N, stride, heads, D, w);
     const bool once = w && z.lanes * VECTOR >= D / 2 && (uintptr_t)table % 16 == 0;
-    const size_t groups = HEAD_THREADS / z.lanes, all = divide_up(z.rows, groups), most = (once ? 2 : 3) * MULTIPROCESSORS;     // one wave
+    // one wave
+    const size_t groups = HEAD_THREADS / z.lanes, all = divide_up(z.rows, groups),
+        most = (once ? 2 : 3) * MULTIPROCESSORS;
     const size_t blocks = all < most ? all : most, shared = groups * D * sizeof(real);
     if (!z.rows) return;
     real *const partial = (real *)workspace(blocks * D * sizeof(real));
-    auto kernel = once ? norm_rope_backward_once_kernel<VECTOR> : w ? norm_rope_backward_kernel<VECTOR> : norm_rope_backward_kernel<1>;
+    auto kernel = once ? norm_rope_backward_once_kernel<VECTOR> : w ? norm_rope_backward_kernel<VECTOR>
+                       : norm_rope_backward_kernel<1>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     LAUNCH(kernel, (unsigned)blocks, HEAD_THREADS, shared, dx, partial, before, z);
     add_partial(dweight, NULL, partial, blocks, D);
 }
 
-// ---- shared keys --------------------------------------------------------------------------------------------
+// ---- shared keys --------------------------------------------------------------------------------
 
 struct SharedKeys { int N, G, D, key, value; };
 // W elements at a time, if no part begins or ends within them.
@@ -216,19 +230,22 @@ static bool shared_keys_wide(SharedKeys z, const void *a, const void *b, const v
     return wide(z.D, a, b, c) && z.key % VECTOR == 0 && z.value % VECTOR == 0;
 }
 
-// Thread i has W elements of kv. Moves N (4 G D) elements at most; what heads share stays in the cache.
-template<int W> static __global__ void __launch_bounds__(256) shared_keys_kernel(floatX *kv, const floatX *parts, const floatX *shared,
-        SharedKeys z) {
+// Thread i has W elements of kv. Moves N (4 G D) elements at most; what heads share stays in the
+// cache.
+template<int W> static __global__ void __launch_bounds__(256) shared_keys_kernel(floatX *kv, const floatX *parts,
+        const floatX *shared, SharedKeys z) {
     const size_t i = global_index() * W;
     if (i >= (size_t)z.N * 2 * z.G * z.D) return;
-    const int at = (int)(i % z.D), g = (int)(i / z.D % z.G), is_value = (int)(i / z.D / z.G % 2), own = is_value ? z.value : z.key;
+    const int at = (int)(i % z.D), g = (int)(i / z.D % z.G), is_value = (int)(i / z.D / z.G % 2),
+        own = is_value ? z.value : z.key;
     const size_t n = i / z.D / z.G / 2;
     Pack<W> x = pack(Reals<W>{});
     if (at < own) x = load<W>(parts + (n * z.G + g) * (z.key + z.value) + (is_value ? z.key : 0) + at);
     else if (!is_value) x = load<W>(shared + n * (z.D - z.key) + (at - z.key));
     store(kv + i, x);
 }
-static void shared_keys_forward(floatX *kv, const floatX *parts, const floatX *shared, int N, int G, int D, int key, int value) {
+static void shared_keys_forward(floatX *kv, const floatX *parts, const floatX *shared, int N, int G, int D, int key,
+                                int value) {
     const SharedKeys z = { N, G, D, key, value };
     const bool w = shared_keys_wide(z, kv, parts, shared);
     const size_t units = (size_t)N * 2 * G * D / (w ? VECTOR : 1);
@@ -236,9 +253,10 @@ static void shared_keys_forward(floatX *kv, const floatX *parts, const floatX *s
     LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, kv, parts, shared, z);
 }
 
-// Thread i has W elements of a token's dparts or, after those, of its dshared. Moves N (4 G D) elements at most.
-template<int W> static __global__ void __launch_bounds__(256) shared_keys_backward_kernel(floatX *dparts, floatX *dshared,
-        const floatX *dkv, SharedKeys z) {
+// Thread i has W elements of a token's dparts or, after those, of its dshared. Moves N (4 G D)
+// elements at most.
+template<int W> static __global__ void __launch_bounds__(256) shared_keys_backward_kernel(floatX *dparts,
+        floatX *dshared, const floatX *dkv, SharedKeys z) {
     const int width = z.key + z.value, own = z.G * width, common = z.D - z.key;
     const size_t i = global_index() * W, n = i / (own + common);
     if (n >= z.N) return;
@@ -246,7 +264,8 @@ template<int W> static __global__ void __launch_bounds__(256) shared_keys_backwa
     const floatX *const keys = dkv + n * 2 * z.G * z.D;
     if (at < own) {
         const floatX *const head = keys + (size_t)(at / width) * z.D;
-        store(dparts + n * own + at, load<W>(in_head < z.key ? head + in_head : head + (size_t)z.G * z.D + (in_head - z.key)));
+        store(dparts + n * own + at,
+              load<W>(in_head < z.key ? head + in_head : head + (size_t)z.G * z.D + (in_head - z.key)));
         return;
     }
     Reals<W> sum = {};
@@ -257,7 +276,8 @@ template<int W> static __global__ void __launch_bounds__(256) shared_keys_backwa
     }
     store(dshared + n * common + (at - own), pack(sum));
 }
-static void shared_keys_backward(floatX *dparts, floatX *dshared, const floatX *dkv, int N, int G, int D, int key, int value) {
+static void shared_keys_backward(floatX *dparts, floatX *dshared, const floatX *dkv, int N, int G, int D, int key,
+                                 int value) {
     const SharedKeys z = { N, G, D, key, value };
     const bool w = shared_keys_wide(z, dkv, dparts, dshared);
     const size_t units = (size_t)N * (G * (key + value) + D - key) / (w ? VECTOR : 1);
@@ -265,10 +285,11 @@ static void shared_keys_backward(floatX *dparts, floatX *dshared, const floatX *
     LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, dparts, dshared, dkv, z);
 }
 
-// ---- sinks --------------------------------------------------------------------------------------------------
+// ---- sinks --------------------------------------------------------------------------------------
 
 // A row is a head of a token. Moves 2*N*H*D elements.
-template<int W> static __global__ void sink_kernel(floatX *out, real *lse, const floatX *sink, size_t rows, int H, int D) {
+template<int W> static __global__ void sink_kernel(floatX *out, real *lse, const floatX *sink, size_t rows,
+                                                   int H, int D) {
     const size_t m = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     const real l = m < rows ? lse[m] : 0, s = m < rows ? R(sink[m % H]) : 0;
     const real t = expf(-fabsf(l - s)), scale = (l > s ? 1 : t) / (1 + t);
@@ -285,13 +306,16 @@ static void sink_forward(floatX *out, real *lse, const floatX *sink, int N, int 
     const bool w = wide(D, out);
     const size_t rows = (size_t)N * H;
     const dim3 block = row_threads(w ? D / VECTOR : D, 4, 256);
-    LAUNCH((w ? sink_kernel<VECTOR> : sink_kernel<1>), (unsigned)divide_up(rows, block.y), block, 0, out, lse, sink, rows, H, D);
+    LAUNCH((w ? sink_kernel<VECTOR> : sink_kernel<1>), (unsigned)divide_up(rows, block.y), block, 0, out, lse, sink,
+           rows, H, D);
 }
 
-// Blocks (h,part): a part of the tokens, `lanes` threads for each. partial (parts,H): their sums. Reads 2*N*H*D elements.
+// Blocks (h,part): a part of the tokens, `lanes` threads for each. partial (parts,H): their sums.
+// Reads 2*N*H*D elements.
 enum { SINK_WARPS = 8, SINK_PARTS = 64 };
 template<int W> static __global__ void __launch_bounds__(32 * SINK_WARPS)
-dsink_kernel(real *partial, const floatX *dout, const floatX *out, const real *lse, const floatX *sink, int N, int H, int D, int lanes) {
+dsink_kernel(real *partial, const floatX *dout, const floatX *out, const real *lse, const floatX *sink, int N, int H,
+             int D, int lanes) {
     const int h = blockIdx.x, lane = threadIdx.x % lanes, at_once = 32 * SINK_WARPS / lanes;
     const real s = R(sink[h]);
     real sum = 0;
@@ -314,7 +338,8 @@ static __global__ void add_sink_parts(real *dsink, const real *partial, int part
     for (int i = 0; i < parts; i++) sum += partial[(size_t)i * H + h];
     dsink[h] -= sum;
 }
-static void sink_backward(real *dsink, const floatX *dout, const floatX *out, const real *lse, const floatX *sink, int N, int H, int D) {
+static void sink_backward(real *dsink, const floatX *dout, const floatX *out, const real *lse, const floatX *sink,
+                          int N, int H, int D) {
     const bool w = wide(D, dout, out);
     const size_t groups = divide_up(N, 128);
     const int parts = groups < SINK_PARTS ? (int)groups : SINK_PARTS, units = w ? D / VECTOR : D;
@@ -322,7 +347,8 @@ static void sink_backward(real *dsink, const floatX *dout, const floatX *out, co
     if (!N) return;
     while (lanes < 32 && lanes < units) lanes *= 2;
     real *const partial = (real *)workspace((size_t)parts * H * sizeof(real));
-    LAUNCH((w ? dsink_kernel<VECTOR> : dsink_kernel<1>), dim3(H, parts), 32 * SINK_WARPS, 0, partial, dout, out, lse, sink, N, H, D, lanes);
+    LAUNCH((w ? dsink_kernel<VECTOR> : dsink_kernel<1>), dim3(H, parts), 32 * SINK_WARPS, 0, partial, dout, out, lse,
+           sink, N, H, D, lanes);
     LAUNCH(add_sink_parts, (unsigned)divide_up(H, 256), 256, 0, dsink, partial, parts, H);
 }
 

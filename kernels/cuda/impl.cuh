@@ -1,12 +1,15 @@
-// impl.cuh: included by every file of kernels/cuda/. A file is compiled once per number type, those of CUDA_ONCE in the Makefile
-// once. Only the CUDA runtime is used: cub, thrust and cooperative groups cost seconds of compile time per file.
+// impl.cuh: included by every file of kernels/cuda/. A file is compiled once per number type, those
+// of CUDA_ONCE in the Makefile once. Only the CUDA runtime is used: cub, thrust and cooperative
+// groups cost seconds of compile time per file.
 //
-// kernels/cuda/x.cu fills the same entries of the table as kernels/cpu/x.c, where the formulas are, and rounds where that rounds.
-// Values are computed as real (float) and stored as floatX: R(x) reads one, X(r) makes one, rounding to nearest even.
+// kernels/cuda/x.cu fills the same entries of the table as kernels/cpu/x.c, where the formulas are,
+// and rounds where that rounds. Values are computed as real (float) and stored as floatX: R(x)
+// reads one, X(r) makes one, rounding to nearest even.
 //
-// Most kernels here move bytes and hardly compute. What makes such a kernel fast: 16 bytes per load and store, several loads of
-// each thread in flight, every byte moved once. W is the number of elements that a thread takes at a time: VECTOR (16 bytes), or 1
-// where a width or an address does not allow that. "Moves" in a kernel's comment is what it reads and writes in global memory.
+// Most kernels here move bytes and hardly compute. What makes such a kernel fast: 16 bytes per load
+// and store, several loads of each thread in flight, every byte moved once. W is the number of
+// elements that a thread takes at a time: VECTOR (16 bytes), or 1 where a width or an address does
+// not allow that. "Moves" in a kernel's comment is what it reads and writes in global memory.
 #pragma once
 #define KERNELS_IMPLEMENTATION
 #include <cuda_runtime.h>
@@ -33,7 +36,8 @@ extern "C" {
 #include "kernels/random.h"
 
 struct HostBarrier;
-// What a host thread that drives a GPU owns: one GPU and one stream. Threads share nothing but their barrier.
+// What a host thread that drives a GPU owns: one GPU and one stream. Threads share nothing but
+// their barrier.
 typedef struct {
     int   device, sm_count, arch;       // arch: 80, 90, ...
     int   max_shared;                   // bytes of shared memory that a block can opt in to
@@ -54,7 +58,8 @@ void    *workspace(size_t bytes);       // at least this many bytes, valid until
 Comm    *cuda_connect(Group *group, char why[256]);     // nccl.cu; as Device.connect
 void     DEVICE(upload)(void *dst, const void *host, size_t bytes);     // device.cu; as Device.upload
 
-// As the functions of Device with these names (context.cu). cuda_read is download. All waiting for the stream is here, and counted.
+// As the functions of Device with these names (context.cu). cuda_read is download. All waiting for
+// the stream is here, and counted.
 const char *cuda_open(int which);
 int         cuda_count(void);
 void        cuda_sync(void);
@@ -68,16 +73,16 @@ Recording  *cuda_record_end(const char **why);
 void        cuda_replay(const Recording *r);
 void        cuda_record_free(Recording *r);
 
-// barrier.cu. host_barrier_open, which all ranks of the group call, returns the barrier of those in this process.
-// host_barrier_wait returns when all of them have called it. It does nothing for NULL, and while work is recorded: the
-// replay waits.
+// barrier.cu. host_barrier_open, which all ranks of the group call, returns the barrier of those in
+// this process. host_barrier_wait returns when all of them have called it. It does nothing for
+// NULL, and while work is recorded: the replay waits.
 HostBarrier *host_barrier_open(Group *group);
 void     host_barrier_close(HostBarrier *b);
 void     host_barrier_wait(HostBarrier *b);
 uint64_t this_process(void);                            // no other process of the run, on any host, has the same number
 
-// Ends the program with a message: the error, the program's activity, file, line, the call, the build's architectures and the
-// GPU's.
+// Ends the program with a message: the error, the program's activity, file, line, the call, the
+// build's architectures and the GPU's.
 [[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t error);
 // The same, except that an operation that cannot be recorded only spoils the recording.
 void cuda_check(const char *file, int line, const char *what, cudaError_t error);
@@ -95,7 +100,8 @@ void cuda_check(const char *file, int line, const char *what, cudaError_t error)
         if (e_ != cudaSuccess) cuda_check(__FILE__, __LINE__, __func__, e_); \
     } } while (0)
 
-// For a kernel that may begin before the previous one has ended (ptx.cuh, let_next_start). Before Hopper it begins after.
+// For a kernel that may begin before the previous one has ended (ptx.cuh, let_next_start). Before
+// Hopper it begins after.
 #define LAUNCH_EARLY(kernel, grid, block, shared, ...) LAUNCH_CLUSTER(kernel, grid, 1, block, shared, __VA_ARGS__)
 // The same in clusters of this many blocks (ptx.cuh, cluster_arrive).
 #define LAUNCH_CLUSTER(kernel, grid, cluster, block, shared, ...) do { \
@@ -103,7 +109,8 @@ void cuda_check(const char *file, int line, const char *what, cudaError_t error)
     attributes_[0].id = cudaLaunchAttributeProgrammaticStreamSerialization; \
     attributes_[0].val.programmaticStreamSerializationAllowed = 1; \
     attributes_[1].id = cudaLaunchAttributeClusterDimension; \
-    attributes_[1].val.clusterDim.x = (cluster), attributes_[1].val.clusterDim.y = attributes_[1].val.clusterDim.z = 1; \
+    attributes_[1].val.clusterDim.x = (cluster), \
+        attributes_[1].val.clusterDim.y = attributes_[1].val.clusterDim.z = 1; \
     cudaLaunchConfig_t config_ = {}; \
     config_.gridDim = dim3(grid), config_.blockDim = dim3(block), config_.dynamicSmemBytes = (shared); \
     config_.stream = context()->stream, config_.attrs = attributes_; \
@@ -130,17 +137,20 @@ __device__ static inline floatX X_random(real r, uint32_t bits) {
 __host__ __device__ static inline size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
 __device__ static inline size_t global_index(void) { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }
 
-// W elements that a thread loads or stores at once: one instruction for up to 16 bytes. The address must be a multiple of their
-// size, or of 16.
+// W elements that a thread loads or stores at once: one instruction for up to 16 bytes. The address
+// must be a multiple of their size, or of 16.
 enum { VECTOR = 16 / sizeof(floatX) };
 template<class T, int W> struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Array { T x[W]; };
 template<int W> using Pack  = Array<floatX, W>;
 template<int W> using Reals = Array<real, W>;
 template<int W, class T> __device__ static inline Array<T, W> load(const T *p) { return *(const Array<T, W> *)p; }
 template<int W, class T> __device__ static inline void store(T *p, Array<T, W> v) { *(Array<T, W> *)p = v; }
-// Between packs and reals, rounding to nearest even. bf16 is converted in pairs, as registers hold it: one instruction per
-// number to float, one per pair back. (Single numbers go through a unit of a quarter of the rate.)
-__device__ static inline float unpack_bf16(uint32_t two, int i) { return __uint_as_float(i ? two & 0xffff0000 : two << 16); }
+// Between packs and reals, rounding to nearest even. bf16 is converted in pairs, as registers hold
+// it: one instruction per number to float, one per pair back. (Single numbers go through a unit of
+// a quarter of the rate.)
+__device__ static inline float unpack_bf16(uint32_t two, int i) {
+    return __uint_as_float(i ? two & 0xffff0000 : two << 16);
+}
 template<int W> __device__ static inline real element(const Pack<W> &p, int i) {
 #if defined(PRECISION_BF16)
     if (W > 1) {
@@ -170,7 +180,8 @@ template<int W> __device__ static inline Pack<W> pack(const Reals<W> &r) {
         p.x[i] = X(r.x[i]);
     return p;
 }
-// random_32 of elements first .. first + W-1, for X_random. first is even, or W is 1: pairs share a hash.
+// random_32 of elements first .. first + W-1, for X_random. first is even, or W is 1: pairs share a
+// hash.
 template<int W> __device__ static inline void random_each(uint32_t (&bits)[W], uint64_t key, size_t first) {
     if constexpr (W == 1) bits[0] = random_32(key, first);
     else
@@ -194,16 +205,17 @@ static inline dim3 rectangle(size_t units) {
     while (x < 256 && x < units) x *= 2;
     return dim3(x, 256 / x);
 }
-// A block for rows that are reduced: x threads per row, y rows. A row gets 8 to 32 lanes of a warp (256 threads per block) if they
-// need at most `each` units per thread, otherwise a block of up to `most` threads.
+// A block for rows that are reduced: x threads per row, y rows. A row gets 8 to 32 lanes of a warp
+// (256 threads per block) if they need at most `each` units per thread, otherwise a block of up to
+// `most` threads.
 static inline dim3 row_threads(size_t units, int each, unsigned most) {
     unsigned x = 8;
     while (x < 32 && x < units) x *= 2;
     while (x < most && x * each < units) x *= 2;
     return dim3(x, x <= 32 ? 256 / x : 1);
 }
-// Warps per block, 1 to 8, if each needs this many words of the 48 KiB of shared memory that need no opt-in (1 KiB is left to the
-// kernel). For 4096 words: 2.
+// Warps per block, 1 to 8, if each needs this many words of the 48 KiB of shared memory that need
+// no opt-in (1 KiB is left to the kernel). For 4096 words: 2.
 static inline unsigned warps_for(int words) {
     const int most = (47 << 10) / (4 * words);
     return most > 8 ? 8 : most > 1 ? most : 1;
@@ -228,7 +240,8 @@ template<class T> __device__ static inline T warp_scan(T x) {
     }
     return x;
 }
-// The sum over a block of WARPS warps; all threads get it. (64-bit atomicAdd on shared memory compiles to a CAS loop.)
+// The sum over a block of WARPS warps; all threads get it. (64-bit atomicAdd on shared memory
+// compiles to a CAS loop.)
 template<int WARPS, class T> __device__ static inline T block_sum(T x) {
     __shared__ T of_warp[WARPS];
     x = warp_sum(x);
@@ -251,7 +264,8 @@ __device__ static inline real row_sum(real x) {
     for (int warp = 0; warp < blockDim.x / 32; warp++) x += of_warp[warp];
     return x;
 }
-// Is this block the last of `blocks` to arrive here? Then it sees what the others wrote before. *arrived is 0 between kernels.
+// Is this block the last of `blocks` to arrive here? Then it sees what the others wrote before.
+// *arrived is 0 between kernels.
 __device__ static inline bool last_block(unsigned *arrived, unsigned blocks) {
     __shared__ int last;
     __threadfence();

@@ -1,20 +1,22 @@
 // loss.cu: cross entropy.
 //
-// One block per row. It copies the row to shared memory, as much of it as lets two blocks fit on a multiprocessor, so that one
-// computes while the other's row arrives; what does not fit (vocabularies of more than 56 thousand in bf16) is read again, from
-// L2. A thread works on the same elements in both passes, so it waits for no other thread. In the first pass, in PARTS parts as
-// they arrive, it keeps the maximum so far and the sum of exp(x - maximum), which it scales when the maximum grows. The block
-// then combines these, and in the second pass gradients overwrite the logits. Moves 2*N*V elements with gradient. Without it
-// moves N*V and is bound by instructions: hence separate loops for shared and global memory, with AT_ONCE packs in flight in
-// each.
+// One block per row. It copies the row to shared memory, as much of it as lets two blocks fit on a
+// multiprocessor, so that one computes while the other's row arrives; what does not fit
+// (vocabularies of more than 56 thousand in bf16) is read again, from L2. A thread works on the
+// same elements in both passes, so it waits for no other thread. In the first pass, in PARTS parts
+// as they arrive, it keeps the maximum so far and the sum of exp(x - maximum), which it scales when
+// the maximum grows. The block then combines these, and in the second pass gradients overwrite the
+// logits. Moves 2*N*V elements with gradient. Without it moves N*V and is bound by instructions:
+// hence separate loops for shared and global memory, with AT_ONCE packs in flight in each.
 #include "ptx.cuh"
 #include <float.h>
 #include <math.h>
 
 enum { ROW_THREADS = 512, PARTS = 4, AT_ONCE = 2 };
 
-// exp(x - y). For bf16 logits the fast one: its error is about 2^-21 where the result matters, gradients are stored with 2^-8, and
-// the loss takes the logarithm of a sum of many. For float, the exact one.
+// exp(x - y). For bf16 logits the fast one: its error is about 2^-21 where the result matters,
+// gradients are stored with 2^-8, and the loss takes the logarithm of a sum of many. For float, the
+// exact one.
 __device__ static inline real exp_difference(real x, real y) {
     return sizeof(floatX) == 2 ? exp2_fast((x - y) * LOG2E) : expf(x - y);
 }
@@ -30,7 +32,8 @@ __device__ static inline real largest(const Vec &a) {
 __device__ static inline real largest(const Pack<1> &a) { return R(a.x[0]); }
 
 // use(v, the W elements at v) for v = first, first + step, ... before end.
-template<int W, class Use> __device__ static inline void each_pack(const floatX *x, int first, int end, int step, Use use) {
+template<int W, class Use> __device__ static inline void
+each_pack(const floatX *x, int first, int end, int step, Use use) {
     int v = first;
     for (; v + (AT_ONCE - 1) * step < end; v += AT_ONCE * step) {
         Pack<W> a[AT_ONCE];
@@ -77,7 +80,8 @@ template<int W, bool CAP> static __global__ void __launch_bounds__(ROW_THREADS) 
     const int part = (kept / W + blockDim.x * PARTS - 1) / (blockDim.x * PARTS) * step;
     #pragma unroll
     for (int p = 0; p < PARTS; p++) {
-        for (int v = first + p * part; v < kept && v < (p + 1) * part; v += step) cp_async(shared_address(row + v), x + v, true);
+        for (int v = first + p * part; v < kept && v < (p + 1) * part; v += step)
+            cp_async(shared_address(row + v), x + v, true);
         cp_async_commit();
     }
     if (gradient && goal < 0) {                             // without gradient, nothing has to wait for the target
@@ -114,7 +118,8 @@ template<int W, bool CAP> static __global__ void __launch_bounds__(ROW_THREADS) 
     auto derive = [&](int v, const Pack<W> &a) {
         Reals<W> d = unpack(a);
         #pragma unroll
-        for (int i = 0; i < W; i++) d.x[i] = exp_difference(d.x[i], s.max) * norm * (CAP ? 1 - d.x[i] * d.x[i] * steep : 1);
+        for (int i = 0; i < W; i++)
+            d.x[i] = exp_difference(d.x[i], s.max) * norm * (CAP ? 1 - d.x[i] * d.x[i] * steep : 1);
         if (v + W > used) for (int i = 0; i < W; i++) if (v + i >= used) d.x[i] = 0;
         store(x + v, pack(d));
         if (goal - v >= 0 && goal - v < W)
@@ -123,11 +128,11 @@ template<int W, bool CAP> static __global__ void __launch_bounds__(ROW_THREADS) 
     each_pack<W>(row, first, kept, step, derive);
     each_pack<W>(x, far, V, step, derive);
 }
-static void cross_entropy(real *loss, floatX *logits, const int *target, const real *scale, float cap, int gradient, int N,
-        int V, int used) {
+static void cross_entropy(real *loss, floatX *logits, const int *target, const real *scale, float cap, int gradient,
+        int N, int V, int used) {
     const bool w = wide(V, logits);
     const int units = w ? V / VECTOR : V, capacity = (context()->max_shared / 2 - 1024) / (int)sizeof(floatX);
-    const int kept = !w || !gradient ? 0 : V < capacity ? V : capacity / VECTOR * VECTOR;     // 0 if the row is read once
+    const int kept = !w || !gradient ? 0 : V < capacity ? V : capacity / VECTOR * VECTOR;   // 0 if the row is read once
     const unsigned threads = units < ROW_THREADS ? (unsigned)divide_up(units, 32) * 32 : ROW_THREADS;
     auto kernel = w ? cap > 0 ? cross_entropy_kernel<VECTOR, true> : cross_entropy_kernel<VECTOR, false>
                     : cap > 0 ? cross_entropy_kernel<1, true> : cross_entropy_kernel<1, false>;
@@ -137,7 +142,7 @@ static void cross_entropy(real *loss, floatX *logits, const int *target, const r
            cap > 0 ? 1 / (cap * cap) : 0, gradient, V, used, kept);
 }
 
-// ---- soft cap ---------------------------------------------------------------------------------------------
+// ---- soft cap -----------------------------------------------------------------------------------
 
 // bf16 takes the instruction, whose error is 2^-11.
 __device__ static inline real tanh_of(real x) {
@@ -145,7 +150,8 @@ __device__ static inline real tanh_of(real x) {
     asm("tanh.approx.f32 %0, %0;" : "+f"(x));
     return x;
 }
-template<int W> static __global__ void __launch_bounds__(256) soft_cap_kernel(floatX *x, real cap, real inverse, size_t units) {
+template<int W> static __global__ void __launch_bounds__(256) soft_cap_kernel(floatX *x, real cap, real inverse,
+        size_t units) {
     const size_t i = global_index();
     if (i >= units) return;
     Reals<W> v = unpack(load<W>(x + i * W));

@@ -1,47 +1,56 @@
 // matmul.cu: every matrix product of the model, dense or grouped by expert, forward and backward.
 //
-// As on the CPU (kernels/cpu/matmul.c) each product is, for every expert (a dense one is one expert),
+// As on the CPU (kernels/cpu/matmul.c) each product is, for every expert (a dense one is one
+// expert),
 //
 //     c[m][n] = sum over k of  a[m][k] * b[n][k]
 //
-//                        m                 n          k           a[m][k]              b[n][k]
-//     FORWARD            rows of e         O          C           inp[row m][k]        weight[e][n][k]
-//     INPUT              rows of e         C          O           dout[row m][k]       weight[e][k][n]
-//     WEIGHT             O                 C          rows of e   dout[row k][m]       inp[row k][n]
+//                        m                 n          k           a[m][k]           b[n][k]
+//     FORWARD            rows of e         O          C           inp[row m][k]     weight[e][n][k]
+//     INPUT              rows of e         C          O           dout[row m][k]    weight[e][k][n]
+//     WEIGHT             O                 C          rows of e   dout[row k][m]    inp[row k][n]
 //
-// and here, too, the art is to use a number many times once it is near. For bf16, from the outside in:
+// and here, too, the art is to use a number many times once it is near. For bf16, from the outside
+// in:
 //
-//   grid        A block computes a tile of c, 128 x 128 or 128 x 256. Neighbours in the grid, which run at the same time, have the same
-//               expert and some rows and columns in common: what one of them reads from memory the others find in L2.
-//   shared      The block walks along k in steps of 64. A step needs 128 x 64 of a and 128 or 256 x 64 of b; cp.async copies them to
-//               shared memory in the background, two steps ahead of the one that is multiplied. This is where rows are gathered: each
-//               16 bytes have an address of their own anyway, so a row index costs nothing, and what is outside the expert or the
-//               matrix becomes zeros. Nothing is padded, sorted or copied in global memory.
-//   registers   A warp has 64 x 64 of the tile: 128 sums per thread. For 16 of k it loads 64 x 16 of a and of b, 4 KB, for 32
-//               instructions of 16 x 8 x 16: 32 flop per byte. An SM reads 128 bytes of shared memory per clock, and its tensor cores
-//               do at most 4096 flop: just balanced; a smaller tile would not be. Of the registers, 128 are sums and 64 hold a and b,
-//               both for the 16 of k being multiplied and for the next.
+//   grid       A block computes a tile of c, 128 x 128 or 128 x 256. Neighbours in the grid, which
+//              run at the same time, have the same expert and some rows and columns in common: what
+//              one of them reads from memory the others find in L2.
+//   shared     The block walks along k in steps of 64. A step needs 128 x 64 of a and 128 or 256 x
+//              64 of b; cp.async copies them to shared memory in the background, two steps ahead of
+//              the one that is multiplied. This is where rows are gathered: each 16 bytes have an
+//              address of their own anyway, so a row index costs nothing, and what is outside the
+//              expert or the matrix becomes zeros. Nothing is padded, sorted or copied in global
+//              memory.
+//   registers  A warp has 64 x 64 of the tile: 128 sums per thread. For 16 of k it loads 64 x 16 of
+//              a and of b, 4 KB, for 32 instructions of 16 x 8 x 16: 32 flop per byte. An SM reads
+//              128 bytes of shared memory per clock, and its tensor cores do at most 4096 flop:
+//              just balanced; a smaller tile would not be. Of the registers, 128 are sums and 64
+//              hold a and b, both for the 16 of k being multiplied and for the next.
 //
-// The three products differ in two ways. Where k is the slow dimension in memory (b of INPUT, both of WEIGHT), the tile is
-// copied as it is and transposed on its way into registers, by ldmatrix.trans. And for WEIGHT the row index belongs to k: it
-// changes with every step, and is itself loaded two steps before it is needed.
+// The three products differ in two ways. Where k is the slow dimension in memory (b of INPUT, both
+// of WEIGHT), the tile is copied as it is and transposed on its way into registers, by
+// ldmatrix.trans. And for WEIGHT the row index belongs to k: it changes with every step, and is
+// itself loaded two steps before it is needed.
 //
-// How many rows an expert has is known only on the GPU (plan->start), and the host does not wait for it: the grid covers the
-// worst case, blocks find their expert (tile_coord), and blocks without work return. Each element of c belongs to one block,
-// and its sum runs in the order of k: the same bits every time.
+// How many rows an expert has is known only on the GPU (plan->start), and the host does not wait
+// for it: the grid covers the worst case, blocks find their expert (tile_coord), and blocks without
+// work return. Each element of c belongs to one block, and its sum runs in the order of k: the same
+// bits every time.
 //
-// Other cases: f32, and bf16 with widths that are not multiples of 8, use plain_product, which is slow but takes anything. A
-// few rows (decoding) use small_rows, whose time is that of reading weights. Dense products are offered to cuBLASLt first
-// (dense.cu). Each choice depends on sizes and alignment only.
+// Other cases: f32, and bf16 with widths that are not multiples of 8, use plain_product, which is
+// slow but takes anything. A few rows (decoding) use small_rows, whose time is that of reading
+// weights. Dense products are offered to cuBLASLt first (dense.cu). Each choice depends on sizes
+// and alignment only.
 #include "dense.cuh"
 #include "product.cuh"
 
 #if defined(PRECISION_BF16)
-// ---- bf16: tiles of 128 x 128 or 128 x 256 on the tensor cores ----------------------------------------------------------
+// ---- bf16: tiles of 128 x 128 or 128 x 256 on the tensor cores ----------------------------------
 
 enum {
     BM = 128, BK = 64,
-    STAGES = 3,                                                 // steps of k in shared memory: 1 multiplied, 2 in flight
+    STAGES = 3,                                             // steps of k in shared memory: 1 multiplied, 2 in flight
     LISTS = STAGES + 1,                                         // row indices are a step ahead of their rows
     A_BYTES = BM * BK * (int)sizeof(floatX)
 };
@@ -50,11 +59,12 @@ template <int BN> struct Size {                                 // bytes of shar
     static constexpr int shared = STAGES * stage + LISTS * 2 * BK * (int)sizeof(int);
 };
 
-// Copies a tile to shared memory without transposing it: ROWS rows, COLUMNS numbers of each from `column` on. Row r is row_at(r) of
-// `from`, or zeros if that is negative; numbers past `width` are zeros. Neighbouring threads copy neighbouring 16 bytes.
+// Copies a tile to shared memory without transposing it: ROWS rows, COLUMNS numbers of each from
+// `column` on. Row r is row_at(r) of `from`, or zeros if that is negative; numbers past `width` are
+// zeros. Neighbouring threads copy neighbouring 16 bytes.
 //
-// Swizzle: chunk c (16 bytes) of row r is stored at chunk c ^ r%8. ldmatrix reads the same chunk of 8 rows at a time; without the
-// swizzle these would be in the same 4 of 32 banks.
+// Swizzle: chunk c (16 bytes) of row r is stored at chunk c ^ r%8. ldmatrix reads the same chunk of
+// 8 rows at a time; without the swizzle these would be in the same 4 of 32 banks.
 template <int ROWS, int COLUMNS, int THREADS, typename Rows>
 __device__ static inline void copy_tile(uint32_t to, const floatX *from, int width, int column, Rows row_at) {
     enum { CHUNKS = COLUMNS / 8, ROWS_AT_ONCE = THREADS / CHUNKS };
@@ -70,9 +80,10 @@ __device__ static inline void copy_tile(uint32_t to, const floatX *from, int wid
     }
 }
 
-// A warp's 64 x 16 of an operand, as mma takes it: r[i] is the 16 x 16 block i. `along`: the tile is [64...][BK], with rows
-// along k; otherwise [BK][64...], and ldmatrix transposes, which exchanges i and k16. pitch: bytes per row. offset: the lane's
-// for i = k16 = 0. Chunks are swizzled, so that they are addressed by xor: c ^ r%8 becomes (c+2i) ^ r%8.
+// A warp's 64 x 16 of an operand, as mma takes it: r[i] is the 16 x 16 block i. `along`: the tile
+// is [64...][BK], with rows along k; otherwise [BK][64...], and ldmatrix transposes, which
+// exchanges i and k16. pitch: bytes per row. offset: the lane's for i = k16 = 0. Chunks are
+// swizzled, so that they are addressed by xor: c ^ r%8 becomes (c+2i) ^ r%8.
 template <bool along, int pitch>
 __device__ static inline void load_operand(uint32_t r[4][4], uint32_t tile, uint32_t offset, int k16) {
 #pragma unroll
@@ -81,9 +92,10 @@ __device__ static inline void load_operand(uint32_t r[4][4], uint32_t tile, uint
         else ldmatrix_trans(r[i], tile + (offset ^ (i * 32)) + k16 * 16 * pitch);
 }
 
-// The four 8 x 8 matrices of a 16 x 16 block go to registers 0-3 in mma's order: of a first along m, then along k; of b first
-// along k. In the tile m and n are rows if `along`, otherwise columns. rows_first: matrices 0 and 1 are in the same columns of
-// the tile, otherwise in the same rows. first: the warp's first m or n in the tile.
+// The four 8 x 8 matrices of a 16 x 16 block go to registers 0-3 in mma's order: of a first along
+// m, then along k; of b first along k. In the tile m and n are rows if `along`, otherwise columns.
+// rows_first: matrices 0 and 1 are in the same columns of the tile, otherwise in the same rows.
+// first: the warp's first m or n in the tile.
 template <bool along, int pitch> __device__ static inline uint32_t operand_offset(int first, bool rows_first) {
     const int lane = threadIdx.x % 32;
     const int row  = rows_first ? lane % 16 : lane / 16 * 8 + lane % 8;
@@ -91,12 +103,14 @@ template <bool along, int pitch> __device__ static inline uint32_t operand_offse
     return (along ? (first + row) * pitch : row * pitch + first * 2) + (side ^ row % 8) * 16;
 }
 
-// Stores the finished tile: from each warp's registers, where a row is scattered in pieces of 8 bytes, to shared memory, and
-// from there as whole rows to c, after adding what c held, and rounded once. list: the row of c for each row of the tile.
+// Stores the finished tile: from each warp's registers, where a row is scattered in pieces of 8
+// bytes, to shared memory, and from there as whole rows to c, after adding what c held, and rounded
+// once. list: the row of c for each row of the tile.
 template <ProductKind kind, int BN, typename T> __device__ static inline
 void write_tile(const Product &p, const TileCoord &at, const float sum[4][8][4], float *shared, const int *list) {
     typedef Array<T, 4> Four;
-    enum { PITCH = BN + 8, ROWS_AT_ONCE = 4, BATCH = 8 };       // BN/4 threads per row; padded by 8: rows begin in different banks
+    // BN/4 threads per row; padded by 8: rows begin in different banks
+    enum { PITCH = BN + 8, ROWS_AT_ONCE = 4, BATCH = 8 };
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *mine = shared + (warp % 2 * 64 + lane / 4) * PITCH + warp / 2 * 64 + lane % 4 * 2;
     __syncthreads();
@@ -115,7 +129,7 @@ void write_tile(const Product &p, const TileCoord &at, const float sum[4][8][4],
     for (int first = threadIdx.x / (BN / 4); first < BM; first += BATCH * ROWS_AT_ONCE) {
         Four *to[BATCH], old[BATCH];
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) {                       // all loads before the first store, so that they overlap
+        for (int i = 0; i < BATCH; i++) {                   // all loads before the first store, so that they overlap
             const int r = first + i * ROWS_AT_ONCE, m = at.m + r, row = kind != WEIGHT ? list[r] : m < p.O ? m : -1;
             to[i] = row < 0 ? NULL : (Four *)(c + (size_t)row * columns);
             if (to[i] && p.how == ADD) old[i] = *to[i];
@@ -138,9 +152,11 @@ template <ProductKind kind, int BN> struct Operands {
     const TileCoord at;
     const int k, steps;
     const floatX *const b;                  // the expert's; FORWARD: from the tile's first row on
-    int *const list;                        // row numbers, in shared memory. FORWARD, INPUT: BM of a, then BM of c. WEIGHT: for each
-                                            // of LISTS steps BK of a, then BK of b
-    __device__ int find_row(const int *row, int i) const { return i >= at.rows ? -1 : row ? row[at.first + i] : at.first + i; }
+    int *const list;                        // row numbers, in shared memory. FORWARD, INPUT: BM of
+                                            // a, then BM of c. WEIGHT: for each of LISTS steps BK
+                                            // of a, then BK of b
+    __device__ int find_row(const int *row, int i) const { return i >= at.rows ? -1 : row ? row[at.first + i]
+                                                                               : at.first + i; }
     __device__ int find_k(int step) const {
         return find_row(threadIdx.x < BK ? p.a_row : p.b_row, step * BK + threadIdx.x % BK);
     }
@@ -173,11 +189,12 @@ template <ProductKind kind, int BN> struct Operands {
     }
 };
 
-// A block has one tile of c, BM x BN, and BN threads: 2 warps along m, BN/64 along n. 2*BM*BN*k flop; reads (BM + BN)*k*2 bytes
-// from L2: 64 flop per byte at 128 x 128 and 85 at 128 x 256. 8 warps fit on an SM either way, as many as the registers allow:
-// with 128 x 128 as two blocks, of which one can multiply while the other begins or ends.
-// The main loop has its operands in registers a step ahead, which is why all of it is one function.
-template <ProductKind kind, int BN> static __global__ __launch_bounds__(BN, 256 / BN) void tile_product(const Product p) {
+// A block has one tile of c, BM x BN, and BN threads: 2 warps along m, BN/64 along n. 2*BM*BN*k
+// flop; reads (BM + BN)*k*2 bytes from L2: 64 flop per byte at 128 x 128 and 85 at 128 x 256. 8
+// warps fit on an SM either way, as many as the registers allow: with 128 x 128 as two blocks, of
+// which one can multiply while the other begins or ends.
+template <ProductKind kind, int BN>
+static __global__ __launch_bounds__(BN, 256 / BN) void tile_product(const Product p) {
     constexpr bool a_along = kind != WEIGHT, b_along = kind == FORWARD;
     constexpr int a_pitch = (a_along ? BK : BM) * 2, b_pitch = (b_along ? BK : BN) * 2, STAGE = Size<BN>::stage;
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -185,7 +202,8 @@ template <ProductKind kind, int BN> static __global__ __launch_bounds__(BN, 256 
     const TileCoord at = tile_coord<kind, BM, BN>(p, blockIdx.x);
     if (at.m < 0) return;
     const int k = kind == FORWARD ? p.C : kind == INPUT ? p.O : at.rows, steps = (k + BK - 1) / BK;
-    const size_t b_first = kind == WEIGHT ? 0 : (size_t)at.expert * p.O * p.C + (kind == FORWARD ? (size_t)at.n * p.C : 0);
+    const size_t b_column = kind == FORWARD ? (size_t)at.n * p.C : 0;
+    const size_t b_first = kind == WEIGHT ? 0 : (size_t)at.expert * p.O * p.C + b_column;
     const Operands<kind, BN> from = { p, at, k, steps, p.b + b_first, (int *)(shared + STAGES * STAGE) };
     from.find_rows();
 
@@ -218,10 +236,8 @@ template <ProductKind kind, int BN> static __global__ __launch_bounds__(BN, 256 
             load_operand<a_along, a_pitch>(a16[then], k16 == 3 ? after : stage, a_offset, (k16 + 1) % 4);
             load_operand<b_along, b_pitch>(b16[then], k16 == 3 ? after : stage, b_offset, (k16 + 1) % 4);
             if (k16 == 0) from.copy_a(step + STAGES - 1, free);
-            if (k16 == 1) {
-                from.copy_b(step + STAGES - 1, free + A_BYTES);
-                cp_async_commit();                                  // empty at the end, so that the number of groups stays the same
-            }
+            // A group is empty at the end, so that the number of groups stays the same.
+            if (k16 == 1) from.copy_b(step + STAGES - 1, free + A_BYTES), cp_async_commit();
             if (kind == WEIGHT && k16 == 2 && thread < 2 * BK) {
                 from.list[(step + STAGES) % LISTS * 2 * BK + thread] = next;
                 next = from.find_k(step + STAGES + 1);
@@ -231,10 +247,10 @@ template <ProductKind kind, int BN> static __global__ __launch_bounds__(BN, 256 
 #pragma unroll
                 for (int j = 0; j < 8; j++) mma_bf16(sum[i][j], a16[now][i], &b16[now][j / 2][j % 2 * 2]);
         }
-        free = stage;
-        stage = after;
+        free = stage, stage = after;
     }
-    if (kind == WEIGHT && p.how == SET_ROUNDED) write_tile<kind, BN, floatX>(p, at, sum, (float *)shared, from.list + BM);
+    if (kind == WEIGHT && p.how == SET_ROUNDED)
+        write_tile<kind, BN, floatX>(p, at, sum, (float *)shared, from.list + BM);
     else write_tile<kind, BN, typename Out<kind>::type>(p, at, sum, (float *)shared, from.list + BM);
 }
 
@@ -249,7 +265,8 @@ static bool can_tile(const Product &p) {
     return p.C % 8 == 0 && p.O % 8 == 0 && ((uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)p.c) % 16 == 0;
 }
 
-// Wide tiles read less, but only one fits on an SM: there must be many of them, or SMs would idle at the end, and none half empty.
+// Wide tiles read less, but only one fits on an SM: there must be many of them, or SMs would idle
+// at the end, and none half empty.
 template <ProductKind kind> static bool wide_tiles(const Product &p) {
     const int n = columns_of<kind>(p);
     return (n % 256 == 0 || n > 2048) && tile_count<kind, BM, 256>(p) >= 8u * (unsigned)context()->sm_count
@@ -257,7 +274,7 @@ template <ProductKind kind> static bool wide_tiles(const Product &p) {
 }
 #endif
 
-// ---- any number type, any width -----------------------------------------------------------------------------------------
+// ---- any number type, any width -----------------------------------------------------------------
 
 enum { PLAIN = 64, PLAIN_K = 16 };
 // Stores a thread's 4 x 4 of the tile, from element (m, n) of the expert's c on.
@@ -269,7 +286,8 @@ void write_plain(const Product &p, const TileCoord &at, const float sum[4][4], i
     for (int i = 0; i < 4; i++) {
         const int m = m0 + i;
         if (m >= M) continue;
-        const size_t row = kind == WEIGHT ? (size_t)at.expert * p.O + m : (size_t)(p.c_row ? p.c_row[at.first + m] : at.first + m);
+        const size_t row = kind == WEIGHT ? (size_t)at.expert * p.O + m
+                                          : (size_t)(p.c_row ? p.c_row[at.first + m] : at.first + m);
         T *c = (T *)p.c + row * N;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -281,9 +299,11 @@ void write_plain(const Product &p, const TileCoord &at, const float sum[4][4], i
         }
     }
 }
-// A block has 64 x 64 of c, and each of its 256 threads 4 x 4, in steps of 16 of k. The next step's numbers are loaded into
-// registers while this step's are multiplied. In shared memory they are floats, and k is the slow dimension of both operands.
-template <ProductKind kind> static __global__ __launch_bounds__(256, 4) void plain_product(const __grid_constant__ Product p) {
+// A block has 64 x 64 of c, and each of its 256 threads 4 x 4, in steps of 16 of k. The next step's
+// numbers are loaded into registers while this step's are multiplied. In shared memory they are
+// floats, and k is the slow dimension of both operands.
+template <ProductKind kind> static __global__ __launch_bounds__(256, 4)
+    void plain_product(const __grid_constant__ Product p) {
     __shared__ __align__(16) float a[PLAIN_K][PLAIN + 4], b[PLAIN_K][PLAIN + 4];
     const TileCoord at = tile_coord<kind, PLAIN, PLAIN>(p, blockIdx.x);
     if (at.m < 0) return;
@@ -298,8 +318,10 @@ template <ProductKind kind> static __global__ __launch_bounds__(256, 4) void pla
     auto read = [&](int k0) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int ka = k0 + (kind == WEIGHT ? high4 + 4 * i : low), m = at.m + (kind == WEIGHT ? low4 : high + 16 * i);
-            const int kb = k0 + (kind != FORWARD ? high4 + 4 * i : low), n = at.n + (kind != FORWARD ? low4 : high + 16 * i);
+            const int ka = k0 + (kind == WEIGHT ? high4 + 4 * i : low),
+                m = at.m + (kind == WEIGHT ? low4 : high + 16 * i);
+            const int kb = k0 + (kind != FORWARD ? high4 + 4 * i : low),
+                n = at.n + (kind != FORWARD ? low4 : high + 16 * i);
             next_a[i] = ka >= K || m >= M ? 0 : R(p.a[kind == WEIGHT ? row_of(p.a_row, ka) * O + m
                                                     : row_of(p.a_row, m) * K + ka]);
             next_b[i] = kb >= K || n >= N ? 0 : R(p.b[kind == WEIGHT ? row_of(p.b_row, kb) * C + n
@@ -334,11 +356,11 @@ template <ProductKind kind> static __global__ __launch_bounds__(256, 4) void pla
     write_plain<kind>(p, at, sum, at.m + high * 4, at.n + low * 4);
 }
 
-// ---- few rows, forward --------------------------------------------------------------------------------------------------
+// ---- few rows, forward --------------------------------------------------------------------------
 
-// A warp has one column of c for all (at most SMALL) rows of an expert: it reads one row of the weight, once, and each row of
-// inp, which are in the caches. A block is launched for each row; the one of an expert's first row computes all its rows, the
-// others return.
+// A warp has one column of c for all (at most SMALL) rows of an expert: it reads one row of the
+// weight, once, and each row of inp, which are in the caches. A block is launched for each row; the
+// one of an expert's first row computes all its rows, the others return.
 enum { SMALL = 8, SMALL_WARPS = 8 };
 static __global__ __launch_bounds__(32 * SMALL_WARPS) void small_rows(const Product p, bool vectors) {
     const int across = (p.O + SMALL_WARPS - 1) / SMALL_WARPS, row = blockIdx.x / across;
@@ -350,7 +372,8 @@ static __global__ __launch_bounds__(32 * SMALL_WARPS) void small_rows(const Prod
     const floatX *weight = p.b + ((size_t)e * p.O + n) * p.C, *inp[SMALL];
     float sum[SMALL] = {};
 #pragma unroll
-    for (int r = 0; r < SMALL; r++) inp[r] = r < rows ? p.a + (size_t)(p.a_row ? p.a_row[row + r] : row + r) * p.C : NULL;
+    for (int r = 0; r < SMALL; r++)
+        inp[r] = r < rows ? p.a + (size_t)(p.a_row ? p.a_row[row + r] : row + r) * p.C : NULL;
     if (vectors) {
 #pragma unroll 2
         for (int k = lane * VECTOR; k < p.C; k += 32 * VECTOR) {
@@ -374,13 +397,14 @@ static __global__ __launch_bounds__(32 * SMALL_WARPS) void small_rows(const Prod
     }
 }
 
-// ---- the table's functions ----------------------------------------------------------------------------------------------
+// ---- the table's functions ----------------------------------------------------------------------
 
 // portable: only instructions that every GPU since Ampere has.
 template <ProductKind kind, bool portable> static void multiply(const Product &p) {
     if (p.rows == 0) {
         const size_t each = p.how == SET_ROUNDED ? sizeof(floatX) : sizeof(real);
-        if (kind == WEIGHT && p.how != ADD) CUDA_CHECK(cudaMemsetAsync(p.c, 0, (size_t)p.E * p.O * p.C * each, context()->stream));
+        if (kind == WEIGHT && p.how != ADD)
+            CUDA_CHECK(cudaMemsetAsync(p.c, 0, (size_t)p.E * p.O * p.C * each, context()->stream));
         return;
     }
     if (kind == FORWARD && p.rows <= SMALL) {
@@ -410,7 +434,8 @@ static void matmul_forward(OUT floatX *out, const floatX *inp, const floatX *wei
 
 // dinp = dout W, or +=
 template <bool portable>
-static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C, int O, Write how) {
+static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C, int O,
+                                  Write how) {
     if (N > 0 && dense_product(dinp, false, how == ADD, weight, false, dout, false, C, N, O)) return;
     Product p = dense(dout, weight, dinp, N, C, O);
     p.how = how;
@@ -419,7 +444,8 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
 
 // dW = dout^T inp, or +=
 template <bool portable>
-static void matmul_backward_weight(void *dweight, const floatX *dout, const floatX *inp, int N, int C, int O, Write how) {
+static void matmul_backward_weight(void *dweight, const floatX *dout, const floatX *inp, int N, int C, int O,
+                                   Write how) {
     if (N > 0 && dense_product(dweight, how != SET_ROUNDED, how == ADD, inp, false, dout, true, C, O, N)) return;
     Product p = dense(dout, inp, dweight, N, C, O);
     p.how = how;

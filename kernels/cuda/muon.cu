@@ -3,11 +3,14 @@
 #include "hopper/muon.cuh"
 
 enum { THREADS = 256 };
-// The blocks of a row of the grid share n elements; a thread takes W at a time. n is a multiple of W.
-#define EACH(i, n, W) for (size_t i = ((size_t)blockIdx.x * THREADS + threadIdx.x) * W; i < n; i += (size_t)gridDim.x * THREADS * W)
+// The blocks of a row of the grid share n elements; a thread takes W at a time. n is a multiple of
+// W.
+#define EACH(i, n, W) \
+    for (size_t i = ((size_t)blockIdx.x * THREADS + threadIdx.x) * W; i < n; i += (size_t)gridDim.x * THREADS * W)
 
-// ---- before and after: gradient to momentum, direction to weight -------------------------------------------------
-// Part blockIdx.y, four elements at a time, 16 bytes of reals, if it begins and ends on a multiple of four everywhere.
+// ---- before and after: gradient to momentum, direction to weight --------------------------------
+// Part blockIdx.y, four elements at a time, 16 bytes of reals, if it begins and ends on a multiple
+// of four everywhere.
 
 __device__ static inline bool in_fours(const Segment &s, bool aligned) {
     return aligned && (s.offset | s.count | s.shift | s.gradient | s.muon_offset) % 4 == 0;
@@ -16,8 +19,8 @@ static bool on_16_bytes(const void *a, const void *b, const void *c) {
     return ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 == 0;
 }
 
-template<int W, class M, class G> __device__ static inline void momentum_of(floatX *x, M *m, const G *grad, size_t n, real beta,
-        real scale) {
+template<int W, class M, class G> __device__ static inline void momentum_of(floatX *x, M *m, const G *grad, size_t n,
+        real beta, real scale) {
     EACH(i, n, W) {
         const Array<G, W> g = load<W>(grad + i);
         Array<M, W> mean = load<W>(m + i);
@@ -50,7 +53,8 @@ template<class M> static __global__ void momentum_kernel(floatX *x, M *m, const 
 
 typedef struct { real step, shrink; uint64_t key; } Step;
 // From element `first` of the arena on.
-template<int W> __device__ static inline void update_of(floatX *weight, real *master, const floatX *out, size_t first, size_t n, Step u) {
+template<int W> __device__ static inline void update_of(floatX *weight, real *master, const floatX *out, size_t first,
+                                                        size_t n, Step u) {
     EACH(i, n, W) {
         const Pack<W> o = load<W>(out + i);
         Reals<W> w;
@@ -81,7 +85,7 @@ static __global__ void update_kernel(floatX *weight, real *master, const floatX 
     else update_of<1>(weight + s.offset, master, out + s.muon_offset, s.offset, s.count, u);
 }
 
-// ---- Newton and Schulz -----------------------------------------------------------------------------------------
+// ---- Newton and Schulz --------------------------------------------------------------------------
 
 // The squares of a matrix are added by MUON_SUMS blocks,
 template<int W> static __global__ void squares_kernel(real *sums, const floatX *x, size_t n) {
@@ -96,7 +100,8 @@ template<int W> static __global__ void squares_kernel(real *sums, const floatX *
 }
 // and every warp that divides by their root adds those.
 template<int W> static __global__ void normalize_kernel(floatX *x, const real *sums, size_t n) {
-    const real sum = warp_sum(sums[blockIdx.y * MUON_SUMS + threadIdx.x % 32]), scale = sum > MUON_LEAST ? 1 / sqrtf(sum) : 0;
+    const real sum = warp_sum(sums[blockIdx.y * MUON_SUMS + threadIdx.x % 32]),
+        scale = sum > MUON_LEAST ? 1 / sqrtf(sum) : 0;
     x += blockIdx.y * n;
     EACH(i, n, W) {
         Pack<W> a = load<W>(x + i);
@@ -126,9 +131,11 @@ static Plan plan_of(int *start, int count, int rows) {
     p.N = p.S = count * rows, p.E = count, p.K = 1, p.start = start;
     return p;
 }
-// Blocks for each of `count` matrices: all together several for every multiprocessor, and none without work.
+// Blocks for each of `count` matrices: all together several for every multiprocessor, and none
+// without work.
 static dim3 blocks_of(size_t n, int count, int W) {
-    const size_t most = divide_up(n, (size_t)THREADS * W), wanted = count ? divide_up(16 * MULTIPROCESSORS, (size_t)count) : 0;
+    const size_t most = divide_up(n, (size_t)THREADS * W),
+        wanted = count ? divide_up(16 * MULTIPROCESSORS, (size_t)count) : 0;
     return dim3((unsigned)(wanted < most ? wanted : most), (unsigned)count);
 }
 
@@ -152,9 +159,11 @@ template<int W> static void newton_schulz(const Device *d, const MuonBuffers *b,
         x = y, y = t;
     }
 }
-// Can rows be taken 8 (of floats 4) at a time, and squares of the smaller side? Then so can everything.
+// Can rows be taken 8 (of floats 4) at a time, and squares of the smaller side? Then so can
+// everything.
 static bool vectors(int rows, int columns) { return rows % VECTOR == 0 && columns % VECTOR == 0; }
-template<bool portable> static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int rows, int columns) {
+template<bool portable> static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int rows,
+                                                  int columns) {
 #if defined(PRECISION_BF16)
     if (!portable && hopper_newton_schulz(b, count, rows, columns)) return;
 #endif
@@ -162,18 +171,19 @@ template<bool portable> static void orthogonalize(const Device *d, const MuonBuf
     else newton_schulz<1>(d, b, count, rows, columns);
 }
 
-static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts,
-        int count, size_t most, const Muon *a) {
+static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm,
+        const Segment *parts, int count, size_t most, const Muon *a) {
     const bool aligned = on_16_bytes(x, m, grads);
     const dim3 blocks = blocks_of(most, count, 4);
-    if (moments == REAL) LAUNCH(momentum_kernel<real>, blocks, THREADS, 0, x, (real *)m, grads, grad_sq_norm, parts, a, aligned);
+    if (moments == REAL)
+        LAUNCH(momentum_kernel<real>, blocks, THREADS, 0, x, (real *)m, grads, grad_sq_norm, parts, a, aligned);
     else LAUNCH(momentum_kernel<floatX>, blocks, THREADS, 0, x, (floatX *)m, grads, grad_sq_norm, parts, a, aligned);
 }
-static void muon_update(floatX *weight, real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts, int count,
-        int rows, int columns, const Muon *a) {
+static void muon_update(floatX *weight, real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts,
+        int count, int rows, int columns, const Muon *a) {
     const real size = 0.2f * sqrtf((real)(rows > columns ? rows : columns));
-    LAUNCH(update_kernel, blocks_of((size_t)rows * columns, count, 4), THREADS, 0, weight, master, out, grad_sq_norm, parts, size, a,
-           on_16_bytes(weight, master, out));
+    LAUNCH(update_kernel, blocks_of((size_t)rows * columns, count, 4), THREADS, 0, weight, master, out, grad_sq_norm,
+           parts, size, a, on_16_bytes(weight, master, out));
 }
 
 PART(muon) { d->muon_momentum = muon_momentum; d->orthogonalize = orthogonalize<false>; d->muon_update = muon_update; }

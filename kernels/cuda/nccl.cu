@@ -1,12 +1,14 @@
 // nccl.cu: ranks that are GPUs, by NVIDIA's library of collective operations; compiled once.
 //
-// NCCL is opened when a run has several ranks: neither the build nor a run on one GPU needs it. A collective operation is a
-// kernel that moves data between the GPUs, over NVLink or the network, on a few of the multiprocessors; it waits on the GPU
-// until the other ranks' kernels have started. It has a stream of its own, of high priority, so that a reduction starts
-// although the backward pass has filled the queue; two events order the two streams.
+// NCCL is opened when a run has several ranks: neither the build nor a run on one GPU needs it. A
+// collective operation is a kernel that moves data between the GPUs, over NVLink or the network, on
+// a few of the multiprocessors; it waits on the GPU until the other ranks' kernels have started. It
+// has a stream of its own, of high priority, so that a reduction starts although the backward pass
+// has filled the queue; two events order the two streams.
 //
-// Only its rank's thread uses a communicator. If a rank is lost the others' kernels wait forever: the watching thread
-// (llmc/ranks/watch.c) ends the process, which is why nothing here has a time-out.
+// Only its rank's thread uses a communicator. If a rank is lost the others' kernels wait forever:
+// the watching thread (llmc/ranks/watch.c) ends the process, which is why nothing here has a
+// time-out.
 #include "copies.cuh"
 extern "C" {
 Comm *nccl_connect(Group *group, char why[256]);
@@ -17,7 +19,7 @@ Comm *nccl_connect(Group *group, char why[256]);
 #include <string.h>
 #include <unistd.h>
 
-// ---- the library: the part of its C interface that is used here, unchanged since version 2.13 --------------
+// ---- the library: the part of its C interface that is used here, unchanged since version 2.13 ---
 
 typedef struct ncclComm *NcclComm;
 typedef struct { char bytes[128]; } NcclId;
@@ -31,7 +33,8 @@ static struct {
     int (*CommDestroy)(NcclComm comm);
     int (*CommGetAsyncError)(NcclComm comm, int *error);
     int (*AllReduce)(const void *send, void *receive, size_t count, int type, int op, NcclComm comm, cudaStream_t s);
-    int (*ReduceScatter)(const void *send, void *receive, size_t count, int type, int op, NcclComm comm, cudaStream_t s);
+    int (*ReduceScatter)(const void *send, void *receive, size_t count, int type, int op, NcclComm comm,
+                         cudaStream_t s);
     int (*AllGather)(const void *send, void *receive, size_t count, int type, NcclComm comm, cudaStream_t s);
     int (*Send)(const void *send, size_t count, int type, int to, NcclComm comm, cudaStream_t s);
     int (*Recv)(void *receive, size_t count, int type, int from, NcclComm comm, cudaStream_t s);
@@ -51,16 +54,16 @@ static const struct { const char *name; void *at; } functions[] = {
     { "ncclGetLastError", &nccl.GetLastError },
 };
 
-// NULL, or why there is no NCCL. Reductions inside NVLink switches (NVLS) are off unless the user turns them on: their order of
-// addition, and so the bits, depends on what else has used the switch, and a crash inside them can take the machine's GPUs out of
-// service.
+// NULL, or why there is no NCCL. Reductions inside NVLink switches (NVLS) are off unless the user
+// turns them on: their order of addition, and so the bits, depends on what else has used the
+// switch, and a crash inside them can take the machine's GPUs out of service.
 static const char *load(void) {
     static char why[200];
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     void *library = dlopen("libnccl.so.2", RTLD_NOW);
     if (!library) {
-        snprintf(why, sizeof why, "several GPUs need NCCL, which cannot be opened: %s. Install it, or add its folder to "
-                 "LD_LIBRARY_PATH", dlerror());
+        snprintf(why, sizeof why, "several GPUs need NCCL, which cannot be opened: %s. Install it, or add its folder "
+                 "to LD_LIBRARY_PATH", dlerror());
         return why;
     }
     for (auto &f : functions) {
@@ -74,17 +77,18 @@ static const char *load(void) {
     return NULL;
 }
 
-// ---- a rank's communicator ------------------------------------------------------------------------------------
+// ---- a rank's communicator ----------------------------------------------------------------------
 
-// A sum whose addends are on their way to the stage: they are added on the device's stream when the sum is needed, or before
-// the stage is used again.
+// A sum whose addends are on their way to the stage: they are added on the device's stream when the
+// sum is needed, or before the stage is used again.
 struct Pending { real *out; const real *own; size_t n; bool onto; int64_t number; };
 struct Recorded { cudaEvent_t event; int64_t sums; };       // sums: how many were queued before it
 struct Nccl : Comm {
     NcclComm     comm;                      // NULL: this rank is alone
     HostBarrier  *barrier;                  // of this process's ranks, after each operation
     cudaStream_t stream;
-    cudaEvent_t  queued, done, received;    // on the device's stream; on this one: all so far, all addends of the pending sum
+    // on the device's stream; on this one: all so far, all addends of the pending sum
+    cudaEvent_t  queued, done, received;
     Recorded    *recorded;                  // (events) by record
     int          events;
     Copies       *copies;                   // for registered memory; NULL: not available
@@ -115,7 +119,8 @@ static void sum(Comm *c, void *x, size_t n, NcclType type) {
 }
 static void all_reduce(Comm *c, real *x, size_t n)     { sum(c, x, n, NCCL_FLOAT); }
 static void all_reduce_ints(Comm *c, int *x, size_t n) { sum(c, x, n, NCCL_INT); }
-// Not while work is recorded: copies number their operations, and a replay would repeat the numbers.
+// Not while work is recorded: copies number their operations, and a replay would repeat the
+// numbers.
 static bool by_copies(const Nccl *g, const void *x, size_t bytes) {
     return g->copies && !context()->recording && copies_contain(g->copies, x, bytes * g->size);
 }
@@ -142,7 +147,8 @@ static void reduce_scatter(Comm *c, real *x, size_t n) {
                                          after_queued(g)), "reduce-scatter");
     host_barrier_wait(g->barrier);
 }
-// NCCL's own sum has another order, so it only carries the shards: each rank sends one to every other.
+// NCCL's own sum has another order, so it only carries the shards: each rank sends one to every
+// other.
 static void send_shards(Nccl *g, const real *x, size_t n) {
     cudaStream_t stream = after_queued(g);
     nccl_check(g, nccl.GroupStart(), "send and receive");
@@ -166,7 +172,8 @@ static void all_gather(Comm *c, void *x, const void *mine, size_t bytes) {
     Nccl *g = (Nccl *)c;
     if (by_copies(g, x, bytes)) copies_gather(g->copies, after_queued(g), x, mine, bytes);
     else if (g->comm) nccl_check(g, nccl.AllGather(mine, x, bytes, NCCL_BYTE, g->comm, after_queued(g)), "all-gather");
-    else if (x != mine && bytes) CUDA_CHECK(cudaMemcpyAsync(x, mine, bytes, cudaMemcpyDeviceToDevice, context()->stream));
+    else if (x != mine && bytes)
+        CUDA_CHECK(cudaMemcpyAsync(x, mine, bytes, cudaMemcpyDeviceToDevice, context()->stream));
     host_barrier_wait(g->barrier);
 }
 static void wait_all(Comm *c) {
@@ -229,7 +236,7 @@ static void leave(Comm *c) {
     free(g);
 }
 
-// ---- connecting -----------------------------------------------------------------------------------------------
+// ---- connecting ---------------------------------------------------------------------------------
 
 // What a rank sends to all others, so that all connect, or all give up for the same reason.
 struct Card {
@@ -246,8 +253,8 @@ static bool agree(const Card *cards, int size, char why[256]) {
         if (*why) return false;
         for (int q = 0; q < r; q++)
             if (!memcmp(cards[q].uuid, cards[r].uuid, sizeof cards[r].uuid)) {
-                snprintf(why, 256, "ranks %d and %d are on the same GPU: use fewer ranks per process (-ng), or one process "
-                         "per GPU with the launcher's local rank", q, r);
+                snprintf(why, 256, "ranks %d and %d are on the same GPU: use fewer ranks per process (-ng), or one "
+                         "process per GPU with the launcher's local rank", q, r);
                 return false;
             }
     }

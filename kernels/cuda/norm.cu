@@ -1,10 +1,11 @@
 // norm.cu: RMSNorm, alone and fused with the residual connection before it (add_norm).
 //
-// add_norm_forward ends a sub-layer and begins the next: the rows of each token's experts are combined, added to the residual
-// stream, and normalized. In add_norm_backward the gradients of what was normalized are added up, go back through the norm, and
-// are added to the stream's gradient. As separate operations each would read what the one before has just written: fused they
-// move K+3 times N*C elements instead of K+6, and backward, with one product to add, K+5 instead of K+8. rmsnorm_backward is
-// the special case in which the sum has already been computed.
+// add_norm_forward ends a sub-layer and begins the next: the rows of each token's experts are
+// combined, added to the residual stream, and normalized. In add_norm_backward the gradients of
+// what was normalized are added up, go back through the norm, and are added to the stream's
+// gradient. As separate operations each would read what the one before has just written: fused they
+// move K+3 times N*C elements instead of K+6, and backward, with one product to add, K+5 instead of
+// K+8. rmsnorm_backward is the special case in which the sum has already been computed.
 #include "columns.cuh"
 #include "dropout.cuh"
 #include "gather.cuh"
@@ -22,9 +23,10 @@ template<int W> __device__ static inline Pack<W> normalized(const Pack<W> &x, re
     return pack(y);
 }
 
-// ---- rmsnorm_forward --------------------------------------------------------------------------------------
-// A row gets a warp while 32 threads with KEEP packs each can hold it in registers (C up to 1024 in bf16), then more threads, so
-// that it is read once however long it is. Only what the largest block cannot hold is read again.
+// ---- rmsnorm_forward ----------------------------------------------------------------------------
+// A row gets a warp while 32 threads with KEEP packs each can hold it in registers (C up to 1024 in
+// bf16), then more threads, so that it is read once however long it is. Only what the largest block
+// cannot hold is read again.
 
 enum { KEEP = 4 };
 
@@ -58,7 +60,7 @@ static void rmsnorm_forward(floatX *out, real *rstd, const floatX *inp, Norm nor
     LAUNCH(kernel, divide_up(N, block.y), block, 0, out, rstd, inp, norm.weight, norm.eps, N, C);
 }
 
-// ---- add_norm_forward -------------------------------------------------------------------------------------
+// ---- add_norm_forward ---------------------------------------------------------------------------
 
 // A sub-layer's result before it is combined: the rows of each token, by weight, and a bias.
 typedef struct { const floatX *rows; const real *weight; const floatX *bias; TokenRows map; } Branch;
@@ -67,11 +69,13 @@ static inline TokenRows token_rows(const Plan *plan, const floatX *rows) {
     return plan && rows ? TokenRows{ plan->row_of_slot, plan->first, plan->K } : TokenRows{ NULL, NULL, rows != NULL };
 }
 
-// A block has a row, and a thread VECTOR columns of it with K+1 loads. Many blocks per multiprocessor keep enough loads in flight:
-// 1536 threads, hence 40 registers. Every value is rounded where the single operations would store it.
+// A block has a row, and a thread VECTOR columns of it with K+1 loads. Many blocks per
+// multiprocessor keep enough loads in flight: 1536 threads, hence 40 registers. Every value is
+// rounded where the single operations would store it.
 // Moves (K+3) N C elements.
-template<int MOST> static __global__ void __launch_bounds__(MOST, 1536 / MOST) add_norm_forward_kernel(floatX *out, real *rstd,
-        floatX *resid, const floatX *residual, Branch b, Mask dropout, const floatX *norm, real eps, int N, int C) {
+template<int MOST> static __global__ void __launch_bounds__(MOST, 1536 / MOST) add_norm_forward_kernel(floatX *out,
+        real *rstd, floatX *resid, const floatX *residual, Branch b, Mask dropout, const floatX *norm, real eps,
+        int N, int C) {
     const size_t n = blockIdx.x, at = n*C + threadIdx.x * VECTOR;
     const int c = threadIdx.x * VECTOR;
     Vec x = {};
@@ -92,8 +96,8 @@ template<int MOST> static __global__ void __launch_bounds__(MOST, 1536 / MOST) a
     if (c < C) store_vec(out + at, normalized(x, r, load_vec(norm + c)));
 }
 // The same for rows of any width and address: a block has a row, and reads resid again.
-static __global__ void add_norm_forward_plain_kernel(floatX *out, real *rstd, floatX *resid, const floatX *residual, Branch b,
-        Mask dropout, const floatX *norm, real eps, int N, int C) {
+static __global__ void add_norm_forward_plain_kernel(floatX *out, real *rstd, floatX *resid, const floatX *residual,
+        Branch b, Mask dropout, const floatX *norm, real eps, int N, int C) {
     const size_t n = blockIdx.x;
     const uint64_t key = drop_key(dropout);
     real squares = 0;
@@ -111,19 +115,21 @@ static __global__ void add_norm_forward_plain_kernel(floatX *out, real *rstd, fl
     for (int c = threadIdx.x; c < C; c += blockDim.x)
         store(out + n*C + c, normalized(load<1>(resid + n*C + c), r, load<1>(norm + c)));
 }
-static void add_norm_forward(const Device *, floatX *out, real *rstd, floatX *resid, const floatX *residual, const Sum *s,
-        Dropout dropout, Norm norm, int N, int C) {
+static void add_norm_forward(const Device *, floatX *out, real *rstd, floatX *resid, const floatX *residual,
+        const Sum *s, Dropout dropout, Norm norm, int N, int C) {
     const unsigned threads = (unsigned)divide_up(C, 32 * VECTOR) * 32;
     const bool fits = threads <= 1024 && wide(C, out, resid, residual, s->rows) && wide(C, s->bias, norm.weight);
     const Branch b = { s->rows, s->weight, s->bias, token_rows(s->plan, s->rows) };
-    auto kernel = !fits ? add_norm_forward_plain_kernel : threads > 256 ? add_norm_forward_kernel<1024> : add_norm_forward_kernel<256>;
+    auto kernel = !fits ? add_norm_forward_plain_kernel : threads > 256 ? add_norm_forward_kernel<1024>
+                        : add_norm_forward_kernel<256>;
     LAUNCH(kernel, N, fits ? threads : 256, 0, out, rstd, resid, residual, b, mask_of(dropout), norm.weight,
            norm.eps, N, C);
 }
 
-// ---- backward through the norm ----------------------------------------------------------------------------
+// ---- backward through the norm ------------------------------------------------------------------
 
-// The gradient of what was normalized is the sum of a token's rows (none if rows is NULL) and of up to two more arrays (N,C).
+// The gradient of what was normalized is the sum of a token's rows (none if rows is NULL) and of up
+// to two more arrays (N,C).
 typedef struct { const floatX *rows; TokenRows map; const floatX *more[2]; } Addends;
 typedef struct {
     floatX *dresid;                         // (N,C) +=
@@ -136,7 +142,8 @@ typedef struct {
     int ahead;                              // how many of a token's rows are copied ahead
 } NormBackward;
 
-// A thread's buffer in shared memory: Vecs `stride` apart, which no other thread reads. So a thread waits for its own copies only.
+// A thread's buffer in shared memory: Vecs `stride` apart, which no other thread reads. So a thread
+// waits for its own copies only.
 typedef struct { Vec *at; int stride; } Buffer;
 typedef struct { int rows, row; real rstd; } Token;         // of a lane: the lane-th of the token's rows
 __device__ static inline Token find_token(const NormBackward &p, unsigned n) {
@@ -145,14 +152,16 @@ __device__ static inline Token find_token(const NormBackward &p, unsigned n) {
     const int lane = threadIdx.x % 32, rows = s.end - s.begin, slot = s.begin + lane;
     return { rows, lane >= rows ? 0 : p.addends.map.row_of_slot ? p.addends.map.row_of_slot[slot] : slot, p.rstd[n] };
 }
-// Starts to copy token n, at columns c .. c + VECTOR-1: up to `ahead` rows, the other addends, resid, dresid.
+// Starts to copy token n, at columns c .. c + VECTOR-1: up to `ahead` rows, the other addends,
+// resid, dresid.
 __device__ static inline void copy_token(const NormBackward &p, Buffer buffer, const Token &t, unsigned n, int c) {
     const size_t at = (size_t)n*p.C + c;
     Vec *to = buffer.at;
     auto copy = [&](const floatX *from) { cp_async(shared_address(to), from, true); to += buffer.stride; };
     if (n < p.N) {
         #pragma unroll 1
-        for (int k = 0; k < min(t.rows, p.ahead); k++) copy(p.addends.rows + (size_t)__shfl_sync(ALL, t.row, k) * p.C + c);
+        for (int k = 0; k < min(t.rows, p.ahead); k++)
+            copy(p.addends.rows + (size_t)__shfl_sync(ALL, t.row, k) * p.C + c);
         for (int i = 0; i < 2; i++) if (p.addends.more[i]) copy(p.addends.more[i] + at);
         copy(p.resid + at);
         copy(p.dresid + at);
@@ -160,7 +169,8 @@ __device__ static inline void copy_token(const NormBackward &p, Buffer buffer, c
     cp_async_commit();
 }
 // d += the addends of the token. Returns where in the buffer resid is.
-__device__ static inline const Vec *add_addends(real *d, const NormBackward &p, Buffer buffer, const Token &t, unsigned n, int c) {
+__device__ static inline const Vec *add_addends(real *d, const NormBackward &p, Buffer buffer, const Token &t,
+                                                unsigned n, int c) {
     const Vec *from = buffer.at;
     auto add = [&] {
         const Vec a = *from;
@@ -176,8 +186,8 @@ __device__ static inline const Vec *add_addends(real *d, const NormBackward &p, 
     for (int i = 0; i < 2; i++) if (p.addends.more[i]) add();
     return from;
 }
-// The sum over the warps of a row: of_warps holds four of its warps each, `fours` of them from `first` on. Warps that do not exist
-// have 0 there.
+// The sum over the warps of a row: of_warps holds four of its warps each, `fours` of them from
+// `first` on. Warps that do not exist have 0 there.
 __device__ static inline real sum_of_warps(real of_warp, Reals<4> *of_warps, int first, int fours) {
     if (threadIdx.x % 32 == 0) of_warps[first + threadIdx.x / 128].x[threadIdx.x / 32 % 4] = of_warp;
     named_barrier_sync(1 + threadIdx.y, blockDim.x);
@@ -189,7 +199,8 @@ __device__ static inline real sum_of_warps(real of_warp, Reals<4> *of_warps, int
     }
     return sum;
 }
-// A block's row of partial: the sums over its threads with the same columns. sums: (1 + BIASED, VECTOR/4, threads).
+// A block's row of partial: the sums over its threads with the same columns. sums: (1 + BIASED,
+// VECTOR/4, threads).
 template<bool BIASED> __device__ static inline void store_partial(real *partial, Reals<4> *sums, const real *dnorm,
         const real *dbias, int thread, int threads, int C) {
     for (int i = 0; i < VECTOR; i++) sums[i / 4 * threads + thread].x[i % 4] = dnorm[i];
@@ -203,11 +214,12 @@ template<bool BIASED> __device__ static inline void store_partial(real *partial,
     }
 }
 
-// dresid, and a block's part of dnorm and dbias, in one pass. The block is as wide as a row, so a thread has the same VECTOR
-// columns of every row and keeps their sums in registers. blockDim.y rows are processed at the same time, each with a barrier
-// of its own. A dot product takes one barrier, because successive rows alternate between the two of_warps. While a row is
-// computed the next is copied to shared memory: a thread starts the copies as soon as it has read what they overwrite. Moves (K
-// + more + 3) N C elements: dresid is read and written.
+// dresid, and a block's part of dnorm and dbias, in one pass. The block is as wide as a row, so a
+// thread has the same VECTOR columns of every row and keeps their sums in registers. blockDim.y
+// rows are processed at the same time, each with a barrier of its own. A dot product takes one
+// barrier, because successive rows alternate between the two of_warps. While a row is computed the
+// next is copied to shared memory: a thread starts the copies as soon as it has read what they
+// overwrite. Moves (K + more + 3) N C elements: dresid is read and written.
 template<bool BIASED> static __global__ void __launch_bounds__(1024) norm_backward_kernel(const NormBackward p) {
     __shared__ Reals<4> of_warps[2][16];
     extern __shared__ uint4 shared[];                       // the threads' buffers; at the end their sums
@@ -245,13 +257,14 @@ template<bool BIASED> static __global__ void __launch_bounds__(1024) norm_backwa
         if (BIASED) for (int i = 0; i < VECTOR; i++) dbias[i] += unpack(dx).x[i];
         if (exists) store_vec(p.dresid + (size_t)n*p.C + c, dx);
     }
-    // Rows with one iteration fewer hit the barrier once more, so that all barrier counts are equal: compute-sanitizer's racecheck
-    // does not tell the barriers apart.
+    // Rows with one iteration fewer hit the barrier once more, so that all barrier counts are
+    // equal: compute-sanitizer's racecheck does not tell the barriers apart.
     if (warps > 1 && n - threadIdx.y < p.N) named_barrier_sync(1 + threadIdx.y, blockDim.x);
     __syncthreads();                                        // no copy is in flight any more
     store_partial<BIASED>(p.partial, (Reals<4> *)shared, dnorm, dbias, thread, threads, p.C);
 }
-// The same for rows of any width and address: a block reads each of its rows twice, and its sums are in global memory.
+// The same for rows of any width and address: a block reads each of its rows twice, and its sums
+// are in global memory.
 static __global__ void norm_backward_plain_kernel(const NormBackward p, int biased) {
     real *const dnorm = p.partial + (size_t)blockIdx.x * (1 + biased) * p.C, *const dbias = dnorm + p.C;
     for (int c = threadIdx.x; c < p.C * (1 + biased); c += blockDim.x) dnorm[c] = 0;
@@ -284,12 +297,14 @@ static void norm_backward(floatX *dresid, real *dnorm, real *dbias, Addends adde
         const floatX *norm, const real *rstd, int N, int C) {
     enum { BLOCKS = MULTIPROCESSORS, THREADS = 1024 };
     const unsigned x = (unsigned)divide_up(C, 32 * VECTOR) * 32;
-    const bool fits = x <= THREADS && wide(C, dresid, resid, norm) && wide(C, addends.rows, addends.more[0], addends.more[1]);
+    const bool fits = x <= THREADS && wide(C, dresid, resid, norm)
+        && wide(C, addends.rows, addends.more[0], addends.more[1]);
     unsigned rows = x == 64 ? 15 : THREADS / x;             // there are 15 barriers
     auto most_rows = [&](unsigned y) { return divide_up(N, BLOCKS * y) * y; };      // that a block gets
     if (rows > 4 && most_rows(rows - 1) < most_rows(rows)) rows--;
     const dim3 block = fits ? dim3(x, rows) : dim3(256);
-    const size_t groups = divide_up(N, block.y), most = fits ? BLOCKS : 4 * BLOCKS, blocks = groups < most ? groups : most;
+    const size_t groups = divide_up(N, block.y), most = fits ? BLOCKS : 4 * BLOCKS,
+        blocks = groups < most ? groups : most;
     const size_t threads = block.x * block.y, vecs = threads * sizeof(Vec), capacity = context()->max_shared - 2048;
     const size_t sums = (dbias ? 2 : 1) * VECTOR * sizeof(real) * threads;
     size_t buffers = 2 + (addends.more[0] != NULL) + (addends.more[1] != NULL);
@@ -306,19 +321,21 @@ static void norm_backward(floatX *dresid, real *dnorm, real *dbias, Addends adde
     } else LAUNCH(norm_backward_plain_kernel, blocks, block, 0, p, dbias != NULL);
     add_partial(dnorm, dbias, p.partial, blocks, C);
 }
-static void add_norm_backward(const Device *d, floatX *dresid, real *dnorm, real *dbias, floatX *const scratch[2], const Sum *s,
-        const floatX *resid, Norm norm, const real *rstd, int N, int C) {
+static void add_norm_backward(const Device *d, floatX *dresid, real *dnorm, real *dbias, floatX *const scratch[2],
+        const Sum *s, const floatX *resid, Norm norm, const real *rstd, int N, int C) {
     Addends a = { s->rows, token_rows(s->plan, s->rows), { NULL, NULL } };
     for (int i = 0; i < s->terms; i++) {
         const int at = i ? 1 : 0;                           // a third term is added to the second
-        d->matmul_backward_input(scratch[at], s->term[i].dout, s->term[i].weight, N, C, s->term[i].O, i > 1 ? ADD : SET);
+        d->matmul_backward_input(scratch[at], s->term[i].dout, s->term[i].weight, N, C, s->term[i].O,
+                                 i > 1 ? ADD : SET);
         a.more[at] = scratch[at];
     }
     norm_backward(dresid, dnorm, dbias, a, resid, norm.weight, rstd, N, C);
 }
 static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp, Norm norm,
         const real *rstd, int N, int C) {
-    norm_backward(dinp, dweight, NULL, Addends{ NULL, token_rows(NULL, NULL), { dout, NULL } }, inp, norm.weight, rstd, N, C);
+    norm_backward(dinp, dweight, NULL, Addends{ NULL, token_rows(NULL, NULL), { dout, NULL } }, inp, norm.weight,
+                  rstd, N, C);
 }
 
 PART(norm) {

@@ -3,9 +3,10 @@
 #include "ptx.cuh"
 #include <math.h>
 
-// ---- segments ---------------------------------------------------------------------------------------------
-// Laid end to end, the segments make one line. Each block takes a part of that line, whatever segments it covers, so that one
-// launch does for all of them and all blocks have equal work. Every warp finds its own segment.
+// ---- segments -----------------------------------------------------------------------------------
+// Laid end to end, the segments make one line. Each block takes a part of that line, whatever
+// segments it covers, so that one launch does for all of them and all blocks have equal work. Every
+// warp finds its own segment.
 
 __device__ static size_t line_length(const Segment *segments, int count) {
     size_t sum = 0;
@@ -27,8 +28,10 @@ __device__ static LinePosition line_find(const Segment *segments, int count, siz
         before = __shfl_sync(ALL, end, 31);
     }
 }
-// use(number, segment, from, n) for each segment in at .. end-1 of the line: n of its elements, from number `from` on.
-template<class Use> __device__ static inline void each_segment(const Segment *segments, int count, size_t at, size_t end, Use use) {
+// use(number, segment, from, n) for each segment in at .. end-1 of the line: n of its elements,
+// from number `from` on.
+template<class Use> __device__ static inline void each_segment(const Segment *segments, int count, size_t at,
+                                                               size_t end, Use use) {
     LinePosition p = line_find(segments, count, at);
     for (; at < end; p.segment++) {
         const Segment s = segments[p.segment];
@@ -39,9 +42,10 @@ template<class Use> __device__ static inline void each_segment(const Segment *se
     }
 }
 
-// ---- squared norms ----------------------------------------------------------------------------------------
+// ---- squared norms ------------------------------------------------------------------------------
 
-// The sum over segment s in part i of the line is partial[i + s]. No two meet: along the line one of the two always grows.
+// The sum over segment s in part i of the line is partial[i + s]. No two meet: along the line one
+// of the two always grows.
 static __global__ void __launch_bounds__(THREADS, 4) grad_sq_norms_kernel(double *partial, const void *grads,
         const Segment *segments, int count) {
     const size_t length = line_length(segments, count), part = sum_part_size(length);
@@ -81,7 +85,7 @@ static void grad_sq_norms(real *out, const void *grads, const Segment *segments,
     LAUNCH(grad_sq_norms_finish_kernel, 1, 1024, 0, out, of_segment, partial, segments, count);
 }
 
-// ---- AdamW ------------------------------------------------------------------------------------------------
+// ---- AdamW --------------------------------------------------------------------------------------
 
 // What all updates of a launch share. M: real or floatX.
 template<class M> struct Update {
@@ -92,9 +96,10 @@ template<class M> struct Update {
     uint64_t key;
 };
 
-// Updates elements i .. i + W-1, whose gradients are at g_at and whose master and m are at i - shift, v at i - shift - shift_v.
-template<int W, class M, class G> __device__ static inline void update(const Update<M> &u, const G *g_at, size_t i, size_t shift,
-        size_t shift_v, real scale, real shrink) {
+// Updates elements i .. i + W-1, whose gradients are at g_at and whose master and m are at i -
+// shift, v at i - shift - shift_v.
+template<int W, class M, class G> __device__ static inline void update(const Update<M> &u, const G *g_at, size_t i,
+        size_t shift, size_t shift_v, real scale, real shrink) {
     const size_t at = i - shift, v_at = at - shift_v;
     const Array<G, W> grad = load<W>(g_at);
     Array<M, W> m = load<W>(u.m + at), v = load<W>(u.v + v_at);
@@ -124,20 +129,25 @@ template<int W, class M, class G> __device__ static inline void update(const Upd
     store(u.weight + i, weight);
 }
 // Elements from .. to-1 of the arena, in segment s whose gradient begins at grad, by a block.
-template<class M, class G> __device__ static inline void update_range(const Update<M> &u, const Segment &s, const G *grad,
-        size_t from, size_t to, real scale, real shrink, bool aligned) {
+template<class M, class G> __device__ static inline void update_range(const Update<M> &u, const Segment &s,
+        const G *grad, size_t from, size_t to, real scale, real shrink, bool aligned) {
     const size_t odd = aligned ? (from + 3) / 4 * 4 : to, body = odd < to ? odd : to, tail = body + (to - body) / 4 * 4;
     grad -= s.offset;
-    for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, grad + i, i, s.shift, s.shift_v, scale, shrink);
-    for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, grad + i, i, s.shift, s.shift_v, scale, shrink);
-    for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, grad + i, i, s.shift, s.shift_v, scale, shrink);
+    for (size_t i = from + threadIdx.x; i < body; i += THREADS)
+        update<1>(u, grad + i, i, s.shift, s.shift_v, scale, shrink);
+    for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS)
+        update<4>(u, grad + i, i, s.shift, s.shift_v, scale, shrink);
+    for (size_t i = tail + threadIdx.x; i < to; i += THREADS)
+        update<1>(u, grad + i, i, s.shift, s.shift_v, scale, shrink);
 }
 
-// A block updates its part of the line of segments. A thread takes four elements at a time: 16 bytes each of gradient, m, v and
-// master (8 of bf16). The gradient's norm is read here, so that the host need not wait for it. Moves 30 bytes per element with a
-// master copy of bf16 weights, 28 for float, 24 for bf16 weights without a master, 16 if m and v are bf16 too; 2 less where the
-// gradient is bf16. Root and quotient are the approximate instructions, right to one and two units of f32: with exact rounding,
-// the last of these forms would be limited by arithmetic instead of memory (84 instead of 94 % of a copy's speed).
+// A block updates its part of the line of segments. A thread takes four elements at a time: 16
+// bytes each of gradient, m, v and master (8 of bf16). The gradient's norm is read here, so that
+// the host need not wait for it. Moves 30 bytes per element with a master copy of bf16 weights, 28
+// for float, 24 for bf16 weights without a master, 16 if m and v are bf16 too; 2 less where the
+// gradient is bf16. Root and quotient are the approximate instructions, right to one and two units
+// of f32: with exact rounding, the last of these forms would be limited by arithmetic instead of
+// memory (84 instead of 94 % of a copy's speed).
 template<class M> static __global__ void adamw_kernel(floatX *weight, real *master, M *m, M *v, const void *grads,
         const real *grad_sq_norms, const Segment *segments, int count, const AdamW *settings, int aligned) {
     const AdamW a = *settings;
@@ -147,7 +157,8 @@ template<class M> static __global__ void adamw_kernel(floatX *weight, real *mast
     Update<M> u = { weight, master, m, v, a.lr, a.beta1, a.beta2, a.eps, (real)a.fix1, (real)a.fix2, a.key };
     const size_t length = line_length(segments, count), part = part_size(length, BLOCKS), at = blockIdx.x * part;
     if (at >= length) return;
-    each_segment(segments, count, at, length - at < part ? length : at + part, [&](int, const Segment &s, size_t first, size_t n) {
+    each_segment(segments, count, at, length - at < part ? length : at + part,
+                 [&](int, const Segment &s, size_t first, size_t n) {
         const size_t from = s.offset + first, to = from + n;
         const bool fours = aligned && (s.shift | s.shift_v) % 4 == 0 && (s.gradient - s.offset) % 4 == 0;
         u.lr = a.lr * s.rate;
@@ -160,8 +171,8 @@ static void adamw(floatX *weight, real *master, void *m, void *v, Dtype moments,
         const real *grad_sq_norms, const Segment *segments, int count, const AdamW *a) {
     const uintptr_t all = (uintptr_t)weight | (uintptr_t)master | (uintptr_t)m | (uintptr_t)v | (uintptr_t)grads;
     if (count && moments == REAL)
-        LAUNCH(adamw_kernel<real>, BLOCKS, THREADS, 0, weight, master, (real *)m, (real *)v, grads, grad_sq_norms, segments,
-               count, a, all % 16 == 0);
+        LAUNCH(adamw_kernel<real>, BLOCKS, THREADS, 0, weight, master, (real *)m, (real *)v, grads, grad_sq_norms,
+               segments, count, a, all % 16 == 0);
     else if (count)
         LAUNCH(adamw_kernel<floatX>, BLOCKS, THREADS, 0, weight, master, (floatX *)m, (floatX *)v, grads, grad_sq_norms,
                segments, count, a, all % 16 == 0);
@@ -179,7 +190,8 @@ static __global__ void accumulate_kernel(real *acc, const real *x, size_t n, int
         for (size_t i = from; i < n && i < from + 4; i++) acc[i] += x[i];
 }
 static void accumulate(real *acc, const real *x, size_t n) {
-    LAUNCH(accumulate_kernel, divide_up(n, THREADS * 4), THREADS, 0, acc, x, n, ((uintptr_t)acc | (uintptr_t)x) % 16 == 0);
+    LAUNCH(accumulate_kernel, divide_up(n, THREADS * 4), THREADS, 0, acc, x, n,
+           ((uintptr_t)acc | (uintptr_t)x) % 16 == 0);
 }
 
 // A thread converts W elements, the last thread possibly fewer.

@@ -1,6 +1,6 @@
-// product.cuh: what matmul.cu and the kernels in hopper/ share: the arguments of a matrix product grouped by expert, and which
-// tile of the result has which number. The three kinds of product, and what a, b and c are in each: the table at the top of
-// matmul.cu.
+// product.cuh: what matmul.cu and the kernels in hopper/ share: the arguments of a matrix product
+// grouped by expert, and which tile of the result has which number. The three kinds of product, and
+// what a, b and c are in each: the table at the top of matmul.cu.
 #pragma once
 #include "ptx.cuh"
 
@@ -10,7 +10,8 @@ typedef enum { FORWARD, INPUT, WEIGHT } ProductKind;
 typedef struct {
     const floatX *a, *b;
     void *c;                                // floatX; WEIGHT: real, or floatX if how == SET_ROUNDED
-    const int *a_row, *b_row, *c_row;       // row i is row a_row[i] of a, or i if NULL (b_row: WEIGHT; c_row: FORWARD, INPUT)
+    // row i is row a_row[i] of a, or i if NULL (b_row: WEIGHT; c_row: FORWARD, INPUT)
+    const int *a_row, *b_row, *c_row;
     Write how;                              // c += or c =
     const int *start;                       // expert e has rows start[e] .. start[e+1]-1; NULL: one expert has all
     int E, rows, C, O;                      // rows: of all experts
@@ -23,9 +24,10 @@ template <ProductKind kind> __host__ __device__ static inline int columns_of(con
     return kind == FORWARD ? p.O : p.C;
 }
 
-// ---- tiles --------------------------------------------------------------------------------------------------------------
+// ---- tiles --------------------------------------------------------------------------------------
 
-// The last expert e with start[e]/height + e*step <= x, found by a whole warp: 32 candidates at a time.
+// The last expert e with start[e]/height + e*step <= x, found by a whole warp: 32 candidates at a
+// time.
 __device__ static inline int last_expert(const int *start, int E, int x, int height, int step) {
     int e = 0;
     for (int n = E; n > 1;) {
@@ -38,15 +40,18 @@ __device__ static inline int last_expert(const int *start, int E, int x, int hei
     return e;
 }
 
-// Where a tile is: its expert, the expert's first row and number of rows; the tile's first row m and column n in the expert's c.
-// m < 0: the number belongs to no tile.
+// Where a tile is: its expert, the expert's first row and number of rows; the tile's first row m
+// and column n in the expert's c. m < 0: the number belongs to no tile.
 typedef struct { int expert, first, rows, m, n; } TileCoord;
 
-// Tile rows are numbered over all experts: those of expert e begin at start[e]/HEIGHT + e. So an expert has
-// start[e+1]/HEIGHT - start[e]/HEIGHT + 1 numbers: always enough, sometimes one too many; rows/HEIGHT + E in total. No table is
-// needed: a search in start finds the expert of a number.
-// A band of 8 tile rows is numbered column by column, so that tiles computed at the same time share rows and columns in L2.
-template <ProductKind kind, int HEIGHT, int WIDTH> __device__ static inline TileCoord tile_coord(const Product &p, int tile) {
+// Tile rows are numbered over all experts: those of expert e begin at start[e]/HEIGHT + e. So an
+// expert has start[e+1]/HEIGHT - start[e]/HEIGHT + 1 numbers: always enough, sometimes one too
+// many; rows/HEIGHT + E in total. No table is needed: a search in start finds the expert of a
+// number.
+// A band of 8 tile rows is numbered column by column, so that tiles computed at the same time share
+// rows and columns in L2.
+template <ProductKind kind, int HEIGHT, int WIDTH> __device__ static inline TileCoord
+tile_coord(const Product &p, int tile) {
     const int across = (columns_of<kind>(p) + WIDTH - 1) / WIDTH;
     const int down = kind == WEIGHT ? (p.O + HEIGHT - 1) / HEIGHT : p.rows / HEIGHT + p.E;
     const int of_expert = kind == WEIGHT ? tile % (down * across) : tile;
@@ -66,10 +71,11 @@ template <ProductKind kind, int HEIGHT, int WIDTH> __device__ static inline Tile
 // How many numbers there are.
 template <ProductKind kind, int HEIGHT, int WIDTH> static inline unsigned tile_count(const Product &p) {
     const size_t across = divide_up((size_t)columns_of<kind>(p), WIDTH);
-    return (unsigned)(across * (kind == WEIGHT ? p.E * divide_up((size_t)p.O, HEIGHT) : (size_t)(p.rows / HEIGHT + p.E)));
+    return (unsigned)(across * (kind == WEIGHT ? p.E * divide_up((size_t)p.O, HEIGHT)
+                                               : (size_t)(p.rows / HEIGHT + p.E)));
 }
 
-// ---- on the host --------------------------------------------------------------------------------------------------------
+// ---- on the host --------------------------------------------------------------------------------
 
 // The arguments of a dense product, and of one whose experts have the rows of a plan.
 static inline Product dense(const floatX *a, const floatX *b, void *c, int rows, int C, int O) {
@@ -89,8 +95,8 @@ static inline Product routed(const floatX *a, const floatX *b, void *c, const Pl
 }
 
 #if defined(PRECISION_BF16)
-// The same products with Hopper's instructions (hopper/rows.cu, hopper/weight.cu). Returns false, having done nothing, if this GPU
-// or these sizes and addresses do not allow it.
+// The same products with Hopper's instructions (hopper/rows.cu, hopper/weight.cu). Returns false,
+// having done nothing, if this GPU or these sizes and addresses do not allow it.
 bool hopper_product_forward(const Product &p);
 bool hopper_product_input(const Product &p);
 bool hopper_product_weight(const Product &p);

@@ -1,10 +1,14 @@
-// round.cu: routing rounded to whole tiles. kernels/cpu/round.c does it in a few loops; the decisions are the same, bit for bit.
+// round.cu: routing rounded to whole tiles. kernels/cpu/round.c does it in a few loops; the
+// decisions are the same, bit for bit.
 //
-//     rank     Every expert ranks all tokens by a key of 32 bits: "chose it", then the score. Logits are stored by token, keys by
-//              expert, so they are transposed in shared memory. Choices are counted at the same time.
-//     choose   A block has an expert. From the counts it knows how many tokens the expert gets; it finds the rank that exactly that
-//              many tokens reach, and stores one bit for each token.
-//     fill     A lane has a token: its slots are the experts whose bit is set. Where they begin are prefix sums of counts of bits.
+//     rank    Every expert ranks all tokens by a key of 32 bits: "chose it", then the score. Logits
+//             are stored by token, keys by expert, so they are transposed in shared memory. Choices
+//             are counted at the same time.
+//     choose  A block has an expert. From the counts it knows how many tokens the expert gets; it
+//             finds the rank that exactly that many tokens reach, and stores one bit for each
+//             token.
+//     fill    A lane has a token: its slots are the experts whose bit is set. Where they begin are
+//             prefix sums of counts of bits.
 //
 // Nothing depends on timing: the only atomic additions are of integers.
 #include "route.cuh"
@@ -39,8 +43,8 @@ static __global__ void rank_kernel(unsigned *key, int *count, const int *choice,
     }
 }
 
-// An expert's keys. Thread t has those of tokens t, t + THREADS, ...: the first NEAR stay in registers, the others are read
-// from L2 each time.
+// An expert's keys. Thread t has those of tokens t, t + THREADS, ...: the first NEAR stay in
+// registers, the others are read from L2 each time.
 enum { THREADS = 1024, NEAR = 16 };
 typedef struct { const unsigned *key; int N; unsigned near[NEAR]; } Tokens;
 template<class Visit> __device__ static inline void each_token(const Tokens &t, Visit visit) {
@@ -53,7 +57,8 @@ template<class Visit> __device__ static inline void each_token(const Tokens &t, 
 }
 __device__ static inline uint64_t rank_at(unsigned key, int n) { return (uint64_t)key << 32 | ~(unsigned)n; }
 
-// Sums over the block, in every thread. Each has one barrier, because successive sums alternate between two arrays.
+// Sums over the block, in every thread. Each has one barrier, because successive sums alternate
+// between two arrays.
 struct AlternatingSum {
     int (*of_warp)[32], parity;             // (2,32) in shared memory
     __device__ int operator()(int x) {
@@ -64,7 +69,8 @@ struct AlternatingSum {
         return __reduce_add_sync(ALL, of_warp[parity][threadIdx.x % 32]);
     }
 };
-// The r-th largest rank, found bit by bit, or any number that exactly r ranks reach. Threads without a token have the last ranks.
+// The r-th largest rank, found bit by bit, or any number that exactly r ranks reach. Threads
+// without a token have the last ranks.
 __device__ static uint64_t nth_largest(const Tokens &t, int r, AlternatingSum sum) {
     if (r == 0) return ~(uint64_t)0;
     unsigned high = 0, low = 0;
@@ -77,7 +83,8 @@ __device__ static uint64_t nth_largest(const Tokens &t, int r, AlternatingSum su
     }
     for (unsigned bit = 0x80000000u; bit; bit >>= 1) {                      // equal scores: the lower token
         int reach = 0;
-        each_token(t, [&](unsigned key, int n) { reach += key > high || (key == high && ~(unsigned)n >= (low | bit)); });
+        each_token(t,
+                   [&](unsigned key, int n) { reach += key > high || (key == high && ~(unsigned)n >= (low | bit)); });
         reach = sum(reach);
         if (reach >= r) low |= bit;
         if (reach == r) break;
@@ -85,8 +92,9 @@ __device__ static uint64_t nth_largest(const Tokens &t, int r, AlternatingSum su
     return (uint64_t)high << 32 | low;
 }
 
-// kept (E,words): a bit for each token; before (E,words): the number of bits in the words before; slots (words): the number of
-// bits of all experts. Reads the keys once. The time is that of some twenty rounds, each with one comparison per token.
+// kept (E,words): a bit for each token; before (E,words): the number of bits in the words before;
+// slots (words): the number of bits of all experts. Reads the keys once. The time is that of some
+// twenty rounds, each with one comparison per token.
 static __global__ void __launch_bounds__(THREADS) choose_kernel(unsigned *kept, int *before, int *rows, int *slots,
         const unsigned *key, const int *count, int tile, int N, int words) {
     __shared__ int of_warp[2][32];
@@ -105,17 +113,19 @@ static __global__ void __launch_bounds__(THREADS) choose_kernel(unsigned *kept, 
     __syncthreads();
     int sum = 0, total;
     for (int at = 0; at < words; at += THREADS, sum += total) {
-        const int w = at + thread, ahead = sum + block_scan(w < words ? __popc(kept[(size_t)e * words + w]) : 0, &total);
+        const int w = at + thread,
+            ahead = sum + block_scan(w < words ? __popc(kept[(size_t)e * words + w]) : 0, &total);
         if (w < words) before[(size_t)e * words + w] = ahead;
     }
     if (thread == 0) rows[e] = sum;
 }
 
-// A warp has 32 tokens: one word of each expert. visit(expert, word, number of bits before the word), for all lanes together, for
-// experts whose word is not 0. Each lane reads the word of one expert; shuffles distribute them.
+// A warp has 32 tokens: one word of each expert. visit(expert, word, number of bits before the
+// word), for all lanes together, for experts whose word is not 0. Each lane reads the word of one
+// expert; shuffles distribute them.
 enum { WARPS = 4 };
-template<class Visit> __device__ static inline void each_expert(const unsigned *kept, const int *before, int words, int E,
-        Visit visit) {
+template<class Visit> __device__ static inline void each_expert(const unsigned *kept, const int *before, int words,
+        int E, Visit visit) {
     const int lane = threadIdx.x;
     for (int from = 0; from < E; from += 32) {
         const size_t at = (size_t)(from + lane) * words;
@@ -128,8 +138,8 @@ template<class Visit> __device__ static inline void each_expert(const unsigned *
     }
 }
 // The weights of slots begin .. end-1, which are those of a token with logits x, by a lane.
-__device__ static inline void weigh_slots(real *weight, const int *expert, const floatX *x, real lse, Scores scores, int begin,
-        int end) {
+__device__ static inline void weigh_slots(real *weight, const int *expert, const floatX *x, real lse, Scores scores,
+        int begin, int end) {
     auto value = [&](int s) { return weight_logit(R(x[expert[s]]), scores); };
     real top = -INFINITY, sum = 0;
     #pragma unroll 4
@@ -140,10 +150,12 @@ __device__ static inline void weigh_slots(real *weight, const int *expert, const
     if (!SUMS_TO_ONE(scores)) sum = 1;
     for (int s = begin; s < end; s++) weight[s] = expf(value(s) - top) / sum;
 }
-static __global__ void fill_kernel(Plan plan, int *load, int *expert, real *weight, const floatX *logits, const real *lse,
-        Scores scores, const unsigned *kept, const int *before, const int *count, const int *rows, const int *slots, int words) {
+static __global__ void fill_kernel(Plan plan, int *load, int *expert, real *weight, const floatX *logits,
+        const real *lse, Scores scores, const unsigned *kept, const int *before, const int *count, const int *rows,
+        const int *slots, int words) {
     extern __shared__ int start[];                                          // (E)
-    const int N = plan.N, E = plan.E, lane = threadIdx.x, thread = threadIdx.y * 32 + lane, w = blockIdx.x * WARPS + threadIdx.y;
+    const int N = plan.N, E = plan.E, lane = threadIdx.x, thread = threadIdx.y * 32 + lane,
+        w = blockIdx.x * WARPS + threadIdx.y;
     int row = 0, before_block = 0, total, own = 0;
     for (int from = 0; from < E; from += 32 * WARPS, row += total) {
         const int e = from + thread, begin = row + block_scan(e < E ? rows[e] : 0, &total);
@@ -181,11 +193,11 @@ static void route_round(Plan *plan, int *load, int *expert, real *weight, const 
     int *const slots = count + E, *const rows = slots + words, *const before = rows + E;
     unsigned *const kept = (unsigned *)before + E * words, *const keys = kept + E * words;
     CUDA_CHECK(cudaMemsetAsync(count, 0, (E + words) * sizeof(int), context()->stream));
-    LAUNCH(rank_kernel, dim3((unsigned)words, (unsigned)divide_up(E, EXPERTS)), dim3(32, 8), 0, keys, count, choice, logits, lse,
-           scores, plan->N, plan->E, plan->K);
+    LAUNCH(rank_kernel, dim3((unsigned)words, (unsigned)divide_up(E, EXPERTS)), dim3(32, 8), 0, keys, count, choice,
+           logits, lse, scores, plan->N, plan->E, plan->K);
     LAUNCH(choose_kernel, (unsigned)E, THREADS, 0, kept, before, rows, slots, keys, count, tile, plan->N, (int)words);
-    LAUNCH(fill_kernel, (unsigned)(words ? divide_up(words, WARPS) : 1), dim3(32, WARPS), E * sizeof(int), *plan, load, expert,
-           weight, logits, lse, scores, kept, before, count, rows, slots, (int)words);
+    LAUNCH(fill_kernel, (unsigned)(words ? divide_up(words, WARPS) : 1), dim3(32, WARPS), E * sizeof(int), *plan, load,
+           expert, weight, logits, lse, scores, kept, before, count, rows, slots, (int)words);
 }
 
 PART(round) { d->route_round = route_round; }

@@ -1,15 +1,17 @@
-// route.cu: which tokens go to which experts, what that costs, and how the experts' results are combined.
+// route.cu: which tokens go to which experts, what that costs, and how the experts' results are
+// combined.
 //
-// Routing is decided on the GPU and stays there: no size of a grid or of memory depends on it. In the losses and backward a row
-// of 8, 16 or 32 threads has a token, so that each has at most 8 of the experts if 32 are enough: lane l those that are l
-// modulo the row's threads, also in shared memory, so lanes need no barriers.
+// Routing is decided on the GPU and stays there: no size of a grid or of memory depends on it. In
+// the losses and backward a row of 8, 16 or 32 threads has a token, so that each has at most 8 of
+// the experts if 32 are enough: lane l those that are l modulo the row's threads, also in shared
+// memory, so lanes need no barriers.
 #include "gather.cuh"
 #include "ptx.cuh"
 #include "route.cuh"
 #include "sort.cuh"
 
-// Blocks for tokens with E experts, as large as shared memory allows. A row of shared memory has pitch(E) words, so that rows of
-// tokens that a warp reads at once begin in different banks.
+// Blocks for tokens with E experts, as large as shared memory allows. A row of shared memory has
+// pitch(E) words, so that rows of tokens that a warp reads at once begin in different banks.
 __host__ __device__ static inline int pitch(int E) { return E % 32 ? E : E + 8; }
 static dim3 token_rows(int E) {
     const dim3 block = row_threads(divide_up(E, 8), E, 32);
@@ -19,8 +21,9 @@ __device__ static inline real row_max(real x) {             // as row_sum, for r
     for (int lane = blockDim.x / 2; lane; lane /= 2) x = fmaxf(x, __shfl_xor_sync(ALL, x, lane));
     return x;
 }
-// The distribution over all experts that the balance loss uses, for the row's token; each lane fills in its experts. Sigmoids are
-// normalized as a softmax of their logarithms, which stays right where all of them underflow.
+// The distribution over all experts that the balance loss uses, for the row's token; each lane
+// fills in its experts. Sigmoids are normalized as a softmax of their logarithms, which stays right
+// where all of them underflow.
 __device__ static void probabilities(real *p, const floatX *x, real lse, Scores scores, int E) {
     const int lane = threadIdx.x;
     real max = -INFINITY, sum = 0;
@@ -35,10 +38,10 @@ __device__ static void probabilities(real *p, const floatX *x, real lse, Scores 
     for (int e = lane; e < E; e += blockDim.x) p[e] /= sum;
 }
 
-// ---- router -----------------------------------------------------------------------------------------------
+// ---- router -------------------------------------------------------------------------------------
 
-// A warp has a token (choose_experts, route.cuh). Moves E*N floatX and 8*K*N bytes. The time is that of K rounds of three warp-wide
-// reductions.
+// A warp has a token (choose_experts, route.cuh). Moves E*N floatX and 8*K*N bytes. The time is
+// that of K rounds of three warp-wide reductions.
 static __global__ void router_forward_kernel(int *expert, real *weight, real *lse, const floatX *logits,
         const real *bias, Scores scores, Groups groups, int forced, int N, int E, int K) {
     extern __shared__ unsigned shared_scores[];             // (warps,E)
@@ -48,14 +51,17 @@ static __global__ void router_forward_kernel(int *expert, real *weight, real *ls
             groups, forced, n, E, K);
 }
 
-// The same for many tokens. A lane has a token, so lanes have nothing to exchange, and a token costs some 25 instructions per
-// expert instead of K rounds of a warp. An expert's score, logit and number are packed into one Key, in the order of
-// preference. MOST keys at a time are sorted and merged with the best MOST so far, both by networks of comparisons that do not
-// depend on the data. A warp copies the logits of its 32 tokens to shared memory, CHUNK experts at a time, one chunk ahead.
-// Rows there are padded by 16 bytes, so that 8 lanes reading 16 bytes of a row each have no bank conflicts.
+// The same for many tokens. A lane has a token, so lanes have nothing to exchange, and a token
+// costs some 25 instructions per expert instead of K rounds of a warp. An expert's score, logit and
+// number are packed into one Key, in the order of preference. MOST keys at a time are sorted and
+// merged with the best MOST so far, both by networks of comparisons that do not depend on the data.
+// A warp copies the logits of its 32 tokens to shared memory, CHUNK experts at a time, one chunk
+// ahead. Rows there are padded by 16 bytes, so that 8 lanes reading 16 bytes of a row each have no
+// bank conflicts.
 enum { CHUNK = 64, CHUNK_ROW = CHUNK + VECTOR, ROUTER_WARPS = 2 };
 
-// A bf16 logit and the number fill 32 bits, 16 each. A score that is not the logit (bias) goes before them.
+// A bf16 logit and the number fill 32 bits, 16 each. A score that is not the logit (bias) goes
+// before them.
 __device__ static inline unsigned low_key(floatX x, int e) {
     return sizeof(floatX) == 2 ? (ordered(R(x)) & 0xffff0000u) | (0xffff - e) : 0xffffffffu - e;
 }
@@ -90,7 +96,8 @@ template<int MOST, class Key> __device__ static inline void keep_best(Key *best,
     for (int i = 0; i < MOST; i++) if (x[MOST - 1 - i] > best[i]) best[i] = x[MOST - 1 - i];
     merge<MOST>(best);
 }
-// A lane's token so far: its best experts, and of all its logits the maximum and the sum of exp(logit - max).
+// A lane's token so far: its best experts, and of all its logits the maximum and the sum of
+// exp(logit - max).
 template<class Key, int MOST> struct TopK { Key best[MOST]; real max, sum; };
 // Takes MOST more experts, from number `first` on, whose logits are at x.
 template<class Key, int MOST> __device__ static inline void take_experts(TopK<Key, MOST> &t, const floatX *x, int first,
@@ -116,10 +123,10 @@ template<class Key, int MOST> __device__ static inline void take_experts(TopK<Ke
     }
     keep_best<MOST>(t.best, key);
 }
-// expert, weight (32,K) in shared memory: the lane's row. x: the token's logits, if it exists; those of the chosen experts are read
-// again. lse: of its logits.
-template<class Key, int MOST> __device__ static inline void weigh_best(int *expert, real *weight, const Key *best, const floatX *x,
-        bool exists, real lse, Scores scores, int K) {
+// expert, weight (32,K) in shared memory: the lane's row. x: the token's logits, if it exists;
+// those of the chosen experts are read again. lse: of its logits.
+template<class Key, int MOST> __device__ static inline void weigh_best(int *expert, real *weight, const Key *best,
+        const floatX *x, bool exists, real lse, Scores scores, int K) {
     const int lane = threadIdx.x;
     real w[MOST], top = -INFINITY, kept = 0;
     int e[MOST];
@@ -139,8 +146,9 @@ template<class Key, int MOST> __device__ static inline void weigh_best(int *expe
     __syncwarp();
 }
 // 9 blocks per multiprocessor: without a bound the compiler spills 4 bytes of the largest form.
-template<class Key, int MOST> static __global__ void __launch_bounds__(32 * ROUTER_WARPS, 9) router_many_kernel(int *expert,
-        real *weight, real *lse, const floatX *logits, const real *bias, Scores scores, int N, int E, int K) {
+template<class Key, int MOST> static __global__ void __launch_bounds__(32 * ROUTER_WARPS, 9)
+router_many_kernel(int *expert, real *weight, real *lse, const floatX *logits, const real *bias, Scores scores, int N,
+        int E, int K) {
     __shared__ alignas(16) floatX chunks[ROUTER_WARPS][2][32][CHUNK_ROW];
     const int lane = threadIdx.x;
     const size_t first = ((size_t)blockIdx.x * ROUTER_WARPS + threadIdx.y) * 32;
@@ -168,7 +176,7 @@ template<class Key, int MOST> static __global__ void __launch_bounds__(32 * ROUT
     }
     const real l = t.max + logf(t.sum);
     static_assert(64 * MOST * sizeof(int) <= sizeof chunks[0], "results fit where the chunks were");
-    int  *const e_of = (int *)chunks[threadIdx.y][0][0];     // (32,K), in shared memory: stores of lanes would be K apart
+    int  *const e_of = (int *)chunks[threadIdx.y][0][0];   // (32,K), in shared memory: stores of lanes would be K apart
     real *const w_of = (real *)(e_of + 32 * MOST);
     weigh_best<Key, MOST>(e_of, w_of, t.best, logits + (first + lane) * E, lane < tokens, l, scores, K);
     for (int i = lane; i < tokens * K; i += 32) {
@@ -185,8 +193,8 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
     if (N >= MANY && !forced && groups.count <= 1 && K <= 16 && E <= 0xffff && wide(E, logits) && scored) {
         auto kernel = packed ? K <= 8 ? router_many_kernel<unsigned, 8> : router_many_kernel<unsigned, 16>
                              : K <= 8 ? router_many_kernel<uint64_t, 8> : router_many_kernel<uint64_t, 16>;
-        LAUNCH(kernel, divide_up(N, 32 * ROUTER_WARPS), dim3(32, ROUTER_WARPS), 0, expert, weight, lse, logits, bias, scores,
-               N, E, K);
+        LAUNCH(kernel, divide_up(N, 32 * ROUTER_WARPS), dim3(32, ROUTER_WARPS), 0, expert, weight, lse, logits, bias,
+               scores, N, E, K);
         return;
     }
     const unsigned warps = warps_for(E);
@@ -194,9 +202,10 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
             expert, weight, lse, logits, bias, scores, groups, forced, N, E, K);
 }
 
-// A row of threads has a token. The gradients of balance and z loss are computed for all experts, then those of the weights are
-// added for the chosen ones, one lane each: no expert is chosen twice. balance and zloss include their constant factors. Rows
-// past the last token repeat its work and store nothing. Moves 2*N*E floatX.
+// A row of threads has a token. The gradients of balance and z loss are computed for all experts,
+// then those of the weights are added for the chosen ones, one lane each: no expert is chosen
+// twice. balance and zloss include their constant factors. Rows past the last token repeat its work
+// and store nothing. Moves 2*N*E floatX.
 static __global__ void router_backward_kernel(floatX *dlogits, const real *dweight, const real *weight,
         const real *lse, const int *expert, const int *first, const floatX *logits, const int *load_of, real balance,
         real zloss, Scores scores, int N, int E, int K) {
@@ -233,7 +242,8 @@ static __global__ void router_backward_kernel(floatX *dlogits, const real *dweig
     if (own < N) for (int e = lane; e < E; e += blockDim.x) dlogits[n*E + e] = X(p[e]);
 }
 
-// The same where probabilities are a softmax and LANES threads have VECTOR neighbouring experts each: they stay in registers.
+// The same where probabilities are a softmax and LANES threads have VECTOR neighbouring experts
+// each: they stay in registers.
 template<int LANES> struct Probabilities {
     real p[VECTOR], load[VECTOR];
     __device__ Probabilities(const int *load_of) {
@@ -249,9 +259,9 @@ template<int LANES> struct Probabilities {
         return warp_sum<LANES>(sum);
     }
 };
-template<int LANES> static __global__ __launch_bounds__(256) void softmax_backward_kernel(floatX *dlogits, const real *dweight,
-        const real *weight, const real *lse, const int *expert, const floatX *logits, const int *load_of, real balance, real zloss,
-        Scores scores, int N, int K) {
+template<int LANES> static __global__ __launch_bounds__(256) void
+softmax_backward_kernel(floatX *dlogits, const real *dweight, const real *weight, const real *lse, const int *expert,
+        const floatX *logits, const int *load_of, real balance, real zloss, Scores scores, int N, int K) {
     const int lane = threadIdx.x, E = LANES * VECTOR;
     const size_t own = (size_t)blockIdx.x * blockDim.y + threadIdx.y, n = own < N ? own : N - 1;
     Probabilities<LANES> t(load_of);
@@ -278,7 +288,8 @@ template<int LANES> static __global__ __launch_bounds__(256) void softmax_backwa
     }
     if (own < N) store(dlogits + n*E + lane * VECTOR, pack(d));
 }
-// f(an integral constant) with the number of lanes that have E experts, if there is one: a power of two.
+// f(an integral constant) with the number of lanes that have E experts, if there is one: a power of
+// two.
 template<class Call> static inline bool with_lanes(int E, Call call) {
     switch (E % VECTOR ? 0 : E / VECTOR) {
     case 1:  call(std::integral_constant<int, 1>());  return true;
@@ -298,14 +309,14 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
     const real balance_scale = balance * E / ((real)K * N * tokens), z_scale = zloss * 2 / N;
     if (!first && scores < SIGMOID_TOPK && wide(E, logits, dlogits) && with_lanes(E, [&](auto lanes) {
         const dim3 rows(lanes, 256 / lanes);
-        LAUNCH(softmax_backward_kernel<lanes>, divide_up(N, rows.y), rows, 0, dlogits, dweight, weight, lse, expert, logits, load,
-               balance_scale, z_scale, scores, N, K);
+        LAUNCH(softmax_backward_kernel<lanes>, divide_up(N, rows.y), rows, 0, dlogits, dweight, weight, lse, expert,
+               logits, load, balance_scale, z_scale, scores, N, K);
     })) return;
     LAUNCH(router_backward_kernel, divide_up(N, block.y), block, block.y * pitch(E) * sizeof(real), dlogits, dweight,
             weight, lse, expert, first, logits, load, balance_scale, z_scale, scores, N, E, K);
 }
 
-// ---- plan: slots sorted by expert -------------------------------------------------------------------------
+// ---- plan: slots sorted by expert ---------------------------------------------------------------
 
 static void route_plan(Plan *plan, int *load, const int *expert) {
     const int S = plan->S;
@@ -313,7 +324,7 @@ static void route_plan(Plan *plan, int *load, const int *expert) {
     DEVICE(sort)(to, expert, NULL, S, plan->E, 0, (int *)workspace(DEVICE(sort_scratch)(S, plan->E) * sizeof(int)));
 }
 
-// ---- losses and bias --------------------------------------------------------------------------------------
+// ---- losses and bias ----------------------------------------------------------------------------
 
 // The sums of a block's rows of threads, each of which its first thread has, to partial (2,blocks).
 __device__ static inline void add_losses(double *partial, double balance, double z) {
@@ -326,7 +337,8 @@ __device__ static inline void add_losses(double *partial, double balance, double
     for (int y = 0; y < blockDim.y; y++) sum += of_row[which][y];
     partial[which * gridDim.x + blockIdx.x] = sum;
 }
-// A row of threads has every (rows of the grid)-th token. A token's addend is a float, sums are doubles.
+// A row of threads has every (rows of the grid)-th token. A token's addend is a float, sums are
+// doubles.
 static __global__ void router_losses_kernel(double *partial, const floatX *logits, const real *lse,
         const int *load_of, Scores scores, int N, int E) {
     extern __shared__ real shared_p[];                      // (rows,pitch)
@@ -343,8 +355,8 @@ static __global__ void router_losses_kernel(double *partial, const floatX *logit
     add_losses(partial, balance, z);
 }
 // The same where a softmax's probabilities stay in registers.
-template<int LANES> static __global__ __launch_bounds__(256) void softmax_losses_kernel(double *partial, const floatX *logits,
-        const real *lse, const int *load_of, int N) {
+template<int LANES> static __global__ __launch_bounds__(256) void softmax_losses_kernel(double *partial,
+        const floatX *logits, const real *lse, const int *load_of, int N) {
     Probabilities<LANES> t(load_of);
     double balance = 0, z = 0;
     for (size_t from = (size_t)blockIdx.x * blockDim.y; from < N; from += (size_t)gridDim.x * blockDim.y) {
@@ -373,7 +385,8 @@ static void router_losses(real *loss, const floatX *logits, const real *lse, con
         LAUNCH(softmax_losses_kernel<lanes>, grid(block), block, 0, partial, logits, lse, load, N);
     })) {
         const dim3 block = token_rows(E);
-        LAUNCH(router_losses_kernel, grid(block), block, block.y * pitch(E) * sizeof(real), partial, logits, lse, load, scores, N, E);
+        LAUNCH(router_losses_kernel, grid(block), block, block.y * pitch(E) * sizeof(real), partial, logits, lse, load,
+               scores, N, E);
     }
     LAUNCH(router_losses_finish_kernel, 1, 32, 0, loss, partial, (int)blocks,
             N ? E / ((double)K * N * tokens) : 0, N ? 1.0 / N : 0);
@@ -394,10 +407,10 @@ static void router_bias(real *bias, const int *load, float rate, int relative, i
     LAUNCH(router_bias_kernel, 1, 1024, 0, bias, load, rate, relative, E);
 }
 
-// ---- combine: a token's output is the weighted sum of its experts' results --------------------------------
+// ---- combine: a token's output is the weighted sum of its experts' results ----------------------
 
-// A block has several tokens; a thread gathers W columns of a token's rows and adds them in float. Gathering needs no atomics, and
-// nothing but the result is written. Moves (K+1)*N*C elements.
+// A block has several tokens; a thread gathers W columns of a token's rows and adds them in float.
+// Gathering needs no atomics, and nothing but the result is written. Moves (K+1)*N*C elements.
 template<int W> static __global__ void combine_kernel(floatX *out, const floatX *inp, const real *weight,
         const floatX *bias, TokenRows rows, int N, int C) {
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;

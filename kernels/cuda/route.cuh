@@ -1,5 +1,5 @@
-// route.cuh: how a warp chooses the experts of a token and weighs them (router_forward, route_round, decode_in), and the order of
-// floats as integers (sample).
+// route.cuh: how a warp chooses the experts of a token and weighs them (router_forward,
+// route_round, decode_in), and the order of floats as integers (sample).
 #pragma once
 #include "impl.cuh"
 #include "kernels/round.h"
@@ -25,14 +25,15 @@ __device__ static inline real log_sum(const floatX *x, int E) {
     return max + logf(warp_sum(sum));
 }
 
-// ---- the best K experts of a token, by a warp ---------------------------------------------------------------------------------
+// ---- the best K experts of a token, by a warp ---------------------------------------------------
 //
-// Lane l has experts l, l + 32, ... and proposes the best of them that is not chosen yet: the one with the largest score, of equal
-// ones with the larger logit, then the lower id. score 0: the lane has none.
+// Lane l has experts l, l + 32, ... and proposes the best of them that is not chosen yet: the one
+// with the largest score, of equal ones with the larger logit, then the lower id. score 0: the lane
+// has none.
 typedef struct { unsigned score, logit, expert; } Candidate;
 
-// By which experts are compared: the score of one with logit v, or, without a bias, the logit itself, which is in the same order.
-// l: log_sum, where scores are p.
+// By which experts are compared: the score of one with logit v, or, without a bias, the logit
+// itself, which is in the same order. l: log_sum, where scores are p.
 __device__ static inline unsigned biased_score(real v, real bias, Scores scores, real l) {
     return ordered((scores >= SIGMOID_TOPK ? sigmoid(v) : SCORES_ARE_P(scores) ? expf(v - l) : v) + bias);
 }
@@ -42,7 +43,8 @@ __device__ static inline Candidate only_candidate(real v, const real *bias, Scor
     if (e >= E) return { 0, 0, e };
     return { bias ? biased_score(v, bias[e], scores, l) : logit, logit, e };
 }
-// score (E): 0 where an expert is chosen. A lane's experts come in ascending order, so of equal ones the lower stays.
+// score (E): 0 where an expert is chosen. A lane's experts come in ascending order, so of equal
+// ones the lower stays.
 __device__ static Candidate next_candidate(const unsigned *score, const floatX *x, int E) {
     Candidate best = { 0, 0, ALL };
     #pragma unroll 1
@@ -53,7 +55,8 @@ __device__ static Candidate next_candidate(const unsigned *score, const floatX *
     }
     return best;
 }
-// The lanes with the best candidate, by score and logit. If a lane has one expert, the lowest of these lanes has the best one.
+// The lanes with the best candidate, by score and logit. If a lane has one expert, the lowest of
+// these lanes has the best one.
 __device__ static inline unsigned best_lanes(Candidate mine) {
     const unsigned top = __reduce_max_sync(ALL, mine.score);
     unsigned lanes = __ballot_sync(ALL, mine.score == top);
@@ -63,8 +66,8 @@ __device__ static inline unsigned best_lanes(Candidate mine) {
     }
     return lanes;
 }
-// found(k, e) for k = 0 .. count-1: e is the k-th best expert. many: E > 32; only then score (E), shared memory of the warp, and
-// the logits x are used.
+// found(k, e) for k = 0 .. count-1: e is the k-th best expert. many: E > 32; only then score (E),
+// shared memory of the warp, and the logits x are used.
 template <bool many, class Found> __device__ static inline void
 top_experts(Candidate mine, unsigned *score, const floatX *x, int E, int count, Found found) {
     const int lane = threadIdx.x % 32;
@@ -83,9 +86,11 @@ top_experts(Candidate mine, unsigned *score, const floatX *x, int E, int count, 
     }
 }
 
-// The weights of the chosen experts are a softmax of these over the chosen, for SOFTMAX_TOPK over all; for SIGMOID_EACH their
-// exponentials. v: a logit.
-__device__ static inline real weight_logit(real v, Scores scores) { return scores >= SIGMOID_TOPK ? log_sigmoid(v) : v; }
+// The weights of the chosen experts are a softmax of these over the chosen, for SOFTMAX_TOPK over
+// all; for SIGMOID_EACH their exponentials. v: a logit.
+__device__ static inline real weight_logit(real v, Scores scores) {
+    return scores >= SIGMOID_TOPK ? log_sigmoid(v) : v;
+}
 
 // The weights w (K) of the chosen experts.
 __device__ static inline void weigh_experts(real *w, const int *chosen, const floatX *x, Scores scores, real l, int K) {
@@ -101,12 +106,15 @@ __device__ static inline void weigh_experts(real *w, const int *chosen, const fl
     if (SUMS_TO_ONE(scores)) for (int k = lane; k < K; k += 32) w[k] /= kept;
 }
 
-// score (E), in shared memory: those of experts that are not of the best groups become 0, which no score is. A lane has a group.
-__device__ static inline void mask_groups(unsigned *score, const floatX *x, const real *bias, Scores scores, Groups groups, real l, int E) {
+// score (E), in shared memory: those of experts that are not of the best groups become 0, which no
+// score is. A lane has a group.
+__device__ static inline void mask_groups(unsigned *score, const floatX *x, const real *bias, Scores scores,
+                                          Groups groups, real l, int E) {
     const int g = threadIdx.x % 32, width = E / groups.count;
     real first = -INFINITY, second = -INFINITY;
     for (int e = g * width; g < groups.count && e < (g + 1) * width; e++) {
-        const real v = R(x[e]), s = (scores >= SIGMOID_TOPK ? sigmoid(v) : SCORES_ARE_P(scores) ? expf(v - l) : v) + (bias ? bias[e] : 0);
+        const real v = R(x[e]),
+            s = (scores >= SIGMOID_TOPK ? sigmoid(v) : SCORES_ARE_P(scores) ? expf(v - l) : v) + (bias ? bias[e] : 0);
         second = fmaxf(second, fminf(first, s));
         first = fmaxf(first, s);
     }
@@ -120,8 +128,8 @@ __device__ static inline void mask_groups(unsigned *score, const floatX *x, cons
     __syncwarp();
 }
 
-// From the logits x (E) of token n: chosen, w (K) and, if not NULL, *lse. forced: as router_forward. score (E): shared memory of
-// the warp, used for more than 32 experts.
+// From the logits x (E) of token n: chosen, w (K) and, if not NULL, *lse. forced: as
+// router_forward. score (E): shared memory of the warp, used for more than 32 experts.
 __device__ static inline void choose_experts(int *chosen, real *w, real *lse, const floatX *x, const real *bias,
         unsigned *score, Scores scores, Groups groups, int forced, size_t n, int E, int K) {
     const int lane = threadIdx.x % 32;
@@ -137,7 +145,8 @@ __device__ static inline void choose_experts(int *chosen, real *w, real *lse, co
         top_experts<false>(only_candidate(lane < E ? R(x[lane]) : 0, bias, scores, l, E), NULL, NULL, E, K, store);
     else {
         #pragma unroll 1
-        for (int e = lane; e < E; e += 32) score[e] = bias ? biased_score(R(x[e]), bias[e], scores, l) : ordered(R(x[e]));
+        for (int e = lane; e < E; e += 32)
+            score[e] = bias ? biased_score(R(x[e]), bias[e], scores, l) : ordered(R(x[e]));
         __syncwarp();
         if (groups.count > 1) mask_groups(score, x, bias, scores, groups, l, E);
         top_experts<true>(next_candidate(score, x, E), score, x, E, K, store);

@@ -1,14 +1,17 @@
 // sample.cu: the next token from its logits, without leaving the GPU.
 //
-// "In descending order" asks for a sort of the vocabulary, but none is needed. Where the kept tokens end and which of them is
-// drawn are both searches: given numbers with masses, which is the smallest number at which the prefix sum of masses reaches a
-// target? A histogram over the highest digit of the numbers gives that digit; a histogram over the next digit, of the numbers
-// with the digits found so far, gives the next; and so on. A token's number is its logit, the largest first, and then its id,
-// so that no two are equal. Without limits it is the id alone: the order of ids is as good as any.
+// "In descending order" asks for a sort of the vocabulary, but none is needed. Where the kept
+// tokens end and which of them is drawn are both searches: given numbers with masses, which is the
+// smallest number at which the prefix sum of masses reaches a target? A histogram over the highest
+// digit of the numbers gives that digit; a histogram over the next digit, of the numbers with the
+// digits found so far, gives the next; and so on. A token's number is its logit, the largest first,
+// and then its id, so that no two are equal. Without limits it is the id alone: the order of ids is
+// as good as any.
 //
-// A mass is the probability relative to the largest, times 2^40, as an integer: sums of integers are exact, in whatever order
-// blocks add to a histogram. The probability is a double, so that this and the CPU's sampler, which adds in another order, draw
-// different tokens only once in a billion draws.
+// A mass is the probability relative to the largest, times 2^40, as an integer: sums of integers
+// are exact, in whatever order blocks add to a histogram. The probability is a double, so that this
+// and the CPU's sampler, which adds in another order, draw different tokens only once in a billion
+// draws.
 #include "ptx.cuh"
 #include "route.cuh"
 #include "kernels/random.h"
@@ -21,7 +24,7 @@ enum {
 };
 struct Histogram { u64 mass[BINS]; unsigned count[BINS]; };
 struct Search {                                             // of one sequence
-    u64 all, target, before;                                // mass: of all tokens; to be reached; of numbers below the prefix
+    u64 all, target, before;                        // mass: of all tokens; to be reached; of numbers below the prefix
     u64 prefix;                                             // the digits found so far
     unsigned most, passed;                                  // tokens: kept at most; with numbers below the prefix
     float max;
@@ -40,14 +43,14 @@ struct Task {
     Sampler s;
     int V, used, sorted, id_bits, bits, passes;             // bits: of a number; sorted: it begins with the logit
 };
-// The j-th token of this thread. Lanes are far apart in the block's CHUNK, because in a histogram over ids neighbours would add
-// to the same bin, one after the other.
+// The j-th token of this thread. Lanes are far apart in the block's CHUNK, because in a histogram
+// over ids neighbours would add to the same bin, one after the other.
 __device__ static inline int token_at(int j) {
     return blockIdx.x * CHUNK + threadIdx.x % 32 * (CHUNK / 32) + j * (THREADS / 32) + threadIdx.x / 32;
 }
 __device__ static inline int shift_after(const Task &t, int level) { return max(t.bits - DIGIT * (level + 1), 0); }
 
-static __device__ unsigned arrivals[GROUP];                 // of a sequence: blocks that are done with a pass; 0 between launches
+static __device__ unsigned arrivals[GROUP];     // of a sequence: blocks that are done with a pass; 0 between launches
 
 // The one with the larger logit, of equal ones with the lower id; token -1: none.
 __device__ static inline Top better(Top a, Top b) {
@@ -63,7 +66,8 @@ __device__ static Top best_of_block(Top mine) {
     return mine;
 }
 
-// The largest logit of each block; the last block finds the largest of all. All blocks clear the histograms.
+// The largest logit of each block; the last block finds the largest of all. All blocks clear the
+// histograms.
 static __global__ __launch_bounds__(THREADS) void find_max(const Task t) {
     const int n = blockIdx.y;
     let_next_start();
@@ -96,8 +100,9 @@ static __global__ __launch_bounds__(THREADS) void find_max(const Task t) {
     if (s.decided) t.token[n] = s.best;
 }
 
-// By a whole block: the first value of the next digit, of `width` bits, with which the prefix sum reaches the target or `most`
-// tokens are passed. Updates before, passed and prefix. *reached: the prefix sum with it.
+// By a whole block: the first value of the next digit, of `width` bits, with which the prefix sum
+// reaches the target or `most` tokens are passed. Updates before, passed and prefix. *reached: the
+// prefix sum with it.
 __device__ static void find_digit(Search *s, u64 *reached, const Histogram &h, int width) {
     __shared__ u64 mass_of_warp[THREADS / 32];
     __shared__ unsigned count_of_warp[THREADS / 32];
@@ -143,7 +148,8 @@ __device__ static void draw(Search *s, const Task &t, int n, u64 kept) {
 
 // A block's histogram. Masses are added in halves of 20 bits: a block's sum of each has at most 30.
 struct Bins { unsigned low[BINS], high[BINS], counts[BINS]; };
-// Adds this thread's tokens whose higher digits, those above bit `above`, are the prefix. Returns their mass.
+// Adds this thread's tokens whose higher digits, those above bit `above`, are the prefix. Returns
+// their mass.
 __device__ static u64 count_tokens(Bins &bins, const Task &t, const Search &s, int n, int level, int shift, int above) {
     const double colder = 1 / (double)t.s.temperature;
     const int width = above - shift;
@@ -167,8 +173,8 @@ __device__ static u64 count_tokens(Bins &bins, const Task &t, const Search &s, i
     return sum;
 }
 
-// One digit of one search: a histogram of the tokens with the digits found so far, in which the last block finds the next digit.
-// Reads the logits, which are in L2.
+// One digit of one search: a histogram of the tokens with the digits found so far, in which the
+// last block finds the next digit. Reads the logits, which are in L2.
 static __global__ __launch_bounds__(THREADS) void search_digit(const Task t, int pass, int level, bool drawing) {
     __shared__ Bins bins;
     __shared__ Search s;
@@ -217,8 +223,8 @@ static __global__ __launch_bounds__(THREADS) void search_digit(const Task t, int
     if (shift == 0 && drawing) t.token[n] = (int)(s.prefix & (((u64)1 << t.id_bits) - 1));
 }
 
-static void sample(OUT int *token, const floatX *logits, const uint64_t *key, const int *position, Sampler s, int N, int V,
-                   int used) {
+static void sample(OUT int *token, const floatX *logits, const uint64_t *key, const int *position, Sampler s, int N,
+                   int V, int used) {
     const bool limits = s.top_k > 0 || s.top_p < 1 || s.min_p > 0;
     const size_t blocks = divide_up((size_t)used, CHUNK);
     Task t = {};
@@ -238,7 +244,8 @@ static void sample(OUT int *token, const floatX *logits, const uint64_t *key, co
         LAUNCH_EARLY(find_max, grid, THREADS, 0, t);
         for (int pass = 0; pass < t.passes; pass++) {
             const bool drawing = !limits || pass >= levels;
-            if (pass != levels || !limits) LAUNCH_EARLY(search_digit, grid, THREADS, 0, t, pass, pass % levels, drawing);
+            if (pass != levels || !limits)
+                LAUNCH_EARLY(search_digit, grid, THREADS, 0, t, pass, pass % levels, drawing);
         }
     }
 }

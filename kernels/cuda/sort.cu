@@ -1,10 +1,10 @@
 // sort.cu: see sort.cuh. The n elements are cut into tiles of consecutive elements, one per warp:
-//     count      how many elements of each digit a tile has: table[digit][tile]
-//     scan       prefix sums of each row of that table, and each row's sum
-//     scatter    where a digit begins is the sum over the lower digits. Each warp goes through its tile in order and stores every
-//                element at the next position of its digit
-// Within a warp, lanes with equal digits find each other by one vote per bit, and are ranked by lane. The only atomic additions
-// are of integers, while counting: their order does not matter.
+//     count    how many elements of each digit a tile has: table[digit][tile]
+//     scan     prefix sums of each row of that table, and each row's sum
+//     scatter  where a digit begins is the sum over the lower digits. Each warp goes through its
+//              tile in order and stores every element at the next position of its digit
+// Within a warp, lanes with equal digits find each other by one vote per bit, and are ranked by
+// lane. The only atomic additions are of integers, while counting: their order does not matter.
 #include "sort.cuh"
 
 enum { GROUP = 4 };                                         // loads of a lane in flight
@@ -82,7 +82,8 @@ static __global__ void scatter_kernel(Sorted to, const int *table, const int *su
     extern __shared__ int nexts[];                          // (warps,buckets)
     const int first = blockIdx.x * blockDim.y, t = first + threadIdx.y, lane = threadIdx.x, warps = blockDim.y;
     int begin = 0, total;
-    for (int from_digit = 0; from_digit < buckets; from_digit += 32 * warps) {  // where digits begin, and this block's part of them
+    for (int from_digit = 0; from_digit < buckets; from_digit += 32 * warps) {
+        // where digits begin, and this block's part of them
         const int d = from_digit + threadIdx.y * 32 + lane, count = d < buckets ? sums[d] : 0;
         const int start = begin + block_scan(count, &total);
         begin += total;
@@ -128,5 +129,6 @@ void   DEVICE(sort)(Sorted to, const int *key, const int *from, int n, int bucke
     while (1 << bits < buckets) bits++;
     LAUNCH(count_kernel, grid, dim3(32, warps), shared, table, key, from, n, buckets, shift, tile, tiles);
     LAUNCH(scan_kernel, buckets, SCAN_THREADS, 0, table, sums, tiles);
-    LAUNCH(scatter_kernel, grid, dim3(32, warps), shared, to, table, sums, key, from, n, buckets, bits, shift, tile, tiles);
+    LAUNCH(scatter_kernel, grid, dim3(32, warps), shared, to, table, sums, key, from, n, buckets, bits, shift,
+           tile, tiles);
 }

@@ -1,7 +1,7 @@
 // sum.cuh: sums of long arrays, for sum.cu and optimizer.cu.
 //
-// An array is cut into equal parts, one or more per block. A thread adds in float; threads and blocks are added in double, in
-// order.
+// An array is cut into equal parts, one or more per block. A thread adds in float; threads and
+// blocks are added in double, in order.
 #pragma once
 #include "impl.cuh"
 
@@ -12,16 +12,17 @@ __host__ __device__ static inline size_t part_size(size_t total, size_t parts) {
     const size_t size = divide_up(divide_up(total, parts), 1024) * 1024;
     return size > LEAST ? size : LEAST;
 }
-// Blocks of a sum: as many as MULTIPROCESSORS hold at once of sum_kernel (of grad_sq_norms_kernel two waves), because every
-// wave begins with a time in which nothing is loaded. A thread should not add too many floats, so long arrays have more parts,
-// up to BLOCKS, and several of them per block.
+// Blocks of a sum: as many as MULTIPROCESSORS hold at once of sum_kernel (of grad_sq_norms_kernel
+// two waves), because every wave begins with a time in which nothing is loaded. A thread should not
+// add too many floats, so long arrays have more parts, up to BLOCKS, and several of them per block.
 enum { SUM_BLOCKS = 8 * MULTIPROCESSORS, LONG = 1 << 17 };
 __host__ __device__ static inline size_t sum_part_size(size_t total) {
     const size_t size = part_size(total, SUM_BLOCKS), least = part_size(total, BLOCKS);
     return size < LONG ? size : least > LONG ? least : LONG;
 }
 
-// The sum of x, or of its squares, by a block. What is not aligned to 16 bytes at either end is added one by one.
+// The sum of x, or of its squares, by a block. What is not aligned to 16 bytes at either end is
+// added one by one.
 template<bool SQUARED, class T> __device__ static double range_sum(const T *x, size_t n) {
     enum { W = 16 / sizeof(T) };
     auto value = [](T v) { return SQUARED ? (real)v * (real)v : (real)v; };

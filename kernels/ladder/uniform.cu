@@ -1,4 +1,5 @@
-// uniform.cu: see ladder_uniform in ladder.h. cuBLAS matrices are column-major: out^T = weight inp^T for each expert.
+// uniform.cu: see ladder_uniform in ladder.h. cuBLAS matrices are column-major: out^T = weight
+// inp^T for each expert.
 #include "kernels/cuda/dense.cuh"
 extern "C" {
 #include "kernels/compound.h"
@@ -16,7 +17,8 @@ static void forward(floatX *out, const floatX *inp, const floatX *weight, const 
                     Rows, Rows) {
     product(out, false, weight, true, inp, false, O, rows_of(plan), C, plan->E);
 }
-static void backward_input(floatX *dinp, const floatX *dout, const floatX *weight, const Plan *plan, int C, int O, Rows, Rows) {
+static void backward_input(floatX *dinp, const floatX *dout, const floatX *weight, const Plan *plan, int C, int O,
+                           Rows, Rows) {
     product(dinp, false, weight, false, dout, false, C, rows_of(plan), O, plan->E);
 }
 static void backward_weight(void *dweight, const floatX *dout, const floatX *inp, const Plan *plan, int C, int O,
@@ -26,7 +28,7 @@ static void backward_weight(void *dweight, const floatX *dout, const floatX *inp
 
 int ladder_uniform(Device *d, const Device *base) {
     enum { M = 64 };
-    floatX *x = (floatX *)base->alloc(4 * M * M * sizeof(floatX));          // a small product, to see whether the library works
+    floatX *x = (floatX *)base->alloc(4 * M * M * sizeof(floatX));  // a small product, to see whether the library works
     const bool works = x && dense_product(x, false, false, x + 2 * M * M, false, x + 3 * M * M, false, M, M, M / 2, 2);
     base->sync();
     if (x) base->release(x);

@@ -20,7 +20,8 @@ int error_exit(Error *e, int code, const char *format, ...) {
     return 0;
 }
 
-/* If several ranks fail at once, the first one reports. Other threads keep running, so nothing is torn down. */
+/* If several ranks fail at once, the first one reports. Other threads keep running, so nothing is
+ * torn down. */
 _Noreturn void fail(int code, const char *format, ...) {
     static atomic_flag ending = ATOMIC_FLAG_INIT;
     va_list args;
@@ -90,7 +91,9 @@ uint64_t hash_add(uint64_t h, const void *data, size_t bytes) {
 }
 uint64_t hash_begin(uint64_t seed) { return seed ^ 0xcbf29ce484222325u; }
 uint64_t hash_end(uint64_t h) { return h ^ h >> 32; }
-uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes) { return hash_end(hash_add(hash_begin(seed), data, bytes)); }
+uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes) {
+    return hash_end(hash_add(hash_begin(seed), data, bytes));
+}
 
 static const uint32_t crc_polynomial = 0x82f63b78;      /* Castagnoli's, the highest power in the lowest bit */
 static uint32_t crc_table[8][256];                       /* slicing by eight: [k][b] is the CRC of b and k zero bytes */
@@ -101,7 +104,8 @@ static void crc_table_make(void) {
         crc_table[0][i] = c;
     }
     for (int k = 1; k < 8; k++)
-        for (int i = 0; i < 256; i++) crc_table[k][i] = crc_table[k - 1][i] >> 8 ^ crc_table[0][crc_table[k - 1][i] & 255];
+        for (int i = 0; i < 256; i++)
+            crc_table[k][i] = crc_table[k - 1][i] >> 8 ^ crc_table[0][crc_table[k - 1][i] & 255];
 }
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;      /* several threads make sums */
@@ -133,7 +137,7 @@ static uint32_t crc_product(uint32_t a, uint32_t b) {
     return p;
 }
 uint32_t crc32c_combine(uint32_t a, uint32_t b, uint64_t bytes) {
-    uint32_t power = 1u << 23;                          /* x^8: what a byte multiplies by; squared for each bit of `bytes` */
+    uint32_t power = 1u << 23;                  /* x^8: what a byte multiplies by; squared for each bit of `bytes` */
     for (; bytes; bytes >>= 1) {
         if (bytes & 1) a = crc_product(a, power);
         power = crc_product(power, power);

@@ -1,7 +1,9 @@
-/* base.h: used by every file of llmc/ and both programs: errors, memory, time, whole files, checksums.
+/* base.h: used by every file of llmc/ and both programs: errors, memory, time, whole files,
+ * checksums.
  *
- * Errors. A library function reports a problem by returning 0 or NULL and filling an Error. The caller that knows what
- * the user asked for calls fail(), with a message that says what was found, what was expected and what to do. */
+ * Errors. A library function reports a problem by returning 0 or NULL and filling an Error. The
+ * caller that knows what the user asked for calls fail(), with a message that says what was found,
+ * what was expected and what to do. */
 #ifndef BASE_H
 #define BASE_H
 #include "print.h"
@@ -10,7 +12,7 @@ enum {                                  /* exit codes of both programs */
     EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_INPUT = 3, EXIT_CHECKPOINT = 4, EXIT_DISK = 5, EXIT_CUDA = 6, EXIT_MEMORY = 7,
     EXIT_PEER = 8, EXIT_NUMERICS = 9, EXIT_STOPPED = 75
 };
-typedef struct { char text[1024]; int code; } Error;                 /* code: to exit with, or 0: what the caller finds right */
+typedef struct { char text[1024]; int code; } Error;        /* code: to exit with, or 0: what the caller finds right */
 int  error_exit(Error *e, int code, const char *format, ...) PRINTF(3, 4);   /* always 0, for `return error_set(...)` */
 #define error_set(e, ...) error_exit(e, 0, __VA_ARGS__)
 
@@ -26,16 +28,17 @@ char *text_format(const char *format, ...) PRINTF(1, 2);             /* a new st
 double now(void);                                                    /* seconds, monotonic */
 
 /* Files (file.c). Errors name the path. Without host memory the program ends with EXIT_MEMORY. */
-char *file_read(const char *path, size_t *bytes, Error *e);          /* the whole file, then a NUL; NULL on error; free() it */
+char *file_read(const char *path, size_t *bytes, Error *e);   /* the whole file, then a NUL; NULL on error; free() it */
 int   folder_make(const char *path, Error *e);                       /* mkdir -p; an existing folder is fine */
 int   folder_sync(const char *path, Error *e);                       /* fsync: renames inside it survive a power loss */
 int   is_folder(const char *path);
 int   is_same_folder(const char *a, const char *b);           /* by whatever names */
 int   is_file(const char *path);
 
-/* A FileWriter writes a file from its first byte to its last, through a buffer. file_patch overwrites bytes that were added.
- * file_finish syncs the file to disk and closes it; finish and abandon free the writer. After one error all later calls fail.
- * file_join: a file of `bytes` bytes that several writers fill, in any processes that see it: each writes its own bytes, from where
+/* A FileWriter writes a file from its first byte to its last, through a buffer. file_patch
+ * overwrites bytes that were added. file_finish syncs the file to disk and closes it; finish and
+ * abandon free the writer. After one error all later calls fail. file_join: a file of `bytes` bytes
+ * that several writers fill, in any processes that see it: each writes its own bytes, from where
  * file_seek puts it. The first of them creates it. */
 typedef struct FileWriter FileWriter;
 FileWriter *file_create(const char *path, Error *e);
@@ -46,10 +49,12 @@ int  file_patch(FileWriter *w, uint64_t at, const void *data, size_t bytes, Erro
 int  file_finish(FileWriter *w, Error *e);
 void file_abandon(FileWriter *w);
 
-/* Files that must be complete whenever they exist are written under a temporary name and then published. file_publish renames a
- * complete and synced file or folder and syncs its parent folder. If only that sync fails, the new file is in place, but a power
- * loss may bring the old one back; this is reported as an error. file_replace lets `body` write the temporary file and publishes
- * it as `path`. file_write does this with data in memory; file_link with a hard link to `from`, or a copy where there are none. */
+/* Files that must be complete whenever they exist are written under a temporary name and then
+ * published. file_publish renames a complete and synced file or folder and syncs its parent folder.
+ * If only that sync fails, the new file is in place, but a power loss may bring the old one back;
+ * this is reported as an error. file_replace lets `body` write the temporary file and publishes it
+ * as `path`. file_write does this with data in memory; file_link with a hard link to `from`, or a
+ * copy where there are none. */
 typedef int (*FileBody)(const char *temporary, const void *with, Error *e);
 int   file_publish(const char *temporary, const char *path, Error *e);
 int   file_replace(const char *path, FileBody body, const void *with, Error *e);
@@ -64,11 +69,12 @@ uint64_t hash_begin(uint64_t seed);
 uint64_t hash_add(uint64_t h, const void *data, size_t bytes);
 uint64_t hash_end(uint64_t h);
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes);       /* Castagnoli polynomial; start with 0 */
-/* The CRC of two parts together, of which the first has the CRC a, and the second, of `bytes` bytes, the CRC b. Source: M. Adler, zlib, crc32_combine. */
+/* The CRC of two parts together, of which the first has the CRC a, and the second, of `bytes`
+ * bytes, the CRC b. Source: M. Adler, zlib, crc32_combine. */
 uint32_t crc32c_combine(uint32_t a, uint32_t b, uint64_t bytes);
 
-/* Bytes of a file and their CRC-32C. sum: of the file that the parts are together, which are sorted by this; 0 if they leave a hole or
- * overlap. */
+/* Bytes of a file and their CRC-32C. sum: of the file that the parts are together, which are sorted
+ * by this; 0 if they leave a hole or overlap. */
 typedef struct { uint64_t bytes; uint32_t crc; } FileSum;
 typedef struct { uint64_t at; FileSum sum; } FilePart;
 int file_sum(FilePart *parts, size_t count, FileSum *sum);

@@ -19,7 +19,7 @@ int is_same_folder(const char *a, const char *b) {
 }
 int is_file(const char *path)   { struct stat s; return stat(path, &s) == 0 && S_ISREG(s.st_mode); }
 
-/* ---- reading ------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 char *file_read(const char *path, size_t *bytes, Error *e) {
     struct stat s;
@@ -46,7 +46,7 @@ char *file_read(const char *path, size_t *bytes, Error *e) {
     return data;
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 struct FileWriter {
     char *path;
@@ -108,7 +108,10 @@ int file_add(FileWriter *w, const void *data, size_t bytes, Error *e) {
 int file_seek(FileWriter *w, uint64_t at, Error *e) {
     if (at == w->written + w->waiting) return 1;
     if (!usable(w, e) || !flush(w, e)) return 0;
-    if (lseek(w->fd, (off_t)at, SEEK_SET) < 0) { w->failed = 1; return error_set(e, "%s: %s", w->path, strerror(errno)); }
+    if (lseek(w->fd, (off_t)at, SEEK_SET) < 0) {
+        w->failed = 1;
+        return error_set(e, "%s: %s", w->path, strerror(errno));
+    }
     w->written = at;
     return 1;
 }
@@ -120,7 +123,10 @@ int file_patch(FileWriter *w, uint64_t at, const void *data, size_t bytes, Error
     for (const char *from = data; bytes; ) {
         const ssize_t n = pwrite(w->fd, from, bytes, (off_t)at);
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) { w->failed = 1; return error_set(e, "%s: %s", w->path, n ? strerror(errno) : "nothing could be written"); }
+        if (n <= 0) {
+            w->failed = 1;
+            return error_set(e, "%s: %s", w->path, n ? strerror(errno) : "nothing could be written");
+        }
         from += n;
         at += (uint64_t)n;
         bytes -= (size_t)n;
@@ -128,7 +134,8 @@ int file_patch(FileWriter *w, uint64_t at, const void *data, size_t bytes, Error
     return 1;
 }
 
-/* macOS leaves what is synced in the disk's own cache, unless it is asked for more; not every file system there can do more. */
+/* macOS leaves what is synced in the disk's own cache, unless it is asked for more; not every file
+ * system there can do more. */
 static int sync_fd(int fd) {
 #ifdef F_FULLFSYNC
     if (!fcntl(fd, F_FULLFSYNC)) return 0;
@@ -177,7 +184,7 @@ int file_sum(FilePart *parts, size_t count, FileSum *sum) {
     return 1;
 }
 
-/* ---- publishing ---------------------------------------------------------------------------------------- */
+/* ---- publishing ------------------------------------------------------------------------------ */
 
 /* Some network file systems cannot sync a folder, and say so. */
 int folder_sync(const char *path, Error *e) {
@@ -220,7 +227,8 @@ int file_replace(const char *path, FileBody body, const void *with, Error *e) {
 /* "model.safetensors.tmp": of versions before file_replace. */
 int file_is_temporary(const char *name) {
     const char *process = strstr(name, ".tmp.");
-    return (process && process[5] && !process[5 + strspn(process + 5, "0123456789")]) || !strcmp(name, "model.safetensors.tmp");
+    return (process && process[5] && !process[5 + strspn(process + 5, "0123456789")])
+        || !strcmp(name, "model.safetensors.tmp");
 }
 
 typedef struct { const void *data; size_t bytes; } Contents;
@@ -249,7 +257,8 @@ static int copy(const char *from, const char *to, Error *e) {
 static int link_or_copy(const char *temporary, const void *from, Error *e) {
     unlink(temporary);
     if (!link(from, temporary)) return 1;
-    if (errno == EPERM || errno == ENOTSUP || errno == EMLINK || errno == ENOSYS || errno == EXDEV) return copy(from, temporary, e);
+    if (errno == EPERM || errno == ENOTSUP || errno == EMLINK || errno == ENOSYS || errno == EXDEV)
+        return copy(from, temporary, e);
     return error_set(e, "%s: %s", temporary, strerror(errno));
 }
 int file_link(const char *from, const char *path, Error *e) { return file_replace(path, link_or_copy, from, e); }

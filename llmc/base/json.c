@@ -1,7 +1,8 @@
 /* json.c: see json.h.
  *
- * The parser copies the text once and unescapes strings in place: no escape is shorter than its meaning. Values are
- * allocated in blocks that double in size. Open containers are kept on a stack of fixed depth; there is no recursion. */
+ * The parser copies the text once and unescapes strings in place: no escape is shorter than its
+ * meaning. Values are allocated in blocks that double in size. Open containers are kept on a stack
+ * of fixed depth; there is no recursion. */
 #define _POSIX_C_SOURCE 200809L
 #include "json.h"
 #include <math.h>
@@ -9,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- parser ------------------------------------------------------------------------------------------------------ */
+/* ---- parser ---------------------------------------------------------------------------------- */
 
 typedef struct Block { struct Block *next; size_t used, capacity; } Block;
 struct Json { char *text; Block *blocks; const JsonValue *root; };
@@ -130,7 +131,8 @@ static int by_key(const void *a, const void *b) {
     return order ? order : (x->key_length > y->key_length) - (x->key_length < y->key_length);
 }
 
-/* At the end of an object: sorts its members, to find duplicate keys and to make json_get fast. A small object keeps no index. */
+/* At the end of an object: sorts its members, to find duplicate keys and to make json_get fast. A
+ * small object keeps no index. */
 static int index_members(Parser *p, JsonValue *object) {
     enum { SMALL = 8 };
     const JsonValue *small[SMALL];
@@ -222,7 +224,8 @@ Json *json_parse(const char *text, size_t bytes, Error *e) {
 Json *json_parse_line(const char *line, size_t bytes, Error *e) {
     static const char first[] = "line 1, ";
     Json *json = json_parse(line, bytes, e);
-    if (!json && !strncmp(e->text, first, strlen(first))) memmove(e->text, e->text + strlen(first), strlen(e->text + strlen(first)) + 1);
+    if (!json && !strncmp(e->text, first, strlen(first)))
+        memmove(e->text, e->text + strlen(first), strlen(e->text + strlen(first)) + 1);
     return json;
 }
 
@@ -235,7 +238,7 @@ void json_free(Json *json) {
 
 const JsonValue *json_root(const Json *json) { return json->root; }
 
-/* ---- access ------------------------------------------------------------------------------------------------------ */
+/* ---- access ---------------------------------------------------------------------------------- */
 
 int json_is(const JsonValue *v, JsonType type) { return v && v->type == type; }
 
@@ -285,7 +288,7 @@ void json_write(Text *to, const JsonValue *v, int depth) {
     }
 }
 
-/* ---- checked reading --------------------------------------------------------------------------------------------- */
+/* ---- checked reading ------------------------------------------------------------------------- */
 
 static int wrong_value(const JsonValue *v, const char *name, const char *expected, Error *e) {
     Text is = { 0 };

@@ -1,9 +1,10 @@
 /* json.h: a strict JSON parser.
  *
- * A document becomes a tree of JsonValue that lives until json_free. Strict means RFC 8259 and nothing else: valid
- * UTF-8, paired surrogates, no duplicate keys, no leading zeros, nothing after the value, at most JSON_DEPTH levels.
- * Time is linear in the text (n log n in the keys of one object), stack use is constant. Integers of 64 bits are exact;
- * other numbers are doubles and must be finite. The locale has no influence. */
+ * A document becomes a tree of JsonValue that lives until json_free. Strict means RFC 8259 and
+ * nothing else: valid UTF-8, paired surrogates, no duplicate keys, no leading zeros, nothing after
+ * the value, at most JSON_DEPTH levels. Time is linear in the text (n log n in the keys of one
+ * object), stack use is constant. Integers of 64 bits are exact; other numbers are doubles and must
+ * be finite. The locale has no influence. */
 #ifndef JSON_H
 #define JSON_H
 #include "text.h"
@@ -29,12 +30,14 @@ typedef struct JsonValue {
 } JsonValue;
 
 Json *json_parse(const char *text, size_t bytes, Error *e);
-Json *json_parse_line(const char *line, size_t bytes, Error *e);     /* the same of one line of JSONL; its messages name no line */
+/* the same of one line of JSONL; its messages name no line */
+Json *json_parse_line(const char *line, size_t bytes, Error *e);
 void  json_free(Json *json);
 const JsonValue *json_root(const Json *json);
 
 /* All of these accept NULL and values of another type, so that lookups can be chained:
- *   for (const JsonValue *v = json_first(json_get(root, "shape")); v; v = v->next) ... json_int(v, -1) ... */
+ *   for (const JsonValue *v = json_first(json_get(root, "shape")); v; v = v->next) ... json_int(v,
+ *   -1) ... */
 const JsonValue *json_first(const JsonValue *container);
 const JsonValue *json_get(const JsonValue *object, const char *key);                    /* NULL if it is missing */
 const JsonValue *json_find(const JsonValue *object, const char *key, size_t bytes);     /* a key that may contain NUL */
@@ -42,20 +45,23 @@ int         json_is(const JsonValue *v, JsonType type);
 int64_t     json_int(const JsonValue *v, int64_t otherwise);
 double      json_double(const JsonValue *v, double otherwise);                          /* accepts integers, too */
 int         json_bool(const JsonValue *v, int otherwise);
-const char *json_string(const JsonValue *v, const char *otherwise);     /* `otherwise` also if the string contains NUL */
+const char *json_string(const JsonValue *v, const char *otherwise);    /* `otherwise` also if the string contains NUL */
 
-/* Appends the text of a value; lists and objects on lines of their own, two spaces deeper than `depth` levels. */
+/* Appends the text of a value; lists and objects on lines of their own, two spaces deeper than
+ * `depth` levels. */
 void json_write(Text *to, const JsonValue *v, int depth);
 
-/* Checked reading of values that a file must have. 1; or 0 and an error that names the value, if it is missing, has another type,
- * or lies outside low..high (both included). read_double accepts integers, too. read_hex: a string of up to 16 digits. */
+/* Checked reading of values that a file must have. 1; or 0 and an error that names the value, if it
+ * is missing, has another type, or lies outside low..high (both included). read_double accepts
+ * integers, too. read_hex: a string of up to 16 digits. */
 int json_read_int(const JsonValue *v, const char *name, int64_t low, int64_t high, int64_t *x, Error *e);
 int json_read_double(const JsonValue *v, const char *name, double low, double high, double *x, Error *e);
 int json_read_hex(const JsonValue *v, const char *name, uint64_t *x, Error *e);
 int json_read_string(const JsonValue *v, const char *name, const char **x, Error *e);
 
-/* A seal is a checksum inside an object: its last member, "crc32c", is the CRC-32C of all text before it. json_seal adds this
- * member and the closing brace. json_sealed: 0 and an error if the seal is wrong; 1 if it is right or absent. */
+/* A seal is a checksum inside an object: its last member, "crc32c", is the CRC-32C of all text
+ * before it. json_seal adds this member and the closing brace. json_sealed: 0 and an error if the
+ * seal is wrong; 1 if it is right or absent. */
 void json_seal(Text *t);
 int  json_sealed(const char *text, size_t bytes, Error *e);
 #endif

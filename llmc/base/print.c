@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- UTF-8 ------------------------------------------------------------------------------------------------------- */
+/* ---- UTF-8 ----------------------------------------------------------------------------------- */
 
-/* The length of a character that begins with byte c, and the range of its second byte, which excludes overlong forms,
- * surrogates and codes above U+10FFFF. 0 if no character begins with c. */
+/* The length of a character that begins with byte c, and the range of its second byte, which
+ * excludes overlong forms, surrogates and codes above U+10FFFF. 0 if no character begins with c. */
 static size_t lead(unsigned char c, unsigned char *low, unsigned char *high) {
     *low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80;
     *high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
@@ -57,7 +57,7 @@ size_t utf8_complete(const char *text, size_t bytes) {
     return bytes;
 }
 
-/* ---- text from outside --------------------------------------------------------------------------------------------- */
+/* ---- text from outside ----------------------------------------------------------------------- */
 
 size_t text_show(const char *text, size_t bytes, char shown[5]) {
     uint32_t code;
@@ -71,7 +71,7 @@ size_t text_show(const char *text, size_t bytes, char shown[5]) {
 
 void text_write(FILE *to, const char *text, size_t bytes) {
     char shown[5];
-    size_t from = 0;                                    /* what stays as it is, is written in one piece: stderr has no buffer */
+    size_t from = 0;                            /* what stays as it is, is written in one piece: stderr has no buffer */
     for (size_t at = 0, n; at < bytes; at += n) {
         n = text_show(text + at, bytes - at, shown);
         if (!strncmp(text + at, shown, n) && !shown[n]) continue;

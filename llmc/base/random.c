@@ -1,8 +1,9 @@
 /* random.c: normal numbers, several at a time.
  *
- * What takes time in random_normal are the calls of log and cos, which compute one number each. Here both are series, in loops that
- * become vector code. They are less exact than double, by a known bound, and a float has only 24 bits: where both ends of the bound are
- * the same float, so is the exact number. The others, one in thousands, are drawn by random_normal. */
+ * What takes time in random_normal are the calls of log and cos, which compute one number each.
+ * Here both are series, in loops that become vector code. They are less exact than double, by a
+ * known bound, and a float has only 24 bits: where both ends of the bound are the same float, so is
+ * the exact number. The others, one in thousands, are drawn by random_normal. */
 #include "random.h"
 #include <string.h>
 
@@ -25,20 +26,23 @@ static inline double uniform(uint64_t key, uint64_t index) {
     return exact(n >> 1) * 0x1p-52 + exact(n & 1) * 0x1p-53;
 }
 
-/* log(w), 0 < w <= 1, relative error below 2^-39: w = 2^e m with sqrt(1/2) <= m < sqrt(2), and with s = (m-1)/(m+1)
- * log(m) = 2 (s + s^3/3 + s^5/5 + ...); the first term left out, s^15/15, is 2^-39.5 of s. */
+/* log(w), 0 < w <= 1, relative error below 2^-39: w = 2^e m with sqrt(1/2) <= m < sqrt(2), and with
+ * s = (m-1)/(m+1) log(m) = 2 (s + s^3/3 + s^5/5 + ...); the first term left out, s^15/15, is
+ * 2^-39.5 of s. */
 static inline double log_of(double w) {
     const uint64_t bits = bits_of(w), e = (bits + (0x3ff0000000000000u - 0x3fe6a09e667f3bcdu)) >> 52;
     const double m = double_of(bits - ((e - 1023) << 52)), s = (m - 1) / (m + 1), z = s * s;
     const double series = 1 + z * (1. / 3 + z * (1. / 5 + z * (1. / 7 + z * (1. / 9 + z * (1. / 11 + z * (1. / 13))))));
     return (exact(e) - 1023) * 0.6931471805599453 + 2 * s * series;
 }
-/* cos(2 pi v) of a random v, error below 2^-43: the sine of an angle between -pi/2 and pi/2; the first term left out is
- * (pi/2)^19/19!. Of the 53 bits of v the last one is dropped. */
+/* cos(2 pi v) of a random v, error below 2^-43: the sine of an angle between -pi/2 and pi/2; the
+ * first term left out is (pi/2)^19/19!. Of the 53 bits of v the last one is dropped. */
 static inline double cos_of(uint64_t bits) {
-    const double v = double_of(bits >> 12 | 0x3ff0000000000000u) - 1, x = 6.283185307179586 * (fabs(v - 0.5) - 0.25), z = x * x;
+    const double v = double_of(bits >> 12 | 0x3ff0000000000000u) - 1,
+        x = 6.283185307179586 * (fabs(v - 0.5) - 0.25), z = x * x;
     const double c = 1. / 355687428096000, b = -1. / 1307674368000, a = 1. / 6227020800;
-    return x * (1 + z * (-1. / 6 + z * (1. / 120 + z * (-1. / 5040 + z * (1. / 362880 + z * (-1. / 39916800 + z * (a + z * (b + z * c))))))));
+    return x * (1 + z * (-1. / 6 + z * (
+            1. / 120 + z * (-1. / 5040 + z * (1. / 362880 + z * (-1. / 39916800 + z * (a + z * (b + z * c))))))));
 }
 
 /* Of at most BLOCK numbers. Those that are not certain become NaN; 1: there are some. */
@@ -60,6 +64,7 @@ void random_normals(uint64_t key, uint64_t first, size_t n, double scale, double
     for (size_t at = 0, count; at < n; at += count) {
         count = n - at < BLOCK ? n - at : BLOCK;
         if (!draw(key, first + at, count, scale, values + at)) continue;
-        for (size_t i = at; i < at + count; i++) if (isnan(values[i])) values[i] = scale * random_normal(key, first + i);
+        for (size_t i = at; i < at + count; i++)
+            if (isnan(values[i])) values[i] = scale * random_normal(key, first + i);
     }
 }

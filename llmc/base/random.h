@@ -1,5 +1,5 @@
-/* random.h: random numbers as a function of (key, index): the number drawn for sample 17 of step 4 does not depend on the
- * rank, the thread or the order. The bits come from kernels/random.h. */
+/* random.h: random numbers as a function of (key, index): the number drawn for sample 17 of step 4
+ * does not depend on the rank, the thread or the order. The bits come from kernels/random.h. */
 #ifndef RANDOM_H
 #define RANDOM_H
 #include <math.h>
@@ -10,6 +10,7 @@ static inline double random_normal(uint64_t key, uint64_t index) {       /* Box 
     return sqrt(-2 * log(1 - random_uniform(key, 2 * index)))
         * cos(6.283185307179586 * random_uniform(key, 2 * index + 1));
 }
-/* values[i] = scale * random_normal(key, first + i), but only as floats they are the same numbers: several times as fast. */
+/* values[i] = scale * random_normal(key, first + i), but only as floats they are the same numbers:
+ * several times as fast. */
 void random_normals(uint64_t key, uint64_t first, size_t n, double scale, double *values);
 #endif

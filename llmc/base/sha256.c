@@ -44,7 +44,8 @@ static void compress(uint32_t state[8], const unsigned char *block) {
 }
 
 void sha256_begin(Sha256 *s) {                              /* of the square roots of the first 8 primes */
-    *s = (Sha256){ .state = { 0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19 } };
+    *s = (Sha256){ .state = { 0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab,
+                              0x5be0cd19 } };
 }
 void sha256_add(Sha256 *s, const void *data, size_t bytes) {
     const unsigned char *from = data;
@@ -63,7 +64,7 @@ void sha256_end(Sha256 *s, unsigned char digest[SHA256_BYTES]) {
     unsigned char length[8];
     to_big_endian(length, (uint32_t)(bits >> 32));
     to_big_endian(length + 4, (uint32_t)bits);
-    sha256_add(s, padding, 1 + (BLOCK + 55 - s->bytes % BLOCK) % BLOCK);        /* up to 8 bytes before the end of a block */
+    sha256_add(s, padding, 1 + (BLOCK + 55 - s->bytes % BLOCK) % BLOCK);   /* up to 8 bytes before the end of a block */
     sha256_add(s, length, sizeof length);
     for (int i = 0; i < 8; i++) to_big_endian(digest + 4 * i, s->state[i]);
 }

@@ -12,12 +12,13 @@ int text_is_blank(const char *text, size_t bytes) {
     return !bytes;
 }
 
-/* ---- the locale ---------------------------------------------------------------------------------------------------
+/* ---- the locale ---------------------------------------------------------------------------------
  * printf and strtod use the decimal point of the thread's locale: switch to "C" around them. */
 
 static locale_t locale_enter(void) {
     static _Thread_local locale_t c;
-    if (!c && !(c = newlocale(LC_ALL_MASK, "C", (locale_t)0))) fail(EXIT_MEMORY, "out of host memory: a locale is needed");
+    if (!c && !(c = newlocale(LC_ALL_MASK, "C", (locale_t)0)))
+        fail(EXIT_MEMORY, "out of host memory: a locale is needed");
     return uselocale(c);
 }
 
@@ -28,7 +29,7 @@ double text_strtod(const char *text, char **end) {
     return x;
 }
 
-/* ---- the builder ------------------------------------------------------------------------------------------------- */
+/* ---- the builder ----------------------------------------------------------------------------- */
 
 static void text_reserve(Text *t, size_t bytes) {
     if (t->capacity - t->length > bytes) return;                            /* one byte more, for the NUL */

@@ -1,15 +1,16 @@
 /* bpe.c: see bpe.h.
  *
  *   1. Count the words of the text: a hash table for each thread, added up afterwards.
- *   2. A word becomes an array of symbols, at first its bytes. Each pair of neighbouring symbols has a count, over the text,
- *      and a list of the words it occurs in.
- *   3. The pair with the largest count becomes a token: it is replaced in its words, which changes the counts of the pairs
- *      around it. A heap holds the pairs by count. Counts only fall, except those of new pairs, so an entry that is out of
- *      date is noticed when it comes out, and goes back with the right count. Lists of words are not shortened either: a
- *      word without the pair is passed over.
+ *   2. A word becomes an array of symbols, at first its bytes. Each pair of neighbouring symbols
+ *      has a count, over the text, and a list of the words it occurs in.
+ *   3. The pair with the largest count becomes a token: it is replaced in its words, which changes
+ *      the counts of the pairs around it. A heap holds the pairs by count. Counts only fall, except
+ *      those of new pairs, so an entry that is out of date is noticed when it comes out, and goes
+ *      back with the right count. Lists of words are not shortened either: a word without the pair
+ *      is passed over.
  *
- * The order of words, which depends on threads, has no effect: counts are sums, and among equal counts the pair with the
- * smaller ids comes first. */
+ * The order of words, which depends on threads, has no effect: counts are sums, and among equal
+ * counts the pair with the smaller ids comes first. */
 #include "bpe.h"
 #include "meter.h"
 #include "pretokenizer.h"
@@ -18,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- counting words ------------------------------------------------------------------------------------ */
+/* ---- counting words -------------------------------------------------------------------------- */
 
 enum { WORD_LIMIT = 4096 };             /* longer words are counted in pieces: each merge passes over whole words */
 typedef struct { const char *at; uint32_t bytes, hash; int64_t count; } Word;   /* count 0: a free entry */
@@ -97,11 +98,12 @@ static Words count_words(const Document *text, size_t documents, const PreTokeni
     return all;
 }
 
-/* ---- pairs --------------------------------------------------------------------------------------------- */
+/* ---- pairs ----------------------------------------------------------------------------------- */
 
 enum { FIRST_BYTE = 1 };                /* an id; 0 is END_OF_TEXT */
 typedef struct { int64_t count; uint32_t *symbols; uint32_t length; } Sequence;         /* a word, as symbols */
-typedef struct { uint64_t ids; int64_t count; uint32_t *in, n, capacity; int merge; } Pair; /* in: words it may occur in */
+/* in: words it may occur in */
+typedef struct { uint64_t ids; int64_t count; uint32_t *in, n, capacity; int merge; } Pair;
 typedef struct { int64_t count; uint64_t ids; uint32_t pair; } Candidate;
 typedef struct { uint64_t pair; uint32_t id; } Merged;
 
@@ -155,7 +157,8 @@ static void pair_more(Trainer *t, uint32_t left, uint32_t right, uint32_t word) 
     Pair *p = pair_make(t, pair_of(left, right));
     p->count += t->words[word].count;
     if (!p->n || p->in[p->n - 1] != word) {
-        if (p->n == p->capacity) p->in = mem_grow(p->in, (p->capacity = p->capacity ? 2 * p->capacity : 2) * sizeof *p->in);
+        if (p->n == p->capacity)
+            p->in = mem_grow(p->in, (p->capacity = p->capacity ? 2 * p->capacity : 2) * sizeof *p->in);
         p->in[p->n++] = word;
     }
     if (p->merge == t->merge_count) return;
@@ -196,9 +199,10 @@ static void push_grown(Trainer *t) {
     t->grown_count = 0;
 }
 
-/* ---- merging ------------------------------------------------------------------------------------------- */
+/* ---- merging --------------------------------------------------------------------------------- */
 
-/* Ids of bytes are in the order of the characters that stand for them in the file, as in Hugging Face's library. */
+/* Ids of bytes are in the order of the characters that stand for them in the file, as in Hugging
+ * Face's library. */
 static void byte_ids(uint32_t id[256]) {
     for (int b = 0; b < 256; b++) {
         id[b] = FIRST_BYTE;
@@ -211,7 +215,8 @@ static Document token_bytes(const Trainer *t, uint32_t id) {
     return (Document){ t->bytes.at + t->start[id], t->start[id + 1] - t->start[id], 0 };
 }
 
-/* The token of these bytes; a new one if there is none. Two pairs may make the same bytes: "ab" "c" and "a" "bc". */
+/* The token of these bytes; a new one if there is none. Two pairs may make the same bytes: "ab" "c"
+ * and "a" "bc". */
 static uint32_t token_of(Trainer *t, const char *s, size_t n) {
     uint32_t i = token_hash(s, n) & t->token_mask;
     for (int32_t id; (id = t->token_table[i]) >= 0; i = (i + 1) & t->token_mask) {
@@ -321,7 +326,7 @@ static void trainer_end(Trainer *t) {
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) free(owned[i]);
 }
 
-/* ---- the file ------------------------------------------------------------------------------------------ */
+/* ---- the file -------------------------------------------------------------------------------- */
 
 /* A token as byte-level files write it: a character for each byte. */
 static void add_key(Text *json, Document token) {
@@ -335,7 +340,8 @@ static void add_key(Text *json, Document token) {
 
 static Tokenizer *tokenizer_of(const Trainer *t, const char *regex, Error *e) {
     Text json = { 0 };
-    text_add(&json, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\n\"added_tokens\":[{\"id\":0,\"content\":\""
+    text_add(&json,
+             "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\n\"added_tokens\":[{\"id\":0,\"content\":\""
              END_OF_TEXT "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,"
              "\"special\":true}],\n\"normalizer\":null,\n\"pre_tokenizer\":");
     if (regex) {
@@ -375,7 +381,8 @@ Tokenizer *bpe_train(const Document *text, size_t documents, int tokens, const c
         return NULL;
     }
     if (tokens < BPE_MIN || tokens > BPE_MAX) {
-        error_set(e, "a tokenizer of %d tokens (-tk): expected %d (256 bytes and the end of text) to %d", tokens, BPE_MIN, BPE_MAX);
+        error_set(e, "a tokenizer of %d tokens (-tk): expected %d (256 bytes and the end of text) to %d", tokens,
+                  BPE_MIN, BPE_MAX);
         return NULL;
     }
     const char *regex = gpt2 ? NULL : pretokenizer_cl100k_regex();
@@ -388,8 +395,8 @@ Tokenizer *bpe_train(const Document *text, size_t documents, int tokens, const c
     Tokenizer *tokenizer = NULL;
     if (t.tokens == tokens) tokenizer = tokenizer_of(&t, regex, e);
     else
-        error_set(e, "a tokenizer of %d tokens (-tk): the training text supports %d, after which no pair of tokens occurs "
-                  "twice; ask for fewer tokens or give more text", tokens, t.tokens);
+        error_set(e, "a tokenizer of %d tokens (-tk): the training text supports %d, after which no pair of tokens "
+                  "occurs twice; ask for fewer tokens or give more text", tokens, t.tokens);
     trainer_end(&t);
     return tokenizer;
 }

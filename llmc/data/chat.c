@@ -5,32 +5,37 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- the table ------------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
-/* before and after: of the content of a message. In all strings of a row {bos}, {eos} and {date FORMAT} stand for the token that
- * begins a text, the one that ends it, and the date as strftime formats it. before NULL: the template has no such role. */
+/* before and after: of the content of a message. In all strings of a row {bos}, {eos} and {date
+ * FORMAT} stand for the token that begins a text, the one that ends it, and the date as strftime
+ * formats it. before NULL: the template has no such role. */
 typedef struct { const char *before, *after; } Turn;
 enum {
     TRIMS = 1,                          /* white space around contents is dropped */
     BARE_END = 2,                       /* after the last message, if it is an answer, nothing follows what ends it */
-    SYSTEM_IN_USER = 4,                 /* the system message, first of all, is written in front of the first user's content */
+    SYSTEM_IN_USER = 4,         /* the system message, first of all, is written in front of the first user's content */
     ALTERNATES = 8,                     /* user and assistant take turns, the user first */
-    THINKS = 16,                        /* answers after the last user's message begin with a thought, others have none (Qwen3) */
-    THINKS_ALWAYS = 32,                 /* all begin with one, which is empty before the last user's message (GLM 4.5) */
+    THINKS = 16,            /* answers after the last user's message begin with a thought, others have none (Qwen3) */
+    THINKS_ALWAYS = 32,             /* all begin with one, which is empty before the last user's message (GLM 4.5) */
     NEXT_ENDS = 64,                     /* nothing follows an answer but the mark of the next role */
-    RETURNS = 128                       /* an answer ends with `after` of the assistant, and with `end` if it is the last message; a first
-                                         * system message that is empty is not written, and there is no other (gpt-oss) */
+    RETURNS = 128                       /* an answer ends with `after` of the assistant, and with
+                                         * `end` if it is the last message; a first system message
+                                         * that is empty is not written, and there is no other
+                                         * (gpt-oss) */
 };
 enum { MARKS = 4 };
 struct ChatTemplate {
     const char *name, *models;
-    const char *marks[MARKS], *lacks[MARKS];    /* strings that its Jinja, without optional spaces (tidy), has and lacks */
+    /* strings that its Jinja, without optional spaces (tidy), has and lacks */
+    const char *marks[MARKS], *lacks[MARKS];
     int flags;
     const char *start;                  /* before everything */
     Turn turn[CHAT_ROLES];              /* tool messages that follow each other are one turn; each is put into `tool` */
     Turn tool;
     const char *prompt;                 /* where the assistant's turn begins: the beginning of its `before` */
-    const char *end;                    /* what ends an answer: the beginning of `after` of the assistant; NEXT_ENDS: the mark of the user */
+    const char *end;                    /* what ends an answer: the beginning of `after` of the
+                                         * assistant; NEXT_ENDS: the mark of the user */
     const char *system;                 /* of conversations without a system message; NULL: nothing is written */
 };
 
@@ -40,86 +45,108 @@ struct ChatTemplate {
                { "<|im_start|>assistant\n", "<|im_end|>\n" }, { "<|im_start|>user", "<|im_end|>\n" } }
 #define QWEN_TOOL { "\n<tool_response>\n", "\n</tool_response>" }
 #define TO_QWEN "<|im_start|>assistant\n"
-#define ROLES(between, after) { { "<|system|>" between, after }, { "<|user|>" between, after }, { "<|assistant|>" between, "{eos}" "\n" } }
+#define ROLES(between, after) \
+    { { "<|system|>" between, after }, { "<|user|>" between, after }, { "<|assistant|>" between, "{eos}" "\n" } }
 #define LLAMA3(before) { { "<|start_header_id|>system<|end_header_id|>\n\n" before, "<|eot_id|>" }, \
                          { "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>" }, \
                          { "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>" } }
 #define GRANITE(role) { "<|start_of_role|>" role "<|end_of_role|>", "<|end_of_text|>\n" }
 #define MOONLIGHT(role) { "<|im_" role "|>" role "<|im_middle|>", "<|im_end|>" }
-#define IBM "Knowledge Cutoff Date: April 2024.\nToday's Date: {date %B %d, %Y}.\nYou are Granite, developed by IBM. You are a helpful AI assistant."
+#define IBM "Knowledge Cutoff Date: April 2024.\nToday's Date: {date %B %d, %Y}.\nYou are Granite, developed by IBM. " \
+    "You are a helpful AI assistant."
 #define ALIBABA "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 #define HELPFUL "You are a helpful assistant"
-#define OPENAI "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\nCurrent date: {date %Y-%m-%d}\n\n" \
-               "Reasoning: medium\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message."
+#define OPENAI "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\nCurrent date: " \
+    "{date %Y-%m-%d}\n\n" \
+               "Reasoning: medium\n\n# Valid channels: analysis, commentary, final. Channel must be included for " \
+               "every message."
 #define FINAL "<|start|>assistant<|channel|>final<|message|>"
 /* In marks \1 stands for any letter. */
 #define SPEAKS "<|im_start|>system\n\1"
 #define OPEN_END "(loop.lastandadd_generation_prompt)ornotloop.last"          /* nothing follows a last answer */
 
 static const ChatTemplate templates[] = {
-    { "chatml", "many models, and those that have none", { "<|im_start|>", "<|im_end|>" }, { SPEAKS, "<tool_response>", "|trim", OPEN_END },
-      0, "", CHATML("", "<|im_end|>\n"), { "", "" }, TO_QWEN, "<|im_end|>", NULL },
+    { "chatml", "many models, and those that have none", { "<|im_start|>", "<|im_end|>" },
+      { SPEAKS, "<tool_response>", "|trim", OPEN_END }, 0, "", CHATML("", "<|im_end|>\n"), { "", "" }, TO_QWEN,
+      "<|im_end|>", NULL },
     { "qwen1.5", "Qwen1.5", { "<|im_start|>system\n" HELPFUL "<|im_end|>" }, { "|trim", OPEN_END },
       0, "", CHATML("", "<|im_end|>\n"), { "", "" }, TO_QWEN, "<|im_end|>", HELPFUL },
-    { "qwen2", "Qwen1.5-MoE, Qwen2", { "<|im_start|>system\n" HELPFUL ".<|im_end|>" }, { "<tool_response>", "|trim", OPEN_END },
-      0, "", CHATML("", "<|im_end|>\n"), { "", "" }, TO_QWEN, "<|im_end|>", HELPFUL "." },
+    { "qwen2", "Qwen1.5-MoE, Qwen2", { "<|im_start|>system\n" HELPFUL ".<|im_end|>" },
+      { "<tool_response>", "|trim", OPEN_END }, 0, "", CHATML("", "<|im_end|>\n"), { "", "" }, TO_QWEN, "<|im_end|>",
+      HELPFUL "." },
     { "qwen2.5", "Qwen2.5", { "<|im_start|>system\n" ALIBABA "<|im_end|>", "<tool_response>" }, { NULL },
       0, "", QWEN, QWEN_TOOL, TO_QWEN, "<|im_end|>", ALIBABA },
-    { "qwen3", "Qwen3", { "last_query_index", "<think>", "<tool_response>", "<|im_start|>" }, { SPEAKS, "<|im_start|>assistant\n<think>" },
-      THINKS, "", QWEN, QWEN_TOOL, TO_QWEN, "<|im_end|>", NULL },
+    { "qwen3", "Qwen3", { "last_query_index", "<think>", "<tool_response>", "<|im_start|>" },
+      { SPEAKS, "<|im_start|>assistant\n<think>" }, THINKS, "", QWEN, QWEN_TOOL, TO_QWEN, "<|im_end|>", NULL },
     { "qwen3-instruct", "Qwen3-2507-Instruct", { "<|im_start|>", "<tool_response>", "<|im_end|>" },
       { SPEAKS, "last_query_index", "<think>", "|trim" }, 0, "", QWEN, QWEN_TOOL, TO_QWEN, "<|im_end|>", NULL },
-    { "llama3", "Llama 3", { "'<|start_header_id|>'+", "<|end_header_id|>\n\n'", "|trim+'<|eot_id|>'" }, { "Knowledge Date" },
-      TRIMS, "{bos}", LLAMA3(""), { "", "" }, "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", NULL },
-    { "llama3.1", "Llama 3.1, 3.2, 3.3", { "Cutting Knowledge Date: December 2023\n", "'Today Date: '+date_string+'\n\n'",
+    { "llama3", "Llama 3", { "'<|start_header_id|>'+", "<|end_header_id|>\n\n'", "|trim+'<|eot_id|>'" },
+      { "Knowledge Date" }, TRIMS, "{bos}", LLAMA3(""), { "", "" }, "<|start_header_id|>assistant<|end_header_id|>\n\n",
+      "<|eot_id|>", NULL }, { "llama3.1", "Llama 3.1, 3.2, 3.3",
+                              { "Cutting Knowledge Date: December 2023\n", "'Today Date: '+date_string+'\n\n'",
       "<|end_header_id|>\n\n'", "|trim+'<|eot_id|>'" }, { NULL }, TRIMS, "{bos}",
       LLAMA3("Cutting Knowledge Date: December 2023\nToday Date: {date %d %b %Y}\n\n"), { "", "" },
       "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", "" },
-    { "olmoe", "OLMoE, Tulu 2 and 3", { "'<|user|>\n'+message['content']+'\n'", "'<|assistant|>\n'+message['content']+eos_token+'\n'" },
+    { "olmoe", "OLMoE, Tulu 2 and 3",
+      { "'<|user|>\n'+message['content']+'\n'", "'<|assistant|>\n'+message['content']+eos_token+'\n'" },
       { "<|im_start|>" }, BARE_END, "{bos}", ROLES("\n", "\n"), { "", "" }, "<|assistant|>\n", "{eos}", NULL },
-    { "olmo", "OLMo", { "'<|user|>\n'+message['content']}}\n", "'<|assistant|>\n'+message['content']+eos_token}}\n" }, { NULL },
-      0, "{bos}", ROLES("\n", "\n"), { "", "" }, "<|assistant|>\n", "{eos}", NULL },
-    { "zephyr", "JetMoE-chat, Zephyr", { "'<|user|>\n'+message['content']+eos_token}}\n", "'<|assistant|>\n'+message['content']+eos_token}}\n" },
+    { "olmo", "OLMo", { "'<|user|>\n'+message['content']}}\n", "'<|assistant|>\n'+message['content']+eos_token}}\n" },
+      { NULL }, 0, "{bos}", ROLES("\n", "\n"), { "", "" }, "<|assistant|>\n", "{eos}", NULL },
+    { "zephyr", "JetMoE-chat, Zephyr",
+      { "'<|user|>\n'+message['content']+eos_token}}\n", "'<|assistant|>\n'+message['content']+eos_token}}\n" },
       { NULL }, 0, "", ROLES("\n", "{eos}\n"), { "", "" }, "<|assistant|>\n", "{eos}", NULL },
-    { "granite", "Granite 3.0", { "<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>\n" }, { "Knowledge Cutoff", "You are Granite" },
-      0, "", { GRANITE("system"), GRANITE("user"), GRANITE("assistant") }, { "", "" },
+    { "granite", "Granite 3.0", { "<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>\n" },
+      { "Knowledge Cutoff", "You are Granite" }, 0, "", { GRANITE("system"), GRANITE("user"), GRANITE("assistant") },
+      { "", "" },
       "<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>", NULL },
-    { "granite3.1", "Granite 3.1 and later", { "<|start_of_role|>", "'Knowledge Cutoff Date: April 2024.\nToday's Date: '",
-      "'.\nYou are Granite, developed by IBM.'", "' You are a helpful AI assistant.'" }, { "{%formessageinmessages%}" }, 0, "", { GRANITE("system"), GRANITE("user"), GRANITE("assistant") }, { "", "" },
+    { "granite3.1", "Granite 3.1 and later",
+      { "<|start_of_role|>", "'Knowledge Cutoff Date: April 2024.\nToday's Date: '",
+      "'.\nYou are Granite, developed by IBM.'", "' You are a helpful AI assistant.'" }, { "{%formessageinmessages%}" },
+      0, "", { GRANITE("system"), GRANITE("user"), GRANITE("assistant") }, { "", "" },
       "<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>", IBM },
-    { "mixtral", "Mixtral", { "' [INST] '+system_message+'\n\n'+message['content']+' [/INST]'", "' '+message['content']+eos_token" },
-      { NULL }, SYSTEM_IN_USER | ALTERNATES, "{bos}", { { "", "\n\n" }, { " [INST] ", " [/INST]" }, { " ", "{eos}" } }, { "", "" },
+    { "mixtral", "Mixtral",
+      { "' [INST] '+system_message+'\n\n'+message['content']+' [/INST]'", "' '+message['content']+eos_token" },
+      { NULL }, SYSTEM_IN_USER | ALTERNATES, "{bos}", { { "", "\n\n" }, { " [INST] ", " [/INST]" }, { " ", "{eos}" } },
+      { "", "" },
       "", "{eos}", NULL },
-    { "mistral", "Mistral and Mixtral of 2023", { "'[INST] '+message['content']+' [/INST]'", "message['content']+eos_token" },
-      { "' '+message['content']+eos_token", "system_message" }, ALTERNATES, "{bos}", { { NULL, NULL }, { "[INST] ", " [/INST]" }, { "", "{eos}" } },
-      { "", "" }, "", "{eos}", NULL },
-    { "llama2", "Llama 2", { "bos_token+'[INST] '+content.strip()+' [/INST]'", "'<<SYS>>\n'+system_message+'\n<</SYS>>\n\n'+message['content']",
-      "' '+content.strip()+' '+eos_token", "setsystem_message=false" }, { "You are", "always" }, TRIMS | SYSTEM_IN_USER | ALTERNATES, "",
-      { { "<<SYS>>\n", "\n<</SYS>>\n\n" }, { "{bos}[INST] ", " [/INST]" }, { " ", " {eos}" } }, { "", "" }, "", " {eos}", NULL },
-    { "dots1", "dots.llm1", { "<|userprompt|>", "<|endofuserprompt|>", "<|response|>", "<|system|>Youareahelpfulassistant.<|endofsystem|>" },
-      { NULL }, 0, "", { { "<|system|>", "<|endofsystem|>" }, { "<|userprompt|>", "<|endofuserprompt|>" }, { "<|response|>", "<|endofresponse|>" } },
-      { "", "" }, "<|response|>", "<|endofresponse|>", HELPFUL "." },
-    { "glm4.5", "GLM 4.5, 4.6", { "[gMASK]<sop>", "<|observation|>", "'\n<think></think>'", "'/nothink'" }, { NULL }, THINKS_ALWAYS | NEXT_ENDS,
-      "[gMASK]<sop>", { { "<|system|>\n", "" }, { "<|user|>\n", "" }, { "<|assistant|>", "" }, { "<|observation|>", "" } }, QWEN_TOOL,
+    { "mistral", "Mistral and Mixtral of 2023",
+      { "'[INST] '+message['content']+' [/INST]'", "message['content']+eos_token" },
+      { "' '+message['content']+eos_token", "system_message" }, ALTERNATES, "{bos}",
+      { { NULL, NULL }, { "[INST] ", " [/INST]" }, { "", "{eos}" } }, { "", "" }, "", "{eos}", NULL },
+    { "llama2", "Llama 2", { "bos_token+'[INST] '+content.strip()+' [/INST]'",
+      "'<<SYS>>\n'+system_message+'\n<</SYS>>\n\n'+message['content']",
+      "' '+content.strip()+' '+eos_token", "setsystem_message=false" }, { "You are", "always" }, TRIMS | SYSTEM_IN_USER
+      | ALTERNATES, "", { { "<<SYS>>\n", "\n<</SYS>>\n\n" }, { "{bos}[INST] ", " [/INST]" }, { " ", " {eos}" } },
+      { "", "" }, "", " {eos}", NULL }, { "dots1", "dots.llm1", {
+    "<|userprompt|>", "<|endofuserprompt|>", "<|response|>", "<|system|>Youareahelpfulassistant.<|endofsystem|>" },
+      { NULL }, 0, "", { { "<|system|>", "<|endofsystem|>" }, { "<|userprompt|>", "<|endofuserprompt|>" }, {
+    "<|response|>", "<|endofresponse|>" } }, { "", "" }, "<|response|>", "<|endofresponse|>", HELPFUL "." },
+    { "glm4.5", "GLM 4.5, 4.6", { "[gMASK]<sop>", "<|observation|>", "'\n<think></think>'", "'/nothink'" },
+      { NULL }, THINKS_ALWAYS | NEXT_ENDS,
+      "[gMASK]<sop>",
+      { { "<|system|>\n", "" }, { "<|user|>\n", "" }, { "<|assistant|>", "" }, { "<|observation|>", "" } }, QWEN_TOOL,
       "<|assistant|>", "<|user|>", NULL },
-    { "ernie4.5", "ERNIE 4.5", { "'<|begin_of_sentence|>'", "'User: '+message['content']+'\n'", "'Assistant: '+message['content']+sep_token" },
-      { NULL }, 0, "<|begin_of_sentence|>", { { "", "\n" }, { "User: ", "\n" }, { "Assistant: ", "<|end_of_sentence|>" } }, { "", "" },
+    { "ernie4.5", "ERNIE 4.5",
+      { "'<|begin_of_sentence|>'", "'User: '+message['content']+'\n'", "'Assistant: '+message['content']+sep_token" },
+      { NULL }, 0, "<|begin_of_sentence|>",
+      { { "", "\n" }, { "User: ", "\n" }, { "Assistant: ", "<|end_of_sentence|>" } }, { "", "" },
       "Assistant: ", "<|end_of_sentence|>", NULL },
-    { "deepseek-v2", "DeepSeek-V2, V2-Lite", { "'User: '+message['content']+'\n\n'", "'Assistant: '+message['content']+eos_token" }, { NULL },
-      0, "{bos}", { { "", "\n\n" }, { "User: ", "\n\n" }, { "Assistant: ", "{eos}" } }, { "", "" }, "Assistant:", "{eos}", NULL },
-    { "moonlight", "Moonlight", { "<|im_middle|>", "<|im_assistant|>", "Moonshot-AI.<|im_end|>" }, { "tool_calls" },
-      0, "", { MOONLIGHT("system"), MOONLIGHT("user"), MOONLIGHT("assistant") }, { "", "" },
+    { "deepseek-v2", "DeepSeek-V2, V2-Lite",
+      { "'User: '+message['content']+'\n\n'", "'Assistant: '+message['content']+eos_token" }, { NULL }, 0, "{bos}",
+      { { "", "\n\n" }, { "User: ", "\n\n" }, { "Assistant: ", "{eos}" } }, { "", "" }, "Assistant:", "{eos}", NULL },
+    { "moonlight", "Moonlight", { "<|im_middle|>", "<|im_assistant|>", "Moonshot-AI.<|im_end|>" }, { "tool_calls" }, 0,
+      "", { MOONLIGHT("system"), MOONLIGHT("user"), MOONLIGHT("assistant") }, { "", "" },
       "<|im_assistant|>assistant<|im_middle|>", "<|im_end|>", HELPFUL " provided by Moonshot-AI." },
     { "harmony", "gpt-oss", { "<|start|>developer<|message|>", "'# Instructions\n\n'", "Knowledge cutoff: 2024-06\n",
       "'" FINAL "'+message.content+'<|return|>'" }, { NULL }, RETURNS, "<|start|>system<|message|>" OPENAI "<|end|>",
-      { { "<|start|>developer<|message|># Instructions\n\n", "\n\n<|end|>" }, { "<|start|>user<|message|>", "<|end|>" }, { FINAL, "<|end|>" } },
-      { "", "" }, FINAL, "<|return|>", NULL },
+      { { "<|start|>developer<|message|># Instructions\n\n", "\n\n<|end|>" }, { "<|start|>user<|message|>", "<|end|>" },
+        { FINAL, "<|end|>" } }, { "", "" }, FINAL, "<|return|>", NULL },
 };
 enum { TEMPLATES = sizeof templates / sizeof *templates };
 
 static const char *const role_names[] = { "system", "user", "assistant", "tool" };
 
-/* ---- which template a folder has ------------------------------------------------------------------------- */
+/* ---- which template a folder has ------------------------------------------------------------- */
 
 /* Is there a place in text where mark matches? \1 in the mark: any letter. */
 static int has_mark(const char *text, const char *mark) {
@@ -134,7 +161,8 @@ static int has_mark(const char *text, const char *mark) {
     return 0;
 }
 
-/* A Jinja string from its opening quote on, with single quotes and without escapes. Returns the position after it. */
+/* A Jinja string from its opening quote on, with single quotes and without escapes. Returns the
+ * position after it. */
 static const char *tidy_string(const char *at, Text *out) {
     const char quote = *at++;
     text_add_bytes(out, "'", 1);
@@ -148,8 +176,9 @@ static const char *tidy_string(const char *at, Text *out) {
     return *at ? at + 1 : at;
 }
 
-/* A Jinja program in one spelling: no comments, in {{ }} and {% %} no white space outside strings and no minus signs at the ends;
- * outside of them no white space but a new line after }}, which is text. Then marks can be searched in it. */
+/* A Jinja program in one spelling: no comments, in {{ }} and {% %} no white space outside strings
+ * and no minus signs at the ends; outside of them no white space but a new line after }}, which is
+ * text. Then marks can be searched in it. */
 static char *tidy(const char *at) {
     Text out = { 0 };
     int inside = 0;
@@ -162,9 +191,11 @@ static char *tidy(const char *at) {
             at += 2;
             at += *at == '-';
             inside = 1;
-        } else if (inside && !strncmp(at + (*at == '-'), "}}", 2)) { at += 2 + (*at == '-'); text_add_bytes(&out, "}}", 2); inside = 0;
+        } else if (inside && !strncmp(at + (*at == '-'), "}}", 2)) { at += 2 + (*at == '-');
+        text_add_bytes(&out, "}}", 2); inside = 0;
             if (*at == '\n') text_add_bytes(&out, at++, 1);
-        } else if (inside && !strncmp(at + (*at == '-'), "%}", 2)) { at += 2 + (*at == '-'); text_add_bytes(&out, "%}", 2); inside = 0; }
+        } else if (inside && !strncmp(at + (*at == '-'), "%}", 2)) { at += 2 + (*at == '-');
+        text_add_bytes(&out, "%}", 2); inside = 0; }
         else if (inside && (*at == '\'' || *at == '"')) at = tidy_string(at, &out);
         else if (*at == ' ' || *at == '\n' || *at == '\t' || *at == '\r') at++;
         else text_add_bytes(&out, at++, 1);
@@ -199,7 +230,8 @@ static void add_expression(Text *out, const char *s) {
 char *chat_jinja(const Chat *c) {
     const ChatTemplate *f = c->form;
     Text out = { 0 };
-    if (!f || f->flags & (THINKS | THINKS_ALWAYS | SYSTEM_IN_USER | RETURNS) || *f->tool.before || (f->system && strstr(f->system, "{date"))
+    if (!f || f->flags & (THINKS | THINKS_ALWAYS | SYSTEM_IN_USER | RETURNS)
+        || *f->tool.before || (f->system && strstr(f->system, "{date"))
         || (f->turn[CHAT_SYSTEM].before && strstr(f->turn[CHAT_SYSTEM].before, "{date"))) return NULL;
     text_add(&out, "{# %s #}", f->name);
     if (*f->start) { text_add_string(&out, "{{ "); add_expression(&out, f->start); text_add_string(&out, " }}"); }
@@ -256,8 +288,8 @@ static char *token_text(const JsonValue *config, const char *key) {
     return text_format("%s", json_string(json_is(v, JSON_OBJECT) ? json_get(v, "content") : v, ""));
 }
 
-/* The Jinja program of a folder, of chat_template.jinja or tokenizer_config.json, where it may be a list of named ones; NULL:
- * none. */
+/* The Jinja program of a folder, of chat_template.jinja or tokenizer_config.json, where it may be a
+ * list of named ones; NULL: none. */
 static char *find_jinja(const char *folder, const JsonValue *config) {
     size_t bytes;
     const JsonValue *v = json_get(config, "chat_template");
@@ -274,8 +306,8 @@ static void find_template(Chat *c, const char *folder, const JsonValue *config) 
     c->ours = c->form != NULL;
     if (text && !c->form) c->form = recognize(text);
     if (!text) c->why = text_format("%s has no chat template", folder);
-    else if (!c->form) c->why = text_format("%s: its chat template is none that this program knows; it begins %.60s%s", folder, jinja,
-                                            strlen(jinja) > 60 ? "..." : "");
+    else if (!c->form) c->why = text_format("%s: its chat template is none that this program knows; it begins %.60s%s",
+                                            folder, jinja, strlen(jinja) > 60 ? "..." : "");
     c->unknown = text && !c->form;
     c->has_bos = text && strstr(text, "bos_token");
     c->has_date = text && strstr(text, "strftime_now");
@@ -288,7 +320,8 @@ int chat_open(Chat *c, const char *name, const char *folder, Error *e) {
     char *text = folder ? read_small(folder, "tokenizer_config.json", &bytes) : NULL;
     Json *json = text ? json_parse(text, bytes, e) : NULL;
     const JsonValue *config = json ? json_root(json) : NULL;
-    *c = (Chat){ .bos = token_text(config, "bos_token"), .eos = token_text(config, "eos_token"), .has_bos = -1, .has_date = -1 };
+    *c = (Chat){ .bos = token_text(config, "bos_token"), .eos = token_text(config, "eos_token"), .has_bos = -1,
+                 .has_date = -1 };
     if (!*name && folder) find_template(c, folder, config);
     else if (!*name) c->why = text_format("a model that is not from a folder has no chat template");
     for (int i = 0; i < TEMPLATES && *name; i++) if (!strcmp(name, templates[i].name)) c->form = &templates[i];
@@ -307,7 +340,8 @@ void chat_close(Chat *c) {
 const char *chat_name(const Chat *c) { return c->form ? c->form->name : ""; }
 
 const char *chat_end(const Chat *c) {
-    return !c->form ? "" : !strncmp(c->form->end, "{eos}", 5) || !strncmp(c->form->end, " {eos}", 6) ? c->eos : c->form->end;
+    return !c->form ? "" : !strncmp(c->form->end, "{eos}", 5) || !strncmp(c->form->end, " {eos}", 6) ? c->eos
+                    : c->form->end;
 }
 uint64_t chat_hash(const Chat *c, uint64_t seed) {
     const int written[] = { c->has_bos, c->has_date };
@@ -316,7 +350,7 @@ uint64_t chat_hash(const Chat *c, uint64_t seed) {
     return hash_bytes(h, written, sizeof written);
 }
 
-/* ---- messages of a line ---------------------------------------------------------------------------------- */
+/* ---- messages of a line ---------------------------------------------------------------------- */
 
 const JsonValue *chat_list(const JsonValue *line) {
     const JsonValue *list = json_get(line, "messages");
@@ -328,7 +362,8 @@ static int role_of(const char *name) {
         { "human", CHAT_USER }, { "gpt", CHAT_ASSISTANT }, { "model", CHAT_ASSISTANT }, { "bot", CHAT_ASSISTANT },
     };
     for (int i = 0; i < CHAT_ROLES; i++) if (!strcmp(name, role_names[i])) return i;
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) if (!strcmp(name, others[i].name)) return (int)others[i].role;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (!strcmp(name, others[i].name)) return (int)others[i].role;
     return -1;
 }
 
@@ -340,9 +375,11 @@ static int read_message(const JsonValue *v, size_t number, ChatMessage *m, Error
     if (!json_is(v, JSON_OBJECT)) return error_set(e, "message %zu is no object", number);
     if (!from) return error_set(e, "message %zu has no \"role\"", number);
     if (role < 0)
-        return error_set(e, "message %zu has the role \"%.40s\", expected system, user, assistant or tool", number, json_string(from, "?"));
+        return error_set(e, "message %zu has the role \"%.40s\", expected system, user, assistant or tool", number,
+                         json_string(from, "?"));
     if (calls && !json_is(calls, JSON_NULL) && !(json_is(calls, JSON_ARRAY) && !calls->length))
-        return error_set(e, "message %zu has \"tool_calls\", which are not implemented; write them as its \"content\"", number);
+        return error_set(e, "message %zu has \"tool_calls\", which are not implemented; write them as its \"content\"",
+                         number);
     if (!text || json_is(text, JSON_NULL)) return error_set(e, "message %zu has no \"content\"", number);
     if (!json_is(text, JSON_STRING)) return error_set(e, "message %zu has a \"content\" that is no string", number);
     *m = (ChatMessage){ (ChatRole)role, text->is.string, text->length };
@@ -360,7 +397,7 @@ size_t chat_read(const JsonValue *list, ChatMessage **messages, Error *e) {
     return n;
 }
 
-/* ---- writing --------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static void add_date(const Chat *c, const char *format, Text *out) {
     char shown[64];
@@ -393,8 +430,9 @@ static Part strip(Part p, const char *what, int left, int right) {
 }
 static const char white[] = " \t\n\r\v\f";
 
-/* An answer of a model that thinks: what it thought, between <think> and </think>, is written in answers after the last question only.
- * There Qwen3 has an empty thought for none in the last message; GLM has one in every other answer. */
+/* An answer of a model that thinks: what it thought, between <think> and </think>, is written in
+ * answers after the last question only. There Qwen3 has an empty thought for none in the last
+ * message; GLM has one in every other answer. */
 static void add_answer(int flags, Part content, int recent, int last, Text *out) {
     static const char close[] = "</think>", open[] = "<think>";
     Part thought = { "", 0 };
@@ -445,21 +483,23 @@ static void write_message(const Writer *w, size_t i, Part content) {
     const Turn *turn = &f->turn[m->role];
     if (f->flags & TRIMS) content = strip(content, white, 1, 1);
     const char *before = turn->before;
-    if (m->role == CHAT_ASSISTANT) {                        /* what follows the prompt is the model's to say, be it a space */
+    if (m->role == CHAT_ASSISTANT) {                /* what follows the prompt is the model's to say, be it a space */
         add_row(w->c, f->prompt, w->text);
         add_turn(w->turns, w->text->length);
         before += strlen(f->prompt);
     }
     if (m->role != CHAT_TOOL || first) add_row(w->c, before, w->text);
     if (m->role == CHAT_TOOL) add_row(w->c, f->tool.before, w->text);
-    if (m->role == CHAT_ASSISTANT && f->flags & (THINKS | THINKS_ALWAYS)) add_answer(f->flags, content, i >= w->recent, i + 1 == w->count, w->text);
+    if (m->role == CHAT_ASSISTANT && f->flags & (THINKS | THINKS_ALWAYS))
+        add_answer(f->flags, content, i >= w->recent, i + 1 == w->count, w->text);
     else text_add_bytes(w->text, content.at, content.bytes);
     if (m->role == CHAT_TOOL) add_row(w->c, f->tool.after, w->text);
     if (m->role == CHAT_ASSISTANT) {
         const int goes_on = f->flags & RETURNS && (i + 1 < w->count || w->prompt);
         if (!(f->flags & NEXT_ENDS)) add_row(w->c, goes_on ? turn->after : f->end, w->text);
         add_turn(w->turns, end_of_answer(w, i));
-        if (!(f->flags & (NEXT_ENDS | RETURNS) || (f->flags & BARE_END && i + 1 == w->count))) add_row(w->c, turn->after + strlen(f->end), w->text);
+        if (!(f->flags & (NEXT_ENDS | RETURNS) || (f->flags & BARE_END && i + 1 == w->count)))
+            add_row(w->c, turn->after + strlen(f->end), w->text);
     } else if (m->role != CHAT_TOOL || last) add_row(w->c, turn->after, w->text);
 }
 
@@ -468,21 +508,24 @@ static int check_order(const Chat *c, const ChatMessage *m, size_t count, Error 
     const int in_user = f->flags & (SYSTEM_IN_USER | RETURNS), first = in_user && count && m->role == CHAT_SYSTEM;
     for (size_t i = 0; i < count; i++) {
         if (!f->turn[m[i].role].before)
-            return error_set(e, "message %zu has the role %s, which the chat template %s has not", i + 1, role_names[m[i].role], f->name);
-        if (in_user && m[i].role == CHAT_SYSTEM && i)
-            return error_set(e, "message %zu has the role system, which in the chat template %s only the first may have", i + 1, f->name);
-        if (f->flags & ALTERNATES && (int)i >= first && (m[i].role == CHAT_USER) != ((i - (size_t)first) % 2 == 0))
-            return error_set(e, "message %zu has the role %s, but in the chat template %s user and assistant take turns", i + 1,
+            return error_set(e, "message %zu has the role %s, which the chat template %s has not", i + 1,
                              role_names[m[i].role], f->name);
+        if (in_user && m[i].role == CHAT_SYSTEM && i)
+            return error_set(e, "message %zu has the role system, which in the chat template %s only the "
+                             "first may have", i + 1, f->name);
+        if (f->flags & ALTERNATES && (int)i >= first && (m[i].role == CHAT_USER) != ((i - (size_t)first) % 2 == 0))
+            return error_set(e, "message %zu has the role %s, but in the chat template %s user and "
+                             "assistant take turns", i + 1, role_names[m[i].role], f->name);
     }
     return count > (size_t)first || error_set(e, "it has no message but that of the system");
 }
 
-/* The message after the last one of the user, which for Qwen3 may not be the answer of a tool. If there is none: GLM takes all for
- * recent, Qwen3 nothing. */
+/* The message after the last one of the user, which for Qwen3 may not be the answer of a tool. If
+ * there is none: GLM takes all for recent, Qwen3 nothing. */
 static size_t after_question(const ChatTemplate *f, const ChatMessage *m, size_t count) {
     for (size_t i = count; i-- > 0; )
-        if (m[i].role == CHAT_USER && !(f->flags & THINKS && m[i].bytes >= 31 && !memcmp(m[i].text, "<tool_response>", 15)
+        if (m[i].role == CHAT_USER
+            && !(f->flags & THINKS && m[i].bytes >= 31 && !memcmp(m[i].text, "<tool_response>", 15)
                                         && !memcmp(m[i].text + m[i].bytes - 16, "</tool_response>", 16))) return i + 1;
     return f->flags & THINKS ? count : 0;
 }
@@ -493,7 +536,8 @@ int chat_write(const Chat *c, const ChatMessage *m, size_t count, int prompt, Te
     const int has_system = count && m->role == CHAT_SYSTEM, merged = f && has_system && f->flags & SYSTEM_IN_USER;
     if (!f) return error_set(e, "%s; -ct NAME chooses one of %s", c->why, CHAT_NAMES);
     if (strstr(f->end, "{eos}") && !*c->eos)
-        return error_set(e, "the chat template %s ends answers with the eos_token of tokenizer_config.json, which is not there; chatml needs none", f->name);
+        return error_set(e, "the chat template %s ends answers with the eos_token of tokenizer_config.json, which is "
+                         "not there; chatml needs none", f->name);
     if (!check_order(c, m, count, e)) return 0;
     add_row(c, f->start, text);
     if (!has_system && f->system) {
@@ -519,12 +563,14 @@ int chat_write(const Chat *c, const ChatMessage *m, size_t count, int prompt, Te
     return 1;
 }
 
-/* ---- tokens ---------------------------------------------------------------------------------------------- */
+/* ---- tokens ---------------------------------------------------------------------------------- */
 
-/* How many of the first tokens are those of the first `bytes` bytes of the text. The token in which this prefix ends, if it ends
- * within one, belongs to what follows. *seam: the last seam before the last call's bytes, which were not more; so a conversation
- * whose turns have added tokens takes linear time. */
-static size_t tokens_before(const Tokenizer *t, const char *text, size_t bytes, const int *ids, size_t count, const TokenSeam **seam) {
+/* How many of the first tokens are those of the first `bytes` bytes of the text. The token in which
+ * this prefix ends, if it ends within one, belongs to what follows. *seam: the last seam before the
+ * last call's bytes, which were not more; so a conversation whose turns have added tokens takes
+ * linear time. */
+static size_t tokens_before(const Tokenizer *t, const char *text, size_t bytes, const int *ids, size_t count,
+                            const TokenSeam **seam) {
     int *more;
     if (tokenizer_is_bytes(t)) return bytes;                        /* every byte is a token */
     while (seam[0][1].bytes <= bytes) ++*seam;
@@ -542,12 +588,14 @@ int64_t chat_encode(const Chat *c, const Tokenizer *t, const ChatMessage *m, siz
     text_add_bytes(&text, "", 0);
     text_add_bytes(&seams, &(TokenSeam){ 0, 0 }, sizeof(TokenSeam));
     if (chat_write(c, m, count, prompt, &text, counts ? &turns : NULL, e)) {
-        if (counts && !prompt && c->form->flags & NEXT_ENDS && m[count - 1].role == CHAT_ASSISTANT) {       /* else it would never learn to end */
+        if (counts && !prompt && c->form->flags & NEXT_ENDS && m[count - 1].role == CHAT_ASSISTANT) {
+            /* else it would never learn to end */
             const size_t from = turns.length / sizeof(size_t) - 1;
             text_add_string(&text, c->form->end);
             memcpy(turns.at + from * sizeof from, &text.length, sizeof text.length);
         }
-        const size_t n = tokenizer_encode_part(t, text.at, 0, text.length, ids, counts ? &seams : NULL), ends = turns.length / sizeof(size_t);
+        const size_t n = tokenizer_encode_part(t, text.at, 0, text.length, ids, counts ? &seams : NULL),
+            ends = turns.length / sizeof(size_t);
         tokens = (int64_t)n;
         text_add_bytes(&seams, &(TokenSeam){ SIZE_MAX, n }, sizeof(TokenSeam));
         const TokenSeam *seam = (const TokenSeam *)(const void *)seams.at;

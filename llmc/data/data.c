@@ -1,9 +1,10 @@
 /* data.c: see data.h. What training sees: tokens of segments, and the order of samples.
  *
- * Epoch k of a seed is a permutation of its windows that is computed, not stored: a Feistel network splits the number of a
- * window into two halves and mixes one into the other, round by round. Whatever the mixing function, each round can be
- * undone, so the whole is a permutation of 4^h numbers. To permute any smaller count, apply it until the result is below
- * that count ("cycle walking": Black and Rogaway 2002, Ciphers with arbitrary finite domains). */
+ * Epoch k of a seed is a permutation of its windows that is computed, not stored: a Feistel network
+ * splits the number of a window into two halves and mixes one into the other, round by round.
+ * Whatever the mixing function, each round can be undone, so the whole is a permutation of 4^h
+ * numbers. To permute any smaller count, apply it until the result is below that count ("cycle
+ * walking": Black and Rogaway 2002, Ciphers with arbitrary finite domains). */
 #define _POSIX_C_SOURCE 200809L
 #include "data_impl.h"
 #include "llmc/base/random.h"
@@ -17,7 +18,7 @@
 
 enum { ROUNDS = 12 };                   /* of the Feistel network: four do for many windows, five windows need more */
 
-/* ---- segments ------------------------------------------------------------------------------------------ */
+/* ---- segments -------------------------------------------------------------------------------- */
 
 enum { KEEP_OPEN = 256 };               /* descriptors held; files beyond these are opened for each read */
 
@@ -42,7 +43,7 @@ int data_too_small(const char *path, int64_t count, Error *e) {
                      "more data, or validation data of its own (-j)", path, (long long)count, count == 1 ? "" : "s");
 }
 
-/* ---- facts --------------------------------------------------------------------------------------------- */
+/* ---- facts ----------------------------------------------------------------------------------- */
 
 int64_t     data_tokens(const Data *d, Split split) { return d->tokens[split]; }
 int64_t     data_bytes(const Data *d, Split split)  { return d->bytes[split]; }
@@ -54,9 +55,10 @@ const Chat *data_chat(const Data *d)                { return &d->chat; }
 const char *data_description(const Data *d)         { return d->description; }
 uint64_t    data_fingerprint(const Data *d)         { return d->fingerprint; }
 
-/* ---- windows ------------------------------------------------------------------------------------------- */
+/* ---- windows --------------------------------------------------------------------------------- */
 
-/* Windows of a segment in an epoch: as many as fit at every phase from 0 to T-1, and one if only one fits at phase 0. */
+/* Windows of a segment in an epoch: as many as fit at every phase from 0 to T-1, and one if only
+ * one fits at phase 0. */
 static int64_t windows(const Segment *p, int T) {
     if (p->is_chats) return p->packing.T == T ? p->packing.rows : 0;
     return T < 1 || p->tokens <= T ? 0 : p->tokens < 2 * (int64_t)T ? 1 : p->tokens / T - 1;
@@ -69,11 +71,11 @@ static int64_t validation_windows(const Segment *p, int T) {
 static int check_packing(Segment *p, const char *use, int T, Error *e) {
     if (T < 1 || !packing_make(p, T, e)) return 0;
     if (p->packing.cut)             /* not the path: it may be that of the cache */
-        warn("conversations for %s that are longer than -t %d tokens: %lld; their ends are cut off; a larger -t keeps them", use, T,
-             (long long)p->packing.cut);
+        warn("conversations for %s that are longer than -t %d tokens: %lld; their ends are cut off; a "
+             "larger -t keeps them", use, T, (long long)p->packing.cut);
     if (p->packing.unanswered)
-        warn("conversations for %s without an answer of the assistant in their first %lld tokens: %lld; they are left out", use,
-             (long long)T + 1, (long long)p->packing.unanswered);
+        warn("conversations for %s without an answer of the assistant in their first %lld tokens: %lld; "
+             "they are left out", use, (long long)T + 1, (long long)p->packing.unanswered);
     return 1;
 }
 
@@ -127,14 +129,16 @@ int64_t data_epoch_samples(const Data *d, int T) {
     return sum;
 }
 
-/* The positions of row b of a batch: those of a window, which no other text shares. NULL is fine. */
+/* The positions of row b of a batch: those of a window, which no other text shares. NULL is
+ * fine. */
 static int *count_up(int *positions, int b, int T) {
     int *row = positions ? positions + (size_t)b * (size_t)T : NULL;
     for (int t = 0; t < T && row; t++) row[t] = t;
     return row;
 }
 
-int data_batch(const Data *d, int64_t first, int B, int T, uint64_t seed, int *inputs, int *targets, int *positions, Error *e) {
+int data_batch(const Data *d, int64_t first, int B, int T, uint64_t seed, int *inputs, int *targets,
+               int *positions, Error *e) {
     const int64_t epoch_samples = data_epoch_samples(d, T);
     if (!epoch_samples) return error_set(e, "the training data hold no window of %lld tokens", (long long)T + 1);
     for (int b = 0; b < B; b++, inputs += T, targets += T) {
@@ -171,7 +175,8 @@ int64_t data_counted(const Data *d, int64_t first, int B, int T, uint64_t seed, 
 
 int64_t data_validation_batches(const Data *d, int B, int T) {
     int64_t sum = 0;
-    for (int i = 0; i < d->segments[DATA_VALIDATION]; i++) sum += validation_windows(&d->segment[DATA_VALIDATION][i], T);
+    for (int i = 0; i < d->segments[DATA_VALIDATION]; i++)
+        sum += validation_windows(&d->segment[DATA_VALIDATION][i], T);
     return (sum + B - 1) / B;
 }
 

@@ -1,4 +1,5 @@
-/* data_impl.h: what a Data is, for data.c, which draws samples, and data_open.c, which finds the files. */
+/* data_impl.h: what a Data is, for data.c, which draws samples, and data_open.c, which finds the
+ * files. */
 #ifndef DATA_IMPL_H
 #define DATA_IMPL_H
 #include "chat.h"

@@ -1,4 +1,5 @@
-/* data_open.c: what a path stands for (data.h): the layouts of folders, the formats of files, what is held out. */
+/* data_open.c: what a path stands for (data.h): the layouts of folders, the formats of files, what
+ * is held out. */
 #define _POSIX_C_SOURCE 200809L
 #define _FILE_OFFSET_BITS 64
 #include "data_impl.h"
@@ -23,7 +24,7 @@ static const Format formats[] = {
 };
 enum { TEXT, NANOGPT, SHARD, FORMATS = sizeof formats / sizeof *formats };
 
-/* ---- opening ------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 /* The next text, to be read into it. */
 static Source *add_source(Data *d, int use) {
@@ -96,29 +97,33 @@ static void fingerprint(Data *d, int use, const char *name, int64_t size, const 
 /* The beginning tells: an encoding holds for a whole file. */
 static void check_utf8(const Source *s) {
     enum { LOOKED_AT = 1 << 20 };
-    const size_t some = s->bytes > LOOKED_AT ? utf8_complete(s->text, LOOKED_AT) : s->bytes, valid = utf8_valid(s->text, some);
+    const size_t some = s->bytes > LOOKED_AT ? utf8_complete(s->text, LOOKED_AT) : s->bytes,
+        valid = utf8_valid(s->text, some);
     if (valid == some) return;
     Text command = { 0 };
     text_add_string(&command, "iconv -f ISO-8859-1 -t UTF-8 ");
     text_add_word(&command, s->path);
-    warn("%s is not UTF-8: byte %zu is 0x%02x. It is trained on as it is, and generated text will not show such characters. If it is Latin-1: %s > utf-8.txt",
-         s->path, valid, (unsigned char)s->text[valid], command.at);
+    warn("%s is not UTF-8: byte %zu is 0x%02x. It is trained on as it is, and generated text will not show such "
+         "characters. If it is Latin-1: %s > utf-8.txt", s->path, valid, (unsigned char)s->text[valid], command.at);
     free(command.at);
 }
 /* 0: it is another kind of file, whose bytes nobody wants to train on. */
 static int is_text(const Data *d, const Source *s, Error *e) {
-    const char *remedy, *what = d->any_bytes ? NULL : kind_of_binary(s->text, s->bytes, &remedy), *name = strstr(what ? remedy : "", "%s");
+    const char *remedy, *what = d->any_bytes ? NULL : kind_of_binary(s->text, s->bytes, &remedy),
+        *name = strstr(what ? remedy : "", "%s");
     if (what) {
         Text command = { 0 };
         text_add_bytes(&command, remedy, name ? (size_t)(name - remedy) : strlen(remedy));
         if (name) text_add_word(&command, s->path);
         if (name) text_add_string(&command, name + 2);
-        error_set(e, "%s is %s, not plain text. %s. To train on its bytes as they are: -ab 1", s->path, what, command.at);
+        error_set(e, "%s is %s, not plain text. %s. To train on its bytes as they are: -ab 1", s->path, what,
+                  command.at);
         free(command.at);
         return 0;
     }
     if (!d->any_bytes && !s->separate && kind_is_json(s->text, s->bytes))
-        warn("%s looks like JSON, and is read as plain text. Of files called *.jsonl, a document is read from each line: {\"text\": \"...\"}", s->path);
+        warn("%s looks like JSON, and is read as plain text. Of files called *.jsonl, a document is read from each "
+             "line: {\"text\": \"...\"}", s->path);
     if (!d->any_bytes && !s->separate) check_utf8(s);
     return 1;
 }
@@ -136,18 +141,21 @@ static int use_open_file(Data *d, int use, const char *path, int fd, int64_t siz
 
     size_t ends = size < PRINTED ? (size_t)size : PRINTED;
     char *buffer = mem_alloc(2 * ends);
-    int ok = data_read_at(&entire, buffer, ends, 0, e) && data_read_at(&entire, buffer + ends, ends, size - (int64_t)ends, e);
+    int ok = data_read_at(&entire, buffer, ends, 0, e)
+        && data_read_at(&entire, buffer + ends, ends, size - (int64_t)ends, e);
     if (ok) fingerprint(d, use, base_name(path), size, buffer, buffer + ends, ends);
     free(buffer);
     if (!ok) return 0;
 
     if (format == &formats[TEXT]) {
         Source *text = add_source(d, use);
-        return source_read_file(text, path, e) && (text->bytes || error_set(e, "%s: became empty", path)) && is_text(d, text, e);
+        return source_read_file(text, path, e) && (text->bytes || error_set(e, "%s: became empty", path))
+            && is_text(d, text, e);
     }
     int64_t tokens = (size - format->header) / format->width, at = use == BOTH ? cut(d, path, tokens, e) : tokens;
     if (!at) return 0;
-    data_add_tokens(d, use == DATA_VALIDATION ? DATA_VALIDATION : DATA_TRAIN, path, fd, format->width, format->header, at);
+    data_add_tokens(d, use == DATA_VALIDATION ? DATA_VALIDATION : DATA_TRAIN, path, fd, format->width,
+                    format->header, at);
     if (use == BOTH)
         data_add_tokens(d, DATA_VALIDATION, path, fd, format->width, format->header + at * format->width, tokens - at);
     return 1;
@@ -157,7 +165,8 @@ static int use_file(Data *d, int use, const char *path, Error *e) {
     struct stat s;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), ok = 0;        /* a pipe without a writer must not hang */
     if (fd < 0 || fstat(fd, &s)) error_set(e, "%s: cannot be read: %s", path, strerror(errno));
-    else if (S_ISDIR(s.st_mode)) error_set(e, "%s: a folder, where a pattern must match files alone; a folder is given by its name", path);
+    else if (S_ISDIR(s.st_mode))
+        error_set(e, "%s: a folder, where a pattern must match files alone; a folder is given by its name", path);
     else if (!S_ISREG(s.st_mode))
         error_set(e, "%s: not a regular file; data must be files or folders, no pipes or devices", path);
     else if (!s.st_size) error_set(e, "%s: found 0 bytes, expected text or tokens; fetch or make it again", path);
@@ -167,7 +176,8 @@ static int use_file(Data *d, int use, const char *path, Error *e) {
     return ok;
 }
 
-/* Sorted matches of a pattern, inside a folder if one is given (whose own name is no pattern). globfree() it. */
+/* Sorted matches of a pattern, inside a folder if one is given (whose own name is no pattern).
+ * globfree() it. */
 static int matches(const char *folder, const char *pattern, glob_t *found) {
     char *full = mem_alloc(2 * (folder ? strlen(folder) : 0) + strlen(pattern) + 2), *to = full;
     for (const char *c = folder; c && *c; *to++ = *c++)
@@ -186,8 +196,8 @@ static int use_files(Data *d, int use, const glob_t *found, Error *e) {
     return 1;
 }
 
-/* What stands in for tinyshakespeare where it could not be fetched: the text of the project around the
- * folder, as one text. -1: it is not there. */
+/* What stands in for tinyshakespeare where it could not be fetched: the text of the project around
+ * the folder, as one text. -1: it is not there. */
 static int use_project(Data *d, int use, const char *folder, Error *e) {
     static const char *const patterns[] = { "README.md", "docs/*.md", "kernels/kernels.h", "llmc/*/*.[ch]",
                                             "kernels/cpu/*.c" };
@@ -242,8 +252,8 @@ static int no_data(const char *folder, int use, int shakespeare, Error *e) {
     char *hint = shakespeare || is_file(fetch) ? text_format("; fetch it: sh %s", fetch) : text_format("%s", "");
     error_set(e, "%s: a folder with no data, expected one of\n"
               "  %-29s shards of llm.c\n  %-29s nanoGPT, uint16 without a header\n"
-              "  %-29s text\n  input.txt                     text\n  any files but *.bin           text, a document in each, or in each "
-              "line of a *.jsonl; or name a file, or a pattern in quotes%s", folder,
+              "  %-29s text\n  input.txt                     text\n  any files but *.bin           text, a document in "
+              "each, or in each line of a *.jsonl; or name a file, or a pattern in quotes%s", folder,
               use == DATA_VALIDATION ? "*_val*.bin" : "*_train*.bin and *_val*.bin",
               use == DATA_VALIDATION ? "val.bin" : "train.bin and val.bin", "train.txt and val.txt", hint);
     free(fetch);
@@ -259,15 +269,16 @@ static int count_matches(const char *folder, const char *pattern) {
 }
 
 static int use_folder(Data *d, int use, const char *folder, Error *e) {
-    static const struct { const char *train, *validation; int both; } layouts[] = {     /* both: only if both are there */
-        { "*_train*.bin", "*_val*.bin", 0 }, { "train.bin", "val.bin", 0 }, { "train.txt", "val.txt", 1 }, { "input.txt", "", 0 },
-    };
+    static const struct { const char *train, *validation; int both; } layouts[] = {   /* both: only if both are there */
+        { "*_train*.bin", "*_val*.bin", 0 }, { "train.bin", "val.bin", 0 }, { "train.txt", "val.txt", 1 },
+        { "input.txt", "", 0 }, };
     const int shakespeare = !strcmp(base_name(folder), "tinyshakespeare");
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         const char *wanted = use == DATA_VALIDATION && layouts[i].validation[0] ? layouts[i].validation
                            : layouts[i].train;
         glob_t found, beside;
-        if (layouts[i].both && (!count_matches(folder, layouts[i].train) || !count_matches(folder, layouts[i].validation))) continue;
+        if (layouts[i].both
+            && (!count_matches(folder, layouts[i].train) || !count_matches(folder, layouts[i].validation))) continue;
         int n = matches(folder, wanted, &found), ok = 0;
         if (n) {
             int paired = matches(folder, use == BOTH ? layouts[i].validation : "", &beside) > 0;
@@ -312,7 +323,8 @@ static int use_path(Data *d, int use, const char *given, Error *e) {
     return ok;
 }
 
-/* Files are scanned in parallel: a hundred shards of 200 MB keep several cores busy. The error is that of the first bad file. */
+/* Files are scanned in parallel: a hundred shards of 200 MB keep several cores busy. The error is
+ * that of the first bad file. */
 static int scan_all(Data *d, Error *e) {
     int all = d->segments[0] + d->segments[1], bad = all;
     #pragma omp parallel for schedule(dynamic)
@@ -327,7 +339,8 @@ static int scan_all(Data *d, Error *e) {
 }
 
 static void describe(Data *d) {
-    static const char *const held_out[] = { "", " (the last tenth)", " (every tenth document)", " (the last document)" };
+    static const char *const held_out[] = { "", " (the last tenth)", " (every tenth document)",
+                                            " (the last document)" };
     const Texts *texts = &d->texts;
     const char *first = texts->count ? texts->at[0].path : d->segment[DATA_TRAIN][0].path;
     const char *last = texts->count ? texts->at[0].path : d->segment[DATA_TRAIN][d->segments[DATA_TRAIN] - 1].path;
@@ -348,13 +361,15 @@ static void free_texts(Data *d) {
     d->texts = (Texts){ 0 };
 }
 
-/* Opens everything. request: NULL, or what data_open_text was asked for. *tokenizer: the one given or loaded, or NULL. */
+/* Opens everything. request: NULL, or what data_open_text was asked for. *tokenizer: the one given
+ * or loaded, or NULL. */
 static Data *open_all(const char *train, const char *validation, const DataRequest *request, Tokenizer **tokenizer,
                       Error *e) {
     Data *d = mem_alloc(sizeof *d);
     const int apart = validation && validation[0];
     d->any_bytes = !request || request->any_bytes;
-    int ok = use_path(d, apart ? DATA_TRAIN : BOTH, train, e) && (!apart || use_path(d, DATA_VALIDATION, validation, e));
+    int ok = use_path(d, apart ? DATA_TRAIN : BOTH, train, e)
+        && (!apart || use_path(d, DATA_VALIDATION, validation, e));
     d->is_text = d->format == &formats[TEXT];
     if (ok && d->is_text) ok = data_encode_texts(d, request, tokenizer, e);
     else if (ok && request && data_trains_tokenizer(request))

@@ -1,5 +1,6 @@
-/* data_text.c: from texts and conversations to segments of tokens. Finds the documents, holds some out, trains a tokenizer if asked to, and
- * encodes; or reads the tokens that an earlier start has written (token_cache.c). */
+/* data_text.c: from texts and conversations to segments of tokens. Finds the documents, holds some
+ * out, trains a tokenizer if asked to, and encodes; or reads the tokens that an earlier start has
+ * written (token_cache.c). */
 #include "data_impl.h"
 #include "bpe.h"
 #include <errno.h>
@@ -36,8 +37,8 @@ static int find_documents(Data *d, Portions *p, Error *e) {
         add_portion(p, DATA_TRAIN, s, train);
         add_portion(p, DATA_VALIDATION, s, held_out);
         if (!two && s->has_chats)
-            return error_set(e, "%s: found one conversation, expected at least 2 to hold one out for validation; or give "
-                             "validation data of its own (-j)", s->path);
+            return error_set(e, "%s: found one conversation, expected at least 2 to hold one out for validation; or "
+                             "give validation data of its own (-j)", s->path);
         if (!two) return data_too_small(s->path, (int64_t)s->bytes, e);
         d->held_out = s->documents == 1 ? HELD_OUT_TENTH : s->documents < 10 ? HELD_OUT_LAST : HELD_OUT_DOCUMENTS;
     }
@@ -52,7 +53,8 @@ static int tokens_wanted(const char *name) {
     return n > INT_MAX ? INT_MAX : (int)n;
 }
 
-/* The messages of a document that source_parse has found to be a conversation. json_free(*json) and free them. */
+/* The messages of a document that source_parse has found to be a conversation. json_free(*json) and
+ * free them. */
 static size_t read_chat(const Document *d, Json **json, ChatMessage **messages, Error *e) {
     *json = json_parse(d->at, d->bytes, e);
     *messages = NULL;
@@ -67,7 +69,8 @@ static char *write_chat(const Chat *chat, const Document *d, size_t *bytes) {
     Text text = { 0 };
     if (!d->is_chat) return NULL;
     const size_t n = read_chat(d, &json, &messages, &e);
-    if (!n || !chat_write(chat, messages, n, 0, &text, NULL, &e)) fail(EXIT_INPUT, "a conversation that was accepted: %s", e.text);
+    if (!n || !chat_write(chat, messages, n, 0, &text, NULL, &e))
+        fail(EXIT_INPUT, "a conversation that was accepted: %s", e.text);
     free(messages);
     json_free(json);
     *bytes = text.length;
@@ -94,7 +97,7 @@ static Tokenizer *train_tokenizer(const Data *data, const Portions *p, const Dat
     return t;
 }
 
-/* ---- samples --------------------------------------------------------------------------------------------- */
+/* ---- samples --------------------------------------------------------------------------------- */
 
 /* A conversation, or a text with the token that ends it, as tokens with flags; free(*tokens). */
 static size_t encode_sample(const Chat *chat, const Tokenizer *t, const Document *d, uint32_t **tokens) {
@@ -110,7 +113,8 @@ static size_t encode_sample(const Chat *chat, const Tokenizer *t, const Document
     const size_t ends = !d->is_chat && tokenizer_eos(t) >= 0, count = (size_t)made + ends;
     *tokens = mem_alloc((count + 1) * sizeof **tokens);
     for (size_t i = 0; i < count; i++)
-        (*tokens)[i] = (uint32_t)(i < (size_t)made ? ids[i] : tokenizer_eos(t)) | (counts && !counts[i] ? 0 : TOKEN_COUNTS);
+        (*tokens)[i] = (uint32_t)(i < (size_t)made ? ids[i] : tokenizer_eos(t))
+            | (counts && !counts[i] ? 0 : TOKEN_COUNTS);
     (*tokens)[0] |= TOKEN_FIRST;
     free(ids);
     free(counts);
@@ -119,7 +123,8 @@ static size_t encode_sample(const Chat *chat, const Tokenizer *t, const Document
     return count;
 }
 
-static size_t encode_samples(const Chat *chat, const Tokenizer *t, const Documents *documents, Meter *meter, void **to) {
+static size_t encode_samples(const Chat *chat, const Tokenizer *t, const Documents *documents, Meter *meter,
+                             void **to) {
     const int64_t n = (int64_t)documents->count;
     struct { uint32_t *tokens; size_t count; } *done = mem_alloc(((size_t)n + 1) * sizeof *done);
     size_t all = 0;
@@ -165,7 +170,8 @@ static int encode_portion(Data *d, const Portion *p, const Tokenizer *t, Meter *
         s->tokens = (int64_t)tokenizer_encode_documents(t, p->documents.at, p->documents.count,
                                                         p->source->separate ? tokenizer_eos(t) : -1, meter, &s->memory);
     if (d->has_chats && s->width == 2) widen(s);
-    return s->tokens > 0 || error_set(e, "%s: the tokenizer makes no tokens of its %zu bytes", p->source->path, p->bytes);
+    return s->tokens > 0
+        || error_set(e, "%s: the tokenizer makes no tokens of its %zu bytes", p->source->path, p->bytes);
 }
 
 static int encode(Data *d, const DataRequest *r, Tokenizer **tokenizer, const Portions *p, Error *e) {
@@ -185,7 +191,8 @@ static int encode(Data *d, const DataRequest *r, Tokenizer **tokenizer, const Po
 
 /* -ct, or the template of the folder that the tokenizer is in. */
 static int open_chat(Data *d, const DataRequest *r, Error *e) {
-    const char *path = r && tokens_wanted(r->tokenizer) < 0 && *r->tokenizer ? r->tokenizer : NULL, *slash = path ? strrchr(path, '/') : NULL;
+    const char *path = r && tokens_wanted(r->tokenizer) < 0 && *r->tokenizer ? r->tokenizer : NULL,
+        *slash = path ? strrchr(path, '/') : NULL;
     char *folder = !path ? NULL : slash ? text_format("%.*s", (int)(slash - path), path) : text_format(".");
     const int ok = chat_open(&d->chat, r && r->chat ? r->chat : "", folder, e);
     free(folder);
@@ -218,7 +225,8 @@ int data_trains_tokenizer(const DataRequest *r) { return tokens_wanted(r->tokeni
 int data_load_tokenizer(const DataRequest *r, Tokenizer **tokenizer, Error *e) {
     const char *path = tokens_wanted(r->tokenizer) < 0 ? r->tokenizer : r->trained ? r->trained : "";
     if (*path && path == r->tokenizer && !is_file(path))
-        return error_set(e, "-tk %s: %s; expected a tokenizer.json, or a number: the size of a BPE to train on the text", path,
+        return error_set(e, "-tk %s: "
+                         "%s; expected a tokenizer.json, or a number: the size of a BPE to train on the text", path,
                          is_folder(path) ? "a folder" : access(path, F_OK) ? strerror(errno) : "not a regular file");
     *tokenizer = *path ? tokenizer_load(path, e) : NULL;
     return *tokenizer || !*path;

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* ---- reading ------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static int is_jsonl(const char *path) {
     const size_t n = strlen(path);
@@ -40,7 +40,8 @@ int source_read_file(Source *s, const char *path, Error *e) {
 
 typedef struct { char **at; size_t count; } Paths;
 
-/* Did a run write into this folder? Its logs and its report are no training data: with -i . they lie in that folder from the second start on. */
+/* Did a run write into this folder? Its logs and its report are no training data: with -i . they
+ * lie in that folder from the second start on. */
 static int is_run(const char *folder) {
     char *log = text_format("%s/log.jsonl", folder), *main_log = text_format("%s/main.log", folder);
     const int is = is_file(log) && is_file(main_log);
@@ -49,7 +50,8 @@ static int is_run(const char *folder) {
     return is;
 }
 
-/* All regular files below a folder, but not those of runs. Links to folders are not followed: they may lead in circles. */
+/* All regular files below a folder, but not those of runs. Links to folders are not followed: they
+ * may lead in circles. */
 static int list_files(const char *folder, Paths *paths, Error *e) {
     DIR *dir = opendir(folder);
     int ok = dir != NULL || error_set(e, "%s: %s", folder, strerror(errno));
@@ -121,7 +123,7 @@ uint64_t source_hash(const Source *s, uint64_t seed) {
     return hash_bytes(h, s->text, s->bytes);
 }
 
-/* ---- documents ----------------------------------------------------------------------------------------- */
+/* ---- documents ------------------------------------------------------------------------------- */
 
 static void add_document(Source *s, size_t *capacity, const char *at, size_t bytes) {
     if (s->documents == *capacity)
@@ -141,7 +143,8 @@ static int check_chat(const JsonValue *list, const Chat *chat, Error *e) {
 
 #define A_LINE "{\"text\": \"...\"} or {\"messages\": [{\"role\": \"...\", \"content\": \"...\"}, ...]}"
 
-/* Decodes a line in place: a string is never longer than its JSON. A conversation stays as it is. */
+/* Decodes a line in place: a string is never longer than its JSON. A conversation stays as it
+ * is. */
 static int parse_line(Document *line, const Chat *chat, Error *e) {
     Error why;
     Json *json = json_parse_line(line->at, line->bytes, &why);
@@ -159,8 +162,10 @@ static int parse_line(Document *line, const Chat *chat, Error *e) {
     return ok;
 }
 
-/* Documents first ... are the lines of a JSONL file. The message is about the first line that is wrong. */
-static int parse_lines(Source *s, size_t first, const size_t *line_number, const char *path, const Chat *chat, Error *e) {
+/* Documents first ... are the lines of a JSONL file. The message is about the first line that is
+ * wrong. */
+static int parse_lines(Source *s, size_t first, const size_t *line_number, const char *path,
+                       const Chat *chat, Error *e) {
     const int64_t n = (int64_t)(s->documents - first);
     int64_t bad = n;
     Error why = { 0 };
@@ -176,7 +181,8 @@ static int parse_lines(Source *s, size_t first, const size_t *line_number, const
     char found[64];
     const Document *line = &s->document[first + (size_t)bad];
     snprintf(found, sizeof found, "%.*s", (int)(line->bytes < 60 ? line->bytes : 60), line->at);
-    return error_set(e, "%s: line %zu: %.600s: %s%s", path, line_number[bad], why.text, found, line->bytes > 60 ? "..." : "");
+    return error_set(e, "%s: line %zu: %.600s: %s%s", path, line_number[bad], why.text, found,
+                     line->bytes > 60 ? "..." : "");
 }
 
 static int parse_file(Source *s, const TextFile *f, size_t *capacity, const Chat *chat, Error *e) {
@@ -196,7 +202,8 @@ static int parse_file(Source *s, const TextFile *f, size_t *capacity, const Chat
         at += bytes + 1;
     }
     const int ok = s->documents > first ? parse_lines(s, first, number, f->path, chat, e)
-                 : error_set(e, "%s: found no lines, expected {\"text\": \"...\"} or {\"messages\": [...]} in each", f->path);
+                 : error_set(e, "%s: found no lines, expected {\"text\": \"...\"} or {\"messages\": [...]} in each",
+                             f->path);
     free(number);
     return ok;
 }
@@ -213,7 +220,8 @@ int source_parse(Source *s, const Chat *chat, Error *e) {
 int source_hold_out(const Source *s, Documents *train, Documents *held_out) {
     *train = (Documents){ mem_alloc(s->documents * sizeof(Document)), 0 };
     *held_out = (Documents){ mem_alloc(s->documents * sizeof(Document)), 0 };
-    if (s->documents == 1 && !s->has_chats) {           /* cut before a byte that does not continue a UTF-8 character: 10xxxxxx does */
+    if (s->documents == 1 && !s->has_chats) {
+        /* cut before a byte that does not continue a UTF-8 character: 10xxxxxx does */
         const Document d = s->document[0];
         size_t at = d.bytes / 10 * 9 + d.bytes % 10 * 9 / 10;
         for (int i = 0; i < 3 && at > 1 && ((unsigned char)d.at[at] & 0xC0) == 0x80; i++) at--;

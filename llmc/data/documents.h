@@ -1,5 +1,5 @@
-/* documents.h: texts as files hold them: one document in a text file, one in each file of a folder, one in each line of a
- * JSONL file. They stay in memory until they are encoded. */
+/* documents.h: texts as files hold them: one document in a text file, one in each file of a folder,
+ * one in each line of a JSONL file. They stay in memory until they are encoded. */
 #ifndef DOCUMENTS_H
 #define DOCUMENTS_H
 #include "jobs.h"
@@ -16,9 +16,9 @@ typedef struct {
     int  has_chats;                     /* one of them is a conversation */
 } Source;
 
-/* All take a Source that is {0}; 0 on error. A file that ends in .jsonl has a document in each line, the string "text" of a
- * JSON object, or a conversation (chat.h). A folder: all files in it and below, sorted by name, without hidden, empty and binary
- * ones (NUL bytes; with a warning). */
+/* All take a Source that is {0}; 0 on error. A file that ends in .jsonl has a document in each
+ * line, the string "text" of a JSON object, or a conversation (chat.h). A folder: all files in it
+ * and below, sorted by name, without hidden, empty and binary ones (NUL bytes; with a warning). */
 int  source_read_file(Source *s, const char *path, Error *e);
 int  source_read_folder(Source *s, const char *folder, Error *e);
 void source_take_text(Source *s, const char *path, char *text, size_t bytes);   /* text: from malloc */
@@ -26,11 +26,13 @@ void source_free(Source *s);
 
 uint64_t source_hash(const Source *s, uint64_t seed);       /* of all bytes, and where files begin */
 
-/* Finds the documents. JSONL is decoded in place, on all cores; conversations are checked to be what chat can write. */
+/* Finds the documents. JSONL is decoded in place, on all cores; conversations are checked to be
+ * what chat can write. */
 int  source_parse(Source *s, const Chat *chat, Error *e);
 
-/* Splits the documents for training and validation: the last tenth of a single text, cut at a character; every tenth of
- * several documents, or the last one of fewer than ten. 0 if there is nothing to split. Free both. */
+/* Splits the documents for training and validation: the last tenth of a single text, cut at a
+ * character; every tenth of several documents, or the last one of fewer than ten. 0 if there is
+ * nothing to split. Free both. */
 typedef struct { Document *at; size_t count; } Documents;
 int  source_hold_out(const Source *s, Documents *train, Documents *held_out);
 #endif

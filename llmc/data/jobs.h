@@ -5,11 +5,13 @@
 
 typedef struct { const char *at; size_t bytes; int is_chat; } Document;     /* is_chat: the JSON of a conversation */
 
-/* About a megabyte of work for a thread: `count` documents, from byte `from` of the first to byte `to` of the last. */
+/* About a megabyte of work for a thread: `count` documents, from byte `from` of the first to byte
+ * `to` of the last. */
 typedef struct { const Document *first; size_t count, from, to, bytes; } Job;
 
-/* divisible: a document may be cut between a letter or digit of ASCII and a space or new line, where the patterns of GPT-2
- * and its successors always end a word (pretokenizer_ends_before_space). Returns the number of jobs; free(*jobs). */
+/* divisible: a document may be cut between a letter or digit of ASCII and a space or new line,
+ * where the patterns of GPT-2 and its successors always end a word
+ * (pretokenizer_ends_before_space). Returns the number of jobs; free(*jobs). */
 size_t documents_jobs(const Document *documents, size_t count, int divisible, Job **jobs);
 
 /* The piece of the job's document i. last: it ends with the document. */

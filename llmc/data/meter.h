@@ -1,12 +1,13 @@
-/* meter.h: shows the progress of long work on stderr: nothing in its first second, then a line that is rewritten on a
- * terminal, or a new line every ten seconds elsewhere, and a last one with the time it took. */
+/* meter.h: shows the progress of long work on stderr: nothing in its first second, then a line that
+ * is rewritten on a terminal, or a new line every ten seconds elsewhere, and a last one with the
+ * time it took. */
 #ifndef METER_H
 #define METER_H
 #include <stdint.h>
 
 typedef struct { const char *what, *unit; int64_t all, done; double began, shown; int visible, on_terminal; } Meter;
 
-void meter_begin(Meter *m, int visible, const char *what, int64_t all, const char *unit);   /* unit: "MB" counts bytes */
+void meter_begin(Meter *m, int visible, const char *what, int64_t all, const char *unit);  /* unit: "MB" counts bytes */
 void meter_add(Meter *m, int64_t done);                 /* from any thread */
 void meter_end(Meter *m);
 void meter_clear(Meter *m);                             /* instead: the line on a terminal is erased */

@@ -1,9 +1,11 @@
-/* packing.c: conversations of different lengths in rows of T inputs, several in one row. Attention never crosses from one to
- * another: their positions begin at 0 (Batch.position in llmc/model/model.h), so a sample learns what it would learn alone.
+/* packing.c: conversations of different lengths in rows of T inputs, several in one row. Attention
+ * never crosses from one to another: their positions begin at 0 (Batch.position in
+ * llmc/model/model.h), so a sample learns what it would learn alone.
  *
- * Samples are put where they leave the least room, the longest first (best-fit decreasing, at most 11/9 of the fewest rows:
- * Johnson 1973). The rows are the same in every epoch, which changes only their order: that of a sample alone is not known, but
- * a row is a function of the data and T, and a run resumes by counting. */
+ * Samples are put where they leave the least room, the longest first (best-fit decreasing, at most
+ * 11/9 of the fewest rows: Johnson 1973). The rows are the same in every epoch, which changes only
+ * their order: that of a sample alone is not known, but a row is a function of the data and T, and
+ * a run resumes by counting. */
 #include "segment.h"
 #include <stdlib.h>
 #include <string.h>
@@ -14,11 +16,12 @@ void packing_free(Packing *p) {
     *p = (Packing){ 0 };
 }
 
-/* ---- samples --------------------------------------------------------------------------------------------- */
+/* ---- samples --------------------------------------------------------------------------------- */
 
 enum { CHUNK = 1 << 16 };               /* tokens */
 
-/* Ends the sample that began at `at`: cut to T inputs, or left out. counted: one of its first T targets counts. */
+/* Ends the sample that began at `at`: cut to T inputs, or left out. counted: one of its first T
+ * targets counts. */
 static void end_sample(Packing *p, size_t *n, size_t *capacity, int64_t at, int64_t end, int counted) {
     const int64_t inputs = end - at - 1;
     if (!counted) { p->unanswered++; return; }
@@ -48,7 +51,7 @@ static int find_samples(const Segment *s, Packing *p, size_t *n, Error *e) {
     return ok;
 }
 
-/* ---- rows ------------------------------------------------------------------------------------------------ */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 /* Longest first; those of one length as in the data. */
 static int by_length(const void *a, const void *b) {
@@ -56,10 +59,11 @@ static int by_length(const void *a, const void *b) {
     return x->inputs != y->inputs ? y->inputs - x->inputs : x->at < y->at ? -1 : 1;
 }
 
-/* The row that each sample goes to, and their number. Rows with the same space left are a list, the last one in front. */
+/* The row that each sample goes to, and their number. Rows with the same space left are a list, the
+ * last one in front. */
 static int64_t choose_rows(const Sample *sample, size_t n, int T, int64_t *row) {
     int64_t *front = mem_alloc(((size_t)T + 1) * sizeof *front), *next = mem_alloc((n + 1) * sizeof *next), rows = 0;
-    uint64_t *is_some = mem_alloc(((size_t)T / 64 + 1) * sizeof *is_some);              /* bit r: some row has r of space left */
+    uint64_t *is_some = mem_alloc(((size_t)T / 64 + 1) * sizeof *is_some);  /* bit r: some row has r of space left */
     for (size_t i = 0; i < n; i++) {
         int space = sample[i].inputs;                                                   /* the least that suffices */
         uint64_t some = is_some[space / 64] >> space % 64 << space % 64;
@@ -106,10 +110,10 @@ int packing_make(Segment *s, int T, Error *e) {
     p->T = T;
     if (!find_samples(s, p, &n, e)) return 0;
     if (!n && p->late)
-        return error_set(e, "%s: none of its %lld conversations has an answer of the assistant within the first %d tokens: a larger -t would do",
-                         s->path, (long long)p->unanswered, T + 1);
-    if (!n) return error_set(e, "%s: none of its %lld conversations has an answer: a message with content whose role is assistant", s->path,
-                             (long long)p->unanswered);
+        return error_set(e, "%s: none of its %lld conversations has an answer of the assistant within the first %d "
+                         "tokens: a larger -t would do", s->path, (long long)p->unanswered, T + 1);
+    if (!n) return error_set(e, "%s: none of its %lld conversations has an answer: a message with content whose "
+                             "role is assistant", s->path, (long long)p->unanswered);
     make_rows(p, n);
     return 1;
 }

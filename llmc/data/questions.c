@@ -24,7 +24,7 @@ static int characters(const char *text, size_t bytes) {
     return (int)n;
 }
 
-/* ---- JSONL -------------------------------------------------------------------------------------------------- */
+/* ---- JSONL ----------------------------------------------------------------------------------- */
 
 static const struct { const char *context, *choices, *answer; } forms[] = {
     { "ctx", "endings", "label" }, { "context", "choices", "answer" },
@@ -62,7 +62,8 @@ static int check_choices(const JsonValue *choices, const char *key, Error *e) {
         return error_set(e, "\"%s\" has %zu choices; it has 2 to %d", key, choices->length, MOST_CHOICES);
     for (const JsonValue *v = json_first(choices); v; v = v->next, k++)
         if (!json_is(v, JSON_STRING) || text_is_blank(v->is.string, v->length))
-            return error_set(e, "choice %d of \"%s\" is %s", k, key, json_is(v, JSON_STRING) ? "empty" : "not a string");
+            return error_set(e, "choice %d of \"%s\" is %s", k, key,
+                             json_is(v, JSON_STRING) ? "empty" : "not a string");
     return 1;
 }
 
@@ -73,7 +74,8 @@ static int read_answer(const JsonValue *v, const char *key, int choices, int *an
     const long number = json_is(v, JSON_INT) ? (long)json_int(v, -1) : strtol(text, &end, 10);
     if (!v) return error_set(e, "\"%s\" is missing", key);
     if (!json_is(v, JSON_INT) && (!*text || *end)) return error_set(e, "\"%s\" is no whole number", key);
-    if (number < 0 || number >= choices) return error_set(e, "\"%s\" is %ld, but the choices are 0 to %d", key, number, choices - 1);
+    if (number < 0 || number >= choices)
+        return error_set(e, "\"%s\" is %ld, but the choices are 0 to %d", key, number, choices - 1);
     *answer = (int)number;
     return 1;
 }
@@ -82,14 +84,15 @@ static int read_question(Question *q, const JsonValue *root, const Tokenizer *t,
     const int f = json_get(root, forms[0].choices) ? 0 : 1;
     const JsonValue *context = json_get(root, forms[f].context), *choices = json_get(root, forms[f].choices);
     if (!choices || !json_is(context, JSON_STRING))
-        return error_set(e, "expected {\"context\": \"...\", \"choices\": [\"...\", ...], \"answer\": 0} or HellaSwag's \"ctx\", "
-                            "\"endings\" and \"label\"");
+        return error_set(e, "expected {\"context\": \"...\", \"choices\": [\"...\", ...], \"answer\": 0} or "
+                            "HellaSwag's \"ctx\", \"endings\" and \"label\"");
     if (context->length > INT_MAX / 8) return error_set(e, "\"%s\" is too long", forms[f].context);
     if (!check_choices(choices, forms[f].choices, e)) return 0;
     if (!read_answer(json_get(root, forms[f].answer), forms[f].answer, (int)choices->length, &q->answer, e)) return 0;
     q->choice = mem_alloc(choices->length * sizeof *q->choice);
     for (const JsonValue *v = json_first(choices); v; v = v->next)
-        if (!encode_choice(&q->choice[q->choices++], t, context, v)) return error_set(e, "choice %d has no tokens", q->choices - 1);
+        if (!encode_choice(&q->choice[q->choices++], t, context, v))
+            return error_set(e, "choice %d has no tokens", q->choices - 1);
     return 1;
 }
 
@@ -97,7 +100,8 @@ static int read_line(Question *q, const char *line, size_t bytes, const Tokenize
     Error why;
     Json *json = json_parse_line(line, bytes, &why);
     const int ok = json ? read_question(q, json_root(json), t, e)
-                 : error_set(e, "expected {\"context\": \"...\", \"choices\": [\"...\", ...], \"answer\": 0} or HellaSwag's form: %.400s", why.text);
+                 : error_set(e, "expected {\"context\": \"...\", \"choices\": [\"...\", ...], \"answer\": 0} or "
+                             "HellaSwag's form: %.400s", why.text);
     json_free(json);
     return ok;
 }
@@ -131,7 +135,7 @@ static int parse_lines(Questions *q, const char *path, const char *text, size_t 
     return error_set(e, "%s: line %lld: %.800s", path, (long long)bad + 1, why.text);
 }
 
-/* ---- llm.c's binary: 256 int32, then numbers of 16 bits ---------------------------------------------------------- */
+/* ---- llm.c's binary: 256 int32, then numbers of 16 bits -------------------------------------- */
 
 enum { MAGIC = 20240522, HEADER = 1024, START = 65535, NUMBERS = 6 };
 
@@ -150,16 +154,18 @@ static int token_characters(const Tokenizer *t, const int *ids, int count) {
     return n;
 }
 
-/* START, bytes of the question, its number, answer, choices; then, each after their number, the tokens of the context and of each
- * choice. Returns the bytes; 0 if they are damaged. */
+/* START, bytes of the question, its number, answer, choices; then, each after their number, the
+ * tokens of the context and of each choice. Returns the bytes; 0 if they are damaged. */
 static size_t read_binary(Question *q, const char *at, size_t left, const Tokenizer *t, int vocab, Error *e) {
     const size_t bytes = left >= 2 * NUMBERS ? (size_t)word(at + 2) : 0;
     if (bytes < 2 * NUMBERS || bytes > left || word(at) != START) return (size_t)error_set(e, "it is damaged");
     const int choices = word(at + 8), context = word(at + 10);
     size_t from = 2 * NUMBERS + 2 * (size_t)context;
     q->answer = word(at + 6);
-    if (choices < 2 || choices > MOST_CHOICES) return (size_t)error_set(e, "%d choices; a question has 2 to %d", choices, MOST_CHOICES);
-    if (q->answer >= choices) return (size_t)error_set(e, "its answer is %d, but the choices are 0 to %d", q->answer, choices - 1);
+    if (choices < 2 || choices > MOST_CHOICES)
+        return (size_t)error_set(e, "%d choices; a question has 2 to %d", choices, MOST_CHOICES);
+    if (q->answer >= choices)
+        return (size_t)error_set(e, "its answer is %d, but the choices are 0 to %d", q->answer, choices - 1);
     if (!context) return (size_t)error_set(e, "its context is empty");
     q->choice = mem_alloc((size_t)choices * sizeof *q->choice);
     for (int k = 0; k < choices; k++) {
@@ -171,7 +177,8 @@ static size_t read_binary(Question *q, const char *at, size_t left, const Tokeni
         for (int i = 0; i < c->count; i++) {
             c->ids[i] = word(at + (i < context ? (size_t)(2 * NUMBERS + 2 * i) : from + 2 + 2 * (size_t)(i - context)));
             if (c->ids[i] >= vocab)
-                return (size_t)error_set(e, "token %d, but the model has %d: this file is for models with GPT-2's tokenizer", c->ids[i], vocab);
+                return (size_t)error_set(e, "token %d, but the model has %d: this file is for models with "
+                                         "GPT-2's tokenizer", c->ids[i], vocab);
         }
         c->characters = token_characters(t, c->ids + context, n);
         from += 2 + 2 * (size_t)n;
@@ -179,12 +186,14 @@ static size_t read_binary(Question *q, const char *at, size_t left, const Tokeni
     return from == bytes ? bytes : (size_t)error_set(e, "it is damaged");
 }
 
-static int parse_binary(Questions *q, const char *path, const char *text, size_t bytes, const Tokenizer *t, int vocab, Error *e) {
+static int parse_binary(Questions *q, const char *path, const char *text, size_t bytes, const Tokenizer *t,
+                        int vocab, Error *e) {
     const int64_t version = bytes >= HEADER ? word32(text + 4) : 0, count = bytes >= HEADER ? word32(text + 8) : 0;
     Error why;
     q->binary = 1;
     if (version != 1) return error_set(e, "%s: questions of llm.c, but not of version 1", path);
-    if (!count || count > (int64_t)(bytes / (2 * NUMBERS))) return error_set(e, "%s: its head says %lld questions", path, (long long)count);
+    if (!count || count > (int64_t)(bytes / (2 * NUMBERS)))
+        return error_set(e, "%s: its head says %lld questions", path, (long long)count);
     q->at = mem_alloc((size_t)count * sizeof *q->at);
     size_t from = HEADER;
     for (size_t n; q->count < (size_t)count; from += n) {
@@ -196,9 +205,10 @@ static int parse_binary(Questions *q, const char *path, const char *text, size_t
     return from == bytes || error_set(e, "%s: %zu bytes after its last question", path, bytes - from);
 }
 
-/* ---- all of them ------------------------------------------------------------------------------------------------ */
+/* ---- all of them ----------------------------------------------------------------------------- */
 
-int questions_parse(Questions *q, const char *path, const char *text, size_t bytes, const Tokenizer *t, int vocab, Error *e) {
+int questions_parse(Questions *q, const char *path, const char *text, size_t bytes, const Tokenizer *t,
+                    int vocab, Error *e) {
     *q = (Questions){ 0 };
     const int ok = bytes >= 4 && word32(text) == MAGIC ? parse_binary(q, path, text, bytes, t, vocab, e)
                                                        : parse_lines(q, path, text, bytes, t, e);
@@ -221,8 +231,8 @@ int questions_cut(Questions *q, const char *path, int context, size_t *cut, Erro
             Candidate *c = &q->at[i].choice[k];
             const int more = c->count - (context + 1);      /* the last token is predicted, not read */
             if (c->scored > context)
-                return error_set(e, "%s: %s %zu: choice %d has %d tokens, more than the %d that the model sees (-c)", path,
-                                 q->binary ? "question" : "line", q->at[i].line, k, c->scored, context);
+                return error_set(e, "%s: %s %zu: choice %d has %d tokens, more than the %d that the model sees (-c)",
+                                 path, q->binary ? "question" : "line", q->at[i].line, k, c->scored, context);
             if (more <= 0) continue;
             memmove(c->ids, c->ids + more, (size_t)(c->count -= more) * sizeof *c->ids);
             is_cut = 1;

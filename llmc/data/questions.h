@@ -1,13 +1,14 @@
-/* questions.h: multiple-choice questions, which measure a model: each has a context, choices that could follow it, and the number of
- * the right one.
+/* questions.h: multiple-choice questions, which measure a model: each has a context, choices that
+ * could follow it, and the number of the right one.
  *
  * Three forms, told apart by their content:
- *   llm.c        its binary of HellaSwag (dev/data/hellaswag.py): tokens of GPT-2, version 1
- *   HellaSwag    its own JSONL: {"ctx": "...", "endings": ["...", ...], "label": 2}
- *   any other    JSONL of {"context": "...", "choices": ["...", ...], "answer": 2}; answers count from 0
- * Texts are encoded as lm-eval does: context and choice as one text, with a space between them unless there is white space already;
- * what remains after the context's own number of tokens is the choice's. A context without tokens becomes the token that begins a
- * text (tokenizer_first). */
+ *   llm.c      its binary of HellaSwag (dev/data/hellaswag.py): tokens of GPT-2, version 1
+ *   HellaSwag  its own JSONL: {"ctx": "...", "endings": ["...", ...], "label": 2}
+ *   any other  JSONL of {"context": "...", "choices": ["...", ...], "answer": 2}; answers count
+ *              from 0
+ * Texts are encoded as lm-eval does: context and choice as one text, with a space between them
+ * unless there is white space already; what remains after the context's own number of tokens is the
+ * choice's. A context without tokens becomes the token that begins a text (tokenizer_first). */
 #ifndef QUESTIONS_H
 #define QUESTIONS_H
 #include "tokenizer.h"
@@ -17,16 +18,19 @@ typedef struct {
     int  scored;                        /* how many of them, the last ones, are the choice's; fewer than all */
     int  characters;                    /* of the choice's text, as Python counts them; 0: not known */
 } Candidate;
-typedef struct { Candidate *choice; int choices, answer; size_t line; } Question;   /* line: of the file; in a binary, its number; from 1 */
+/* line: of the file; in a binary, its number; from 1 */
+typedef struct { Candidate *choice; int choices, answer; size_t line; } Question;
 typedef struct { Question *at; size_t count; int binary; } Questions;
 
-/* Of a file, or of its bytes; path: for messages. tokenizer: may be NULL for llm.c's binary. vocab: ids are below. On an error
- * the line is in the message and *q is empty. */
+/* Of a file, or of its bytes; path: for messages. tokenizer: may be NULL for llm.c's binary. vocab:
+ * ids are below. On an error the line is in the message and *q is empty. */
 int  questions_read(Questions *q, const char *path, const Tokenizer *tokenizer, int vocab, Error *e);
-int  questions_parse(Questions *q, const char *path, const char *text, size_t bytes, const Tokenizer *tokenizer, int vocab, Error *e);
+int  questions_parse(Questions *q, const char *path, const char *text, size_t bytes, const Tokenizer *tokenizer,
+                     int vocab, Error *e);
 void questions_free(Questions *q);
 
-/* Removes tokens at the beginning of contexts, so that a model which sees `context` tokens predicts each choice to its end. *cut: the
- * questions that lost any. 0 and an error if a choice alone is longer. */
+/* Removes tokens at the beginning of contexts, so that a model which sees `context` tokens predicts
+ * each choice to its end. *cut: the questions that lost any. 0 and an error if a choice alone is
+ * longer. */
 int  questions_cut(Questions *q, const char *path, int context, size_t *cut, Error *e);
 #endif

@@ -1,25 +1,30 @@
-/* segment.h: tokens as they lie in a file or in memory, and the rows of those that are conversations. */
+/* segment.h: tokens as they lie in a file or in memory, and the rows of those that are
+ * conversations. */
 #ifndef SEGMENT_H
 #define SEGMENT_H
 #include "llmc/base/base.h"
 
-/* Samples that share rows of T inputs and targets (packing.c). A sample of n+1 tokens has n inputs. */
+/* Samples that share rows of T inputs and targets (packing.c). A sample of n+1 tokens has n
+ * inputs. */
 typedef struct { int64_t at; int inputs; } Sample;              /* at: of its first token */
 typedef struct {
     int      T;
     Sample  *sample;                    /* those of a row one after another */
     int64_t *row;                       /* (rows + 1) the first sample of each */
-    int64_t  rows, cut, unanswered;     /* cut: longer than T+1 tokens. unanswered: none of the T targets counts: left out */
+    int64_t  rows, cut, unanswered;     /* cut: longer than T+1 tokens. unanswered: none of the T
+                                         * targets counts: left out */
     int      late;                      /* a later target counts */
 } Packing;
 
-/* Tokens of conversations, 32 bits each, have two flags: the first token of a sample, and those that the loss counts. */
+/* Tokens of conversations, 32 bits each, have two flags: the first token of a sample, and those
+ * that the loss counts. */
 #define TOKEN_FIRST  0x40000000u
 #define TOKEN_COUNTS 0x80000000u
 #define TOKEN_ID     0x3FFFFFFFu
 
-/* A sequence of tokens that no window leaves: a file, or its training or held-out part. Tokens of files stay on disk and are
- * read with pread (a mapped file that shrinks would kill the process). Text is tokenized once and stays in memory. */
+/* A sequence of tokens that no window leaves: a file, or its training or held-out part. Tokens of
+ * files stay on disk and are read with pread (a mapped file that shrinks would kill the process).
+ * Text is tokenized once and stays in memory. */
 typedef struct {
     char *path;
     int   fd;                           /* -1: not kept open */
@@ -39,10 +44,12 @@ int data_scan(Segment *segment, Error *e);
 
 /* `count` tokens as they are stored, flags included. */
 int  data_read_raw(const Segment *p, int64_t first, int64_t count, uint32_t *out, Error *e);
-/* Their ids, none larger than the largest found when the file was opened, so that no id exceeds the model's embedding. */
+/* Their ids, none larger than the largest found when the file was opened, so that no id exceeds the
+ * model's embedding. */
 int  data_read_tokens(const Segment *p, int64_t first, int64_t count, int *out, Error *e);
 
-/* packing.c: finds the rows of T for a segment of conversations. 0 and a message: there are none. */
+/* packing.c: finds the rows of T for a segment of conversations. 0 and a message: there are
+ * none. */
 int  packing_make(Segment *p, int T, Error *e);
 void packing_free(Packing *p);
 /* Fills one row; the rest of it has input 0, target -1 and position 0, ... */

@@ -1,9 +1,11 @@
-/* token_cache.c: keeps the tokens of a text, and the tokenizer, in one file, so that a second start need not encode again.
+/* token_cache.c: keeps the tokens of a text, and the tokenizer, in one file, so that a second start
+ * need not encode again.
  *
  *   Header | Row of each segment | tokenizer.json, padded to 8 bytes | tokens of each segment
  *
- * The file is used if the hash of all text is the same, and the tokenizer is the one given or was trained with the same
- * settings. Numbers have this machine's byte order; with another order MAGIC differs. */
+ * The file is used if the hash of all text is the same, and the tokenizer is the one given or was
+ * trained with the same settings. Numbers have this machine's byte order; with another order MAGIC
+ * differs. */
 #define _POSIX_C_SOURCE 200809L
 #define _FILE_OFFSET_BITS 64
 #include "data_impl.h"
@@ -20,13 +22,13 @@ typedef struct {
     uint64_t hash;                                      /* of this header with hash = 0, and of all that follows */
     uint32_t width, rows, held_out, json_bytes;
 } Header;
-typedef struct { int64_t split, tokens, bytes; } Row;           /* split: a Split, plus CHATS if tokens are of conversations */
+typedef struct { int64_t split, tokens, bytes; } Row;   /* split: a Split, plus CHATS if tokens are of conversations */
 enum { CHATS = 2 };
 
 static size_t padded(size_t bytes) { return (bytes + 7) / 8 * 8; }
 static char *cache_path(const char *folder) { return text_format("%s/tokens.cache", folder); }
 
-/* ---- reading ------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 typedef struct { Segment file; Header header; Row *rows; char *json; int64_t tokens_at; } Cache;
 
@@ -53,7 +55,8 @@ static int cache_load(Cache *c, Error *e) {
     struct stat s;
     const Header *h = &c->header;
     int64_t at = sizeof *h, tokens = 0;
-    if (fstat(c->file.fd, &s) || (uint64_t)s.st_size != h->size || h->rows > ROWS_MAX || (h->width != 2 && h->width != 4))
+    if (fstat(c->file.fd, &s) || (uint64_t)s.st_size != h->size || h->rows > ROWS_MAX
+        || (h->width != 2 && h->width != 4))
         return error_set(e, "%s: found %lld bytes, expected %llu", c->file.path, (long long)s.st_size,
                          (unsigned long long)h->size);
     if (sizeof *h + h->rows * sizeof *c->rows + padded(h->json_bytes) > h->size)
@@ -65,8 +68,8 @@ static int cache_load(Cache *c, Error *e) {
     if (!data_read_at(&c->file, c->json, h->json_bytes, at, e)) return 0;
     c->tokens_at = at += (int64_t)padded(h->json_bytes);
     for (uint32_t i = 0; i < h->rows; i++) {
-        if (c->rows[i].tokens < 1 || c->rows[i].tokens > s.st_size || c->rows[i].split < 0 || c->rows[i].split >= 2 * CHATS
-            || (c->rows[i].split & CHATS && h->width != 4))
+        if (c->rows[i].tokens < 1 || c->rows[i].tokens > s.st_size || c->rows[i].split < 0
+            || c->rows[i].split >= 2 * CHATS || (c->rows[i].split & CHATS && h->width != 4))
             return error_set(e, "%s: damaged", c->file.path);
         tokens += c->rows[i].tokens;
     }
@@ -108,7 +111,7 @@ int cache_read(Data *d, const char *folder, Tokenizer **tokenizer) {
     return ok;
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 /* Writes in chunks and hashes each chunk, as check_hash does. */
 typedef struct { FileWriter *file; Error *e; uint64_t hash; char *chunk; size_t filled; int ok; } Sink;
@@ -131,7 +134,8 @@ typedef struct { const Data *data; const Tokenizer *tokenizer; } Kept;
 /* All segments have one width. */
 static int width_of(const Data *d) {
     int width = 0;
-    for (int k = 0; k < 2; k++) for (int i = 0; i < d->segments[k]; i++) width = d->segment[k][i].width > width ? d->segment[k][i].width : width;
+    for (int k = 0; k < 2; k++) for (int i = 0; i < d->segments[k]; i++)
+        width = d->segment[k][i].width > width ? d->segment[k][i].width : width;
     return width;
 }
 
@@ -145,7 +149,8 @@ static Header header_of(const Data *d, const Tokenizer *t, size_t json_bytes) {
     return h;
 }
 
-/* The header contains the hash of the rest: it is written first without the hash, and overwritten at the end. */
+/* The header contains the hash of the rest: it is written first without the hash, and overwritten
+ * at the end. */
 static int put_all(FileWriter *f, const Data *d, const Tokenizer *t, Error *e) {
     static const char zeros[8];
     size_t json_bytes;

@@ -1,13 +1,15 @@
-/* tokenizer.c: see tokenizer.h. Normalization, merging, encoding, decoding; files are read in tokenizer_json.c.
+/* tokenizer.c: see tokenizer.h. Normalization, merging, encoding, decoding; files are read in
+ * tokenizer_json.c.
  *
- * A text goes through these steps: added tokens are taken out; the rest is normalized, cut into words, each word into
- * symbols (bytes or characters), and neighbouring symbols are merged in the order of the file's list. */
+ * A text goes through these steps: added tokens are taken out; the rest is normalized, cut into
+ * words, each word into symbols (bytes or characters), and neighbouring symbols are merged in the
+ * order of the file's list. */
 #include "tokenizer_impl.h"
 #include "unicode.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- normalization ------------------------------------------------------------------------------------- */
+/* ---- normalization --------------------------------------------------------------------------- */
 
 /* The space of SentencePiece: U+2581 for each space, and one in front if wanted. */
 static void underline(const char *s, size_t n, int replace, int prepend, Text *out) {
@@ -27,15 +29,16 @@ void tokenizer_normalize(const Tokenizer *t, const char *s, size_t n, Text *out)
     free(composed.at);
 }
 
-/* ---- merging -------------------------------------------------------------------------------------------
- * The pair of lowest rank is merged first, the leftmost of equals. Candidates wait in a heap as rank << 32 | position and
- * are checked again when they come out, so that a word of n symbols costs n log n, not n^2. */
+/* ---- merging ------------------------------------------------------------------------------------
+ * The pair of lowest rank is merged first, the leftmost of equals. Candidates wait in a heap as
+ * rank << 32 | position and are checked again when they come out, so that a word of n symbols costs
+ * n log n, not n^2. */
 
 enum { WORD_MAX = 1 << 28 };                             /* positions fit an int; a longer word is cut */
 typedef struct { int id, previous, next; } Symbol;       /* id -1: merged into the one before */
 
-/* Words of up to 15 bytes and 4 tokens are kept with their tokens: a few thousand words are nine tenths of a text.
- * A newer word replaces the older one of the same slot. */
+/* Words of up to 15 bytes and 4 tokens are kept with their tokens: a few thousand words are nine
+ * tenths of a text. A newer word replaces the older one of the same slot. */
 enum { SLOTS = 1 << 15, SLOT_IDS = 4 };
 typedef struct { uint64_t key[2]; int ids[SLOT_IDS]; } Slot;    /* key: the bytes, zeros, the length; ids end with -1 */
 
@@ -48,7 +51,7 @@ typedef struct {
     uint64_t *heap;
     size_t symbol_capacity, waiting;
     Slot *slots;
-    Text *seams;                                         /* NULL, or TokenSeams, of places in the text that begins at `text` */
+    Text *seams;                                /* NULL, or TokenSeams, of places in the text that begins at `text` */
     const char *text;
 } Encoder;
 
@@ -111,7 +114,7 @@ static int first_symbols(Encoder *e, const char *s, size_t n) {
         length = t->byte_level ? 1 : utf8_decode(s + at, n - at, &code);
         if (!length) length = 1;
         int id = t->byte_level ? -1 : tokenizer_find(t, s + at, length);
-        if (id < 0 && t->lacks_bytes && t->byte_id[(unsigned char)s[at]] < 0) {         /* U+FFFD, as other programs read it */
+        if (id < 0 && t->lacks_bytes && t->byte_id[(unsigned char)s[at]] < 0) {  /* U+FFFD, as other programs read it */
             for (int i = 0; i < 3; i++) e->symbols[count++].id = t->byte_id[(unsigned char)"\xEF\xBF\xBD"[i]];
             continue;
         }
@@ -128,7 +131,8 @@ static void merge_word(Encoder *e, const char *s, size_t n) {
     if (most > e->symbol_capacity) {
         e->symbol_capacity = 2 * most;
         e->symbols = mem_grow(e->symbols, e->symbol_capacity * sizeof *e->symbols);
-        e->heap = mem_grow(e->heap, 3 * e->symbol_capacity * sizeof *e->heap);  /* n pairs at first, two more for each merge */
+        /* n pairs at first, two more for each merge */
+        e->heap = mem_grow(e->heap, 3 * e->symbol_capacity * sizeof *e->heap);
     }
     int count = first_symbols(e, s, n);
     e->waiting = 0;
@@ -153,7 +157,8 @@ static void merge_word(Encoder *e, const char *s, size_t n) {
     for (int i = count ? 0 : -1; i >= 0; i = e->symbols[i].next) emit(e, e->symbols[i].id);
 }
 
-/* The bytes of a word of at most 15 bytes, then zeros, then the length: one comparison of 16 bytes says equal. */
+/* The bytes of a word of at most 15 bytes, then zeros, then the length: one comparison of 16 bytes
+ * says equal. */
 static void slot_key(const Encoder *e, const char *s, size_t n, uint64_t key[2]) {
     char bytes[16] = { 0 };
     if (e->end - s < 16) memcpy(bytes, s, n);
@@ -184,7 +189,7 @@ static void word(Encoder *e, const char *s, size_t n) {
     for (int i = 0; i < SLOT_IDS && slot->ids[i] >= 0; i++) emit(e, slot->ids[i]);
 }
 
-/* ---- encoding and decoding ----------------------------------------------------------------------------- */
+/* ---- encoding and decoding ------------------------------------------------------------------- */
 
 /* Cuts s by the scanners from number `scanner` on, and encodes the words. */
 static void cut(Encoder *e, int scanner, const char *s, size_t n) {
@@ -197,7 +202,8 @@ static void cut(Encoder *e, int scanner, const char *s, size_t n) {
     }
 }
 
-/* The first of the added tokens i ... end-1, which agree before byte k, that has at least `byte` there. */
+/* The first of the added tokens i ... end-1, which agree before byte k, that has at least `byte`
+ * there. */
 static int added_from(const Tokenizer *t, int i, int end, size_t k, int byte) {
     while (i < end) {
         const int middle = i + (end - i) / 2;
@@ -205,7 +211,8 @@ static int added_from(const Tokenizer *t, int i, int end, size_t k, int byte) {
     }
     return i;
 }
-/* The longest one that s begins with. Those that agree with s so far are neighbours, and the shortest of them is the first. */
+/* The longest one that s begins with. Those that agree with s so far are neighbours, and the
+ * shortest of them is the first. */
 static const Added *added_match(const Tokenizer *t, const char *s, size_t n, int normalized) {
     const int *start = t->added_start[normalized] + (unsigned char)s[0];
     const Added *longest = NULL;
@@ -220,8 +227,8 @@ static const Added *added_match(const Tokenizer *t, const char *s, size_t n, int
     return longest;
 }
 
-/* Added tokens are taken out first: those of the raw text before normalization, the others after it. The text between
- * them is encoded. first: s is the start of the whole text. */
+/* Added tokens are taken out first: those of the raw text before normalization, the others after
+ * it. The text between them is encoded. first: s is the start of the whole text. */
 static void encode(Encoder *e, const char *s, size_t n, int normalized, int first);
 
 static void between(Encoder *e, const char *s, size_t n, int normalized, int first) {
@@ -251,7 +258,8 @@ static void encode(Encoder *e, const char *s, size_t n, int normalized, int firs
         if (at > from) between(e, s + from, at - from, normalized, first && !from);
         emit(e, a->id);
         from = at += a->bytes;
-        if (e->seams && !normalized) text_add_bytes(e->seams, &(TokenSeam){ (size_t)(s + at - e->text), e->count }, sizeof(TokenSeam));
+        if (e->seams && !normalized)
+            text_add_bytes(e->seams, &(TokenSeam){ (size_t)(s + at - e->text), e->count }, sizeof(TokenSeam));
     }
     if (n > from) between(e, s + from, n - from, normalized, first && !from);
 }
@@ -278,7 +286,8 @@ size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int 
     return tokenizer_encode_part(t, text, 0, bytes, ids, NULL);
 }
 
-/* May documents be cut where documents_jobs cuts them? Words must end there, and no added token may extend over it. */
+/* May documents be cut where documents_jobs cuts them? Words must end there, and no added token may
+ * extend over it. */
 static int is_divisible(const Tokenizer *t) {
     int ends = 0;
     for (int i = 0; i < t->scanners; i++) ends |= pretokenizer_ends_before_space(&t->scanner[i]);
@@ -327,7 +336,8 @@ size_t tokenizer_encode_documents(const Tokenizer *t, const Document *documents,
     for (int64_t i = 0; i < n; i++) { done[i].at = all; all += done[i].count; }
     *ids = mem_alloc(all * (size_t)width);
     for (int64_t i = 0; i < n; i++) {
-        if (done[i].count) memcpy((char *)*ids + done[i].at * (size_t)width, done[i].ids, done[i].count * (size_t)width);
+        if (done[i].count)
+            memcpy((char *)*ids + done[i].at * (size_t)width, done[i].ids, done[i].count * (size_t)width);
         free(done[i].ids);
     }
     free(done);
@@ -366,7 +376,8 @@ int tokenizer_first(const Tokenizer *t) {
 }
 
 int tokenizer_ends(const Tokenizer *t, int *ids, int most) {
-    static const char *const names[] = { "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>" };
+    static const char *const names[] = { "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>",
+                                         "<|eot_id|>" };
     int n = 0;
     for (size_t i = 0; i < sizeof names / sizeof *names && n < most; i++)
         if ((ids[n] = tokenizer_id(t, names[i])) >= 0) n++;

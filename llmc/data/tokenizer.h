@@ -1,13 +1,19 @@
-/* tokenizer.h: text to token ids and back, from the tokenizer.json of a Hugging Face folder or byte by byte.
+/* tokenizer.h: text to token ids and back, from the tokenizer.json of a Hugging Face folder or byte
+ * by byte.
  *
- * Two families of byte-pair encoding (BPE) are read; anything else is refused with the name of what is not supported:
- *   byte-level     GPT-2, OLMoE, Granite, Qwen, Llama-3: text is cut into words by a fixed pattern, words into bytes,
- *                  and pairs are merged within a word. Every byte string can be encoded, valid UTF-8 or not; if a file has
- *                  no tokens for bytes that UTF-8 never has (OLMoE, GPT-NeoX), such a byte becomes U+FFFD.
- *   SentencePiece  Llama-2, Mixtral, JetMoE: spaces become U+2581, characters are merged, rare ones fall back to bytes.
- * Decoding is the concatenation of pieces. Encoding and decoding give the same bytes back, except where the tokenizer's
- * Unicode normalization (NFC) changes them; SentencePiece gives a space for U+2581, and its newer spelling (Metaspace) has the
- * same ids for a text with and without one leading space, and gives back the one without. No beginning-of-text token is added: see tokenizer_bos. */
+ * Two families of byte-pair encoding (BPE) are read; anything else is refused with the name of what
+ * is not supported:
+ *   byte-level  GPT-2, OLMoE, Granite, Qwen, Llama-3: text is cut into words by a fixed pattern,
+ *               words into bytes, and pairs are merged within a word. Every byte string can be
+ *               encoded, valid UTF-8 or not; if a file has no tokens for bytes that UTF-8 never has
+ *               (OLMoE, GPT-NeoX), such a byte becomes U+FFFD.
+ *   SentencePiece  Llama-2, Mixtral, JetMoE: spaces become U+2581, characters are merged, rare ones
+ *                  fall back to bytes.
+ * Decoding is the concatenation of pieces. Encoding and decoding give the same bytes back, except
+ * where the tokenizer's Unicode normalization (NFC) changes them; SentencePiece gives a space for
+ * U+2581, and its newer spelling (Metaspace) has the same ids for a text with and without one
+ * leading space, and gives back the one without. No beginning-of-text token is added: see
+ * tokenizer_bos. */
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
 #include "jobs.h"
@@ -22,25 +28,26 @@ Tokenizer *tokenizer_load_text(const char *json, size_t bytes, Error *e);       
 void       tokenizer_free(Tokenizer *t);
 
 const char *tokenizer_json(const Tokenizer *t, size_t *bytes);           /* what to save as tokenizer.json */
-void   tokenizer_set_chat(Tokenizer *t, char *jinja);                    /* a chat template to be saved beside it; NULL: none. It takes it */
+/* a chat template to be saved beside it; NULL: none. It takes it */
+void   tokenizer_set_chat(Tokenizer *t, char *jinja);
 const char *tokenizer_chat(const Tokenizer *t);
 uint64_t tokenizer_hash(const Tokenizer *t);                             /* of that text */
 int    tokenizer_is_bytes(const Tokenizer *t);
 int    tokenizer_vocab(const Tokenizer *t);                              /* ids are 0 .. vocab-1 */
-int    tokenizer_eos(const Tokenizer *t);                                /* of a document, by its usual names; -1 if there is none */
-int    tokenizer_ends(const Tokenizer *t, int *ids, int most);           /* all that end a text or a turn; returns how many */
-int    tokenizer_bos(const Tokenizer *t);                                /* what the file adds in front of a text, or -1 */
-int    tokenizer_first(const Tokenizer *t);                              /* what begins a text without tokens: bos, else eos, else a newline */
+int    tokenizer_eos(const Tokenizer *t);                   /* of a document, by its usual names; -1 if there is none */
+int    tokenizer_ends(const Tokenizer *t, int *ids, int most);  /* all that end a text or a turn; returns how many */
+int    tokenizer_bos(const Tokenizer *t);                           /* what the file adds in front of a text, or -1 */
+int    tokenizer_first(const Tokenizer *t);     /* what begins a text without tokens: bos, else eos, else a newline */
 int    tokenizer_id(const Tokenizer *t, const char *piece);              /* -1 if no token is exactly this */
 
 /* Returns the number of ids; free(*ids). */
 size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **ids);
-/* The same of a part of it. What comes before an added token and what follows do not change each other's ids: seams, or NULL, gets all
- * places where one ends, and `from` is 0 or such a place. */
+/* The same of a part of it. What comes before an added token and what follows do not change each
+ * other's ids: seams, or NULL, gets all places where one ends, and `from` is 0 or such a place. */
 typedef struct { size_t bytes, ids; } TokenSeam;                        /* both of the part before it */
 size_t tokenizer_encode_part(const Tokenizer *t, const char *text, size_t from, size_t end, int **ids, Text *seams);
-/* Many documents on all cores, each followed by the token `end` (-1: by none). *ids: uint16_t or uint32_t, as wide as
- * tokenizer_width says; free(*ids). The same ids on any number of threads. */
+/* Many documents on all cores, each followed by the token `end` (-1: by none). *ids: uint16_t or
+ * uint32_t, as wide as tokenizer_width says; free(*ids). The same ids on any number of threads. */
 size_t tokenizer_encode_documents(const Tokenizer *t, const Document *documents, size_t count, int end, Meter *meter,
                                   void **ids);
 int    tokenizer_width(const Tokenizer *t);

@@ -1,7 +1,8 @@
 /* tokenizer_json.c: reads tokenizer.json (tokenizer.h), and writes that of the tokenizer of bytes.
  *
- * Byte-level files write bytes as characters: the 188 printable ones of Latin-1 stand for themselves, the other 68, in
- * order, for U+0100 and up. That map is undone once, when the file is read; from then on symbols are plain bytes. */
+ * Byte-level files write bytes as characters: the 188 printable ones of Latin-1 stand for
+ * themselves, the other 68, in order, for U+0100 and up. That map is undone once, when the file is
+ * read; from then on symbols are plain bytes. */
 #define _POSIX_C_SOURCE 200809L
 #include "tokenizer_impl.h"
 #include "llmc/base/json.h"
@@ -11,7 +12,7 @@
 
 #define COUNT(a) (sizeof (a) / sizeof *(a))
 
-/* ---- what happens to text ------------------------------------------------------------------------------ */
+/* ---- what happens to text -------------------------------------------------------------------- */
 
 static const char *type_of(const JsonValue *v) { return json_string(json_get(v, "type"), "of unknown type"); }
 static int text_is(const JsonValue *v, const char *expected) { return !strcmp(json_string(v, ""), expected); }
@@ -34,7 +35,8 @@ static int read_normalizer(Tokenizer *t, const JsonValue *v, Error *e) {
 }
 
 static int add_scanner(Tokenizer *t, PreTokenizer scanner, Error *e) {
-    if (t->scanners == (int)COUNT(t->scanner)) return error_set(e, "pre_tokenizer: more than %zu steps", COUNT(t->scanner));
+    if (t->scanners == (int)COUNT(t->scanner))
+        return error_set(e, "pre_tokenizer: more than %zu steps", COUNT(t->scanner));
     t->scanner[t->scanners++] = scanner;
     return 1;
 }
@@ -107,7 +109,8 @@ static int read_decoder(Tokenizer *t, const JsonValue *v, Error *e) {
     return error_set(e, "decoder %.80s, or one of its options, is not supported", type);
 }
 
-/* Only a token in front of a single text matters; other post-processors change offsets, which are not kept. */
+/* Only a token in front of a single text matters; other post-processors change offsets, which are
+ * not kept. */
 static void read_post_processor(Tokenizer *t, const JsonValue *v) {
     for (const JsonValue *part = json_first(json_get(v, "processors")); part; part = part->next)
         read_post_processor(t, part);
@@ -116,7 +119,7 @@ static void read_post_processor(Tokenizer *t, const JsonValue *v) {
     if (name) t->bos = tokenizer_id(t, name);
 }
 
-/* ---- tokens -------------------------------------------------------------------------------------------- */
+/* ---- tokens ---------------------------------------------------------------------------------- */
 
 static Slice keep(Tokenizer *t, const char *s, size_t n) {
     Slice kept = { t->arena_end, n };
@@ -126,7 +129,8 @@ static Slice keep(Tokenizer *t, const char *s, size_t n) {
 }
 
 uint32_t tokenizer_byte_code(int byte) {
-    enum { LOW = '!', HIGH = 0xA1 - ('~' + 1) };         /* how many there are below '!', and between the two printable ranges */
+    /* how many there are below '!', and between the two printable ranges */
+    enum { LOW = '!', HIGH = 0xA1 - ('~' + 1) };
     if (byte < '!') return 0x100 + (uint32_t)byte;
     if (byte > '~' && byte < 0xA1) return 0x100 + LOW + (uint32_t)(byte - '~' - 1);
     return byte == 0xAD ? 0x100 + LOW + HIGH : (uint32_t)byte;
@@ -209,8 +213,10 @@ static int by_bytes(const void *x, const void *y) {
 static int index_added(Tokenizer *t, Error *e) {
     if (t->added_count) qsort(t->added, (size_t)t->added_count, sizeof *t->added, by_bytes);
     for (int i = 1; i < t->added_count; i++)
-        if (by_bytes(&t->added[i - 1], &t->added[i]) == 0) return error_set(e, "added token %.100s appears twice", t->added[i].at);
-    for (int i = 0; i < t->added_count; i++) t->added_start[t->added[i].normalized][(unsigned char)t->added[i].at[0] + 1]++;
+        if (by_bytes(&t->added[i - 1], &t->added[i]) == 0)
+            return error_set(e, "added token %.100s appears twice", t->added[i].at);
+    for (int i = 0; i < t->added_count; i++)
+        t->added_start[t->added[i].normalized][(unsigned char)t->added[i].at[0] + 1]++;
     for (int c = 0; c < 256; c++) t->added_start[0][c + 1] += t->added_start[0][c];
     t->added_start[1][0] = t->added_start[0][256];
     for (int c = 0; c < 256; c++) t->added_start[1][c + 1] += t->added_start[1][c];
@@ -241,12 +247,14 @@ static int read_added(Tokenizer *t, const JsonValue *list, const JsonValue *voca
         a->bytes = wanted.length;
         if (!a->bytes) return error_set(e, "added token %d is empty", a->id);
         if (a->bytes > ADDED_MOST)
-            return error_set(e, "added token %.100s has %zu bytes; at most %d are supported", name, a->bytes, ADDED_MOST);
+            return error_set(e, "added token %.100s has %zu bytes; at most %d are supported", name, a->bytes,
+                             ADDED_MOST);
     }
     return index_added(t, e);
 }
 
-/* A merge is written "left right" or ["left", "right"]; left, right and their concatenation must be tokens. */
+/* A merge is written "left right" or ["left", "right"]; left, right and their concatenation must be
+ * tokens. */
 static int read_merges(Tokenizer *t, const JsonValue *list, const JsonValue *vocab, Error *e) {
     int rank = 0;
     for (const JsonValue *v = json_first(list); v; v = v->next, rank++) {
@@ -340,7 +348,8 @@ static int check_family(const Tokenizer *t, Error *e) {
         return error_set(e, "ByteLevel together with U+2581 for spaces is not supported");
     if (t->byte_level) return 1;
     for (int i = 0; i < t->scanners; i++)
-        if (t->scanner[i].next != pretokenizer_underline().next) return error_set(e, "its pre_tokenizer does not end in ByteLevel");
+        if (t->scanner[i].next != pretokenizer_underline().next)
+            return error_set(e, "its pre_tokenizer does not end in ByteLevel");
     if (t->replace || t->metaspace) return 1;
     return error_set(e, "neither ByteLevel nor U+2581 for spaces: this kind of BPE is not supported");
 }

@@ -6,7 +6,8 @@
 
 #define COUNT(a) (sizeof (a) / sizeof *(a))
 
-/* The row of a table of `width` columns whose range [column 0, column last] holds the code, or NULL. */
+/* The row of a table of `width` columns whose range [column 0, column last] holds the code, or
+ * NULL. */
 static const uint32_t *row_of(const uint32_t *table, size_t rows, size_t width, size_t last, uint32_t code) {
     size_t low = 0, high = rows;
     while (low < high) {
@@ -32,13 +33,14 @@ int unicode_case(uint32_t code) {
     if (code < 0x80) return code - 'A' < 26 ? MAY_BE_UPPER : code - 'a' < 26 ? MAY_BE_LOWER : 0;
     if (row_of(unicode_lowers[0], COUNT(unicode_lowers), 2, 1, code)) return MAY_BE_LOWER;
     if (row_of(unicode_uppers[0], COUNT(unicode_uppers), 2, 1, code)) return MAY_BE_UPPER;
-    if (unicode_class(code) == LETTER || row_of(unicode_marks[0], COUNT(unicode_marks), 2, 1, code)) return MAY_BE_UPPER | MAY_BE_LOWER;
+    if (unicode_class(code) == LETTER || row_of(unicode_marks[0], COUNT(unicode_marks), 2, 1, code))
+        return MAY_BE_UPPER | MAY_BE_LOWER;
     return 0;
 }
 
-/* ---- normalization form C ------------------------------------------------------------------------------
- * Decompose every character fully, order combining marks by class, compose again (Unicode Standard Annex 15). Bytes
- * that are not UTF-8 are represented by codes above Unicode. */
+/* ---- normalization form C -----------------------------------------------------------------------
+ * Decompose every character fully, order combining marks by class, compose again (Unicode Standard
+ * Annex 15). Bytes that are not UTF-8 are represented by codes above Unicode. */
 
 enum { MALFORMED = 0x110000 };
 enum { S_BASE = 0xAC00, L_BASE = 0x1100, V_BASE = 0x1161, T_BASE = 0x11A7, L_COUNT = 19, V_COUNT = 21, T_COUNT = 28 };

@@ -22,7 +22,7 @@
 enum { BUFFER = 1 << 22 };              /* bytes whose sum is made at a time */
 const char *const checkpoint_files[FILES] = { "model.safetensors", "optimizer.safetensors" };
 
-/* ---- folders ------------------------------------------------------------------------------------------- */
+/* ---- folders --------------------------------------------------------------------------------- */
 
 static int by_step(const void *a, const void *b) {
     const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
@@ -39,7 +39,8 @@ int list_steps(const char *folder, int64_t **steps, Error *e) {
         if (strncmp(f->d_name, "step-", 5)) continue;
         int64_t step = strtoll(f->d_name + 5, &end, 10);
         if (end == f->d_name + 5 || *end || step < 0) continue;
-        if (n == capacity) *steps = mem_grow(*steps, (size_t)(capacity = capacity ? 2 * capacity : 16) * sizeof **steps);
+        if (n == capacity)
+            *steps = mem_grow(*steps, (size_t)(capacity = capacity ? 2 * capacity : 16) * sizeof **steps);
         (*steps)[n++] = step;
     }
     if (d) closedir(d);
@@ -165,7 +166,8 @@ int checkpoint_clear(const char *folder, Error *e) {
     int ok = n >= 0;
     for (int i = 0; i < n; i++)
         if (!remove_step(folder, steps[i]))
-            ok = error_set(e, "%s/state: step %lld cannot be removed: %s", folder, (long long)steps[i], strerror(errno));
+            ok = error_set(e, "%s/state: step %lld cannot be removed: %s", folder, (long long)steps[i],
+                           strerror(errno));
     free(steps);
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char *path = text_format("%s/%s", folder, files[i]);
@@ -178,7 +180,7 @@ int checkpoint_clear(const char *folder, Error *e) {
     return ok;
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 struct Checkpoint { char *folder, *path; int64_t step; Json *run; Config config; };
 
@@ -243,7 +245,8 @@ static int verify_step(Checkpoint *c, const char *file, RunCheck usable, Error *
     const JsonValue *run = json_root(c->run);
     Error why;
     int64_t format, step;
-    if (!json_read_int(json_get(run, "format"), "format", 0, INT64_MAX, &format, &why)) return error_set(e, "%s: %.900s", file, why.text);
+    if (!json_read_int(json_get(run, "format"), "format", 0, INT64_MAX, &format, &why))
+        return error_set(e, "%s: %.900s", file, why.text);
     if (format != FORMAT)
         return error_set(e, "%s: format %lld; this program reads format %d", file, (long long)format, FORMAT);
     if (!json_read_int(json_get(run, "step"), "step", c->step, c->step, &step, &why)      /* that of the folder */
@@ -312,7 +315,7 @@ int checkpoint_has_tokenizer(const Checkpoint *c, const char *path) {
     FileSum sum;
     Error e;
     if (!is_file(path)) return 0;
-    if (!json_get(files, "tokenizer.json")) return 1;               /* an older version, which stored no checksum of it */
+    if (!json_get(files, "tokenizer.json")) return 1;           /* an older version, which stored no checksum of it */
     if (expected_sum(checkpoint_run(c), "tokenizer.json", &sum, &e) && verify_file(path, &sum, &e)) return 1;
     warn("%s", e.text);
     return 0;
@@ -322,7 +325,8 @@ int checkpoint_load(const Checkpoint *c, Model *m, Optimizer *o, Error *e) {
     char *model = text_format("%s/model.safetensors", c->path);
     char *optimizer = text_format("%s/optimizer.safetensors", c->path);
     int64_t updates;
-    int ok = json_read_int(json_get(checkpoint_run(c), "updates"), "updates", 0, c->step < INT_MAX ? c->step : INT_MAX, &updates, e)
+    int ok = json_read_int(json_get(checkpoint_run(c), "updates"), "updates", 0, c->step < INT_MAX ? c->step : INT_MAX,
+                           &updates, e)
           && hf_load_weights(m, model, e);
     if (ok) {
         optimizer_start(o, m);
@@ -334,7 +338,7 @@ int checkpoint_load(const Checkpoint *c, Model *m, Optimizer *o, Error *e) {
     return ok;
 }
 
-/* ---- after a save that was killed or failed half-way -------------------------------------------------------- */
+/* ---- after a save that was killed or failed half-way ----------------------------------------- */
 
 /* Are the weights at the top those of this step: a hard link, or a copy? */
 static int holds_weights(const Checkpoint *c, const char *weights, const char *top) {
@@ -346,7 +350,8 @@ static int holds_weights(const Checkpoint *c, const char *weights, const char *t
     return expected_sum(checkpoint_run(c), "model.safetensors", &sum, &e) && verify_file(top, &sum, &e);
 }
 
-int checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
+int checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tokenizer,
+                       const HfOrigin *origin, Error *e) {
     char *weights = top_weights(c->path), *top = top_weights(c->folder);
     const int ok = holds_weights(c, weights, top) ? hf_save_small(c->folder, m, tokenizer, origin, e)
                                                   : publish(weights, c->folder, m, tokenizer, origin, e);
@@ -367,7 +372,8 @@ static int64_t step_of(const char *folder) {
     return complete ? step : -1;
 }
 
-int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
+int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer,
+                    const HfOrigin *origin, Error *e) {
     char *folder = text_format("%s/best", c->folder);
     const int64_t held = step_of(folder);
     char *state = step_path(c->folder, best);

@@ -1,4 +1,5 @@
-/* config_json.c: see config_json.h. Tables: the keys of config.json, what they mean when missing, and what is refused. */
+/* config_json.c: see config_json.h. Tables: the keys of config.json, what they mean when missing,
+ * and what is refused. */
 #include "config_json.h"
 #include <math.h>
 #include <stddef.h>
@@ -6,19 +7,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- config.json: one table reads and writes it -------------------------------------------------------- */
+/* ---- config.json: one table reads and writes it ---------------------------------------------- */
 
-typedef enum { NUMBER, DOUBLE, FLAG, VOCAB, PADDED, HEADS, SCORE, RENORM, SHARED, ACTIVATION, BIASES, MULTIPLIER, OF_SCORES, OPTION,
-               OPTIONAL_DOUBLE, RANK, UNROTATED } KeyKind;
-static int is_double(KeyKind kind) { return kind == DOUBLE || kind == MULTIPLIER || kind == OF_SCORES || kind == OPTIONAL_DOUBLE; }
+typedef enum { NUMBER, DOUBLE, FLAG, VOCAB, PADDED, HEADS, SCORE, RENORM, SHARED, ACTIVATION, BIASES, MULTIPLIER,
+               OF_SCORES, OPTION, OPTIONAL_DOUBLE, RANK, UNROTATED } KeyKind;
+static int is_double(KeyKind kind) {
+    return kind == DOUBLE || kind == MULTIPLIER || kind == OF_SCORES || kind == OPTIONAL_DOUBLE;
+}
 enum { REQUIRED = -1, DEPENDS = -2 };                       /* DEPENDS: see default_of */
 enum {
-    JET = FAMILY_JETMOE, MIX = FAMILY_MIXTRAL, LLA = FAMILY_LLAMA, MIS = FAMILY_MISTRAL, OWN = FAMILY_SMOE, OLM = FAMILY_OLMOE,
+    JET = FAMILY_JETMOE, MIX = FAMILY_MIXTRAL, LLA = FAMILY_LLAMA, MIS = FAMILY_MISTRAL, OWN = FAMILY_SMOE,
+    OLM = FAMILY_OLMOE,
     QW3 = FAMILY_QWEN3, Q3M = FAMILY_QWEN3_MOE, Q2M = FAMILY_QWEN2_MOE, GRA = FAMILY_GRANITE | FAMILY_GRANITE_SHARED,
     GRS = FAMILY_GRANITE_SHARED, DOT = FAMILY_DOTS, GLM = FAMILY_GLM, ERN = FAMILY_ERNIE,
     DS2 = FAMILY_DEEPSEEK_V2, DS3 = FAMILY_DEEPSEEK_V3, MLA = DS2 | DS3,
     ALL = FAMILIES_END - 1, QWENS = Q3M | Q2M,
-    DEEP = DOT | GLM | DS3, DEEPS = DEEP | DS2,             /* by sigmoids with a bias; and all with scales, groups, and first layers without experts */
+    DEEP = DOT | GLM | DS3, DEEPS = DEEP | DS2,             /* by sigmoids with a bias; and all with
+                                                             * scales, groups, and first layers
+                                                             * without experts */
     MOES = QWENS | DEEPS | ERN,                             /* dense layers may be between their mixtures */
     GPT = FAMILY_GPT_OSS,
     LOCAL = JET | MIX | OWN | GRA,
@@ -30,78 +36,80 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
 #define AT(field) offsetof(Config, field)
     /* otherwise: its value when missing
      * families           key                                alias              kind        field */
-    { ALL,                "vocab_size",                      NULL,              VOCAB,      AT(vocab),               REQUIRED },
-    { ALL,                "hidden_size",                     NULL,              NUMBER,     AT(channels),            REQUIRED },
-    { ALL,                "num_hidden_layers",               NULL,              NUMBER,     AT(layers),              REQUIRED },
-    { ALL,                "max_position_embeddings",         NULL,              NUMBER,     AT(context),             DEPENDS },
-    { ALL & ~MOES,        "intermediate_size",               "ffn_hidden_size", NUMBER,     AT(width),               REQUIRED },
-    { MOES,               "moe_intermediate_size",           NULL,              NUMBER,     AT(width),               REQUIRED },
-    { MOES,               "intermediate_size",               NULL,              NUMBER,     AT(dense_width),         0 },
-    { ALL,                "rms_norm_eps",                    NULL,              DOUBLE,     AT(final_eps),           DEPENDS },
-    { ALL,                "rope_theta",                      NULL,              DOUBLE,     AT(rope_theta),          DEPENDS },
-    { ALL,                "tie_word_embeddings",             NULL,              FLAG,       AT(tied),                DEPENDS },
-    { ALL,                "initializer_range",               NULL,              DOUBLE,     AT(init_std),            DEPENDS },
-    { ALL & ~JET,         "num_attention_heads",             NULL,              HEADS,      AT(query_heads),         REQUIRED },
-    { ALL,                "num_key_value_heads",             NULL,              NUMBER,     AT(kv_heads),            DEPENDS },
-    { ALL & ~JET & ~MLA,  "head_dim",                        NULL,              NUMBER,     AT(head_size),           DEPENDS },
-    { MLA,                "kv_lora_rank",                    NULL,              NUMBER,     AT(kv_rank),             512 },
-    { MLA,                "q_lora_rank",                     NULL,              RANK,       AT(query_rank),          1536 },
-    { MLA,                "qk_rope_head_dim",                NULL,              NUMBER,     AT(rotated),             64 },
-    { MLA,                "qk_nope_head_dim",                NULL,              UNROTATED,  AT(head_size),           128 },
-    { MLA,                "v_head_dim",                      NULL,              NUMBER,     AT(value_size),          128 },
-    { DS3,                "rope_interleave",                 NULL,              FLAG,       AT(rope_pairs),          1 },
-    { JET,                "kv_channels",                     NULL,              NUMBER,     AT(head_size),           REQUIRED },
-    { LOCAL,              "num_local_experts",               "moe_num_experts", NUMBER,     AT(experts),             DEPENDS },
-    { LOCAL,              "num_experts_per_tok",             "moe_top_k",       NUMBER,     AT(topk),                DEPENDS },
-    { OLM | Q2M,          "num_experts",                     "num_local_experts", NUMBER,   AT(experts),             DEPENDS },
-    { Q3M | GPT,          "num_local_experts",               "num_experts",     NUMBER,     AT(experts),             DEPENDS },
-    { DEEP,               "n_routed_experts",                "num_local_experts", NUMBER,   AT(experts),             DEPENDS },
-    { DS2,                "n_routed_experts",                "num_experts",     NUMBER,     AT(experts),             DEPENDS },
-    { OLM | QWENS | DEEPS | GPT, "num_experts_per_tok",      NULL,              NUMBER,     AT(topk),                DEPENDS },
-    { ERN,                "moe_num_experts",                 "num_experts",     NUMBER,     AT(experts),             DEPENDS },
-    { ERN,                "moe_k",                           "num_experts_per_tok", NUMBER, AT(topk),                DEPENDS },
-    { JET,                "activation_function",             NULL,              ACTIVATION, AT(activation),          SWIGLU },
-    { ALL & ~JET,         "hidden_act",                      NULL,              ACTIVATION, AT(activation),          SWIGLU },
-    { OWN,                "num_attention_experts",           NULL,              NUMBER,     AT(attention_experts),   1 },
-    { OWN,                "num_attention_experts_per_tok",   NULL,              NUMBER,     AT(attention_topk),      1 },
-    { OWN | GRS,          "shared_intermediate_size",        NULL,              NUMBER,     AT(shared_width),        0 },
-    { Q2M,                "shared_expert_intermediate_size", NULL,              NUMBER,     AT(shared_width),        REQUIRED },
-    { DOT,                "n_shared_experts",                NULL,              SHARED,     AT(shared_width),        REQUIRED },
-    { GLM | DS3,          "n_shared_experts",                NULL,              SHARED,     AT(shared_width),        1 },
-    { DS2,                "n_shared_experts",                NULL,              SHARED,     AT(shared_width),        2 },
-    { ERN,                "moe_num_shared_experts",          NULL,              SHARED,     AT(shared_width),        2 },
-    { OWN,                "router_scores",                   NULL,              SCORE,      AT(scores),              TOPK_SOFTMAX },
-    { OLM | QWENS | DOT,  "norm_topk_prob",                  NULL,              RENORM,     AT(scores),              0 },
-    { GLM | DS3,          "norm_topk_prob",                  NULL,              RENORM,     AT(scores),              1 },
-    { OWN,                "universal",                       NULL,              FLAG,       AT(universal),           0 },
-    { OWN,                "output_bias",                     NULL,              FLAG,       AT(output_bias),         0 },
-    { OWN,                "block_norm_eps",                  NULL,              DOUBLE,     AT(norm_eps),            1e-6 },
-    { BIASED,             "attention_bias",                  NULL,              BIASES,     AT(attention_bias),      0 },
-    { GPT,                "attention_bias",                  NULL,              BIASES,     AT(attention_bias),      1 },
-    { Q2M,                "qkv_bias",                        NULL,              BIASES,     AT(attention_bias),      1 },
-    { GLM,                "use_qk_norm",                     NULL,              FLAG,       AT(qk_norm),             0 },
-    { GRA,                "embedding_multiplier",            NULL,              MULTIPLIER, AT(embed_scale),         1 },
-    { GRA,                "residual_multiplier",             NULL,              MULTIPLIER, AT(residual_scale),      1 },
-    { GRA,                "attention_multiplier",            NULL,              OF_SCORES,  AT(attention_scale),     1 },
-    { GRA,                "logits_scaling",                  NULL,              MULTIPLIER, AT(logit_divisor),       1 },
-    { DEEPS,              "routed_scaling_factor",           NULL,              MULTIPLIER, AT(route_scale),         DEPENDS },
-    { DEEPS,              "n_group",                         NULL,              NUMBER,     AT(groups),              DEPENDS },
-    { DEEPS,              "topk_group",                      NULL,              NUMBER,     AT(groups_chosen),       DEPENDS },
+    { ALL,                "vocab_size",                      NULL,              VOCAB,      AT(vocab),       REQUIRED },
+    { ALL,                "hidden_size",                     NULL,              NUMBER,     AT(channels),    REQUIRED },
+    { ALL,                "num_hidden_layers",               NULL,              NUMBER,     AT(layers),      REQUIRED },
+    { ALL,                "max_position_embeddings",         NULL,              NUMBER,     AT(context),      DEPENDS },
+    { ALL & ~MOES,        "intermediate_size",               "ffn_hidden_size", NUMBER,     AT(width),       REQUIRED },
+    { MOES,               "moe_intermediate_size",           NULL,              NUMBER,     AT(width),       REQUIRED },
+    { MOES,               "intermediate_size",               NULL,              NUMBER,     AT(dense_width),        0 },
+    { ALL,                "rms_norm_eps",                    NULL,              DOUBLE,     AT(final_eps),    DEPENDS },
+    { ALL,                "rope_theta",                      NULL,              DOUBLE,     AT(rope_theta),   DEPENDS },
+    { ALL,                "tie_word_embeddings",             NULL,              FLAG,       AT(tied),         DEPENDS },
+    { ALL,                "initializer_range",               NULL,              DOUBLE,     AT(init_std),     DEPENDS },
+    { ALL & ~JET,         "num_attention_heads",             NULL,              HEADS,      AT(query_heads), REQUIRED },
+    { ALL,                "num_key_value_heads",             NULL,              NUMBER,     AT(kv_heads),     DEPENDS },
+    { ALL & ~JET & ~MLA,  "head_dim",                        NULL,              NUMBER,     AT(head_size),    DEPENDS },
+    { MLA,                "kv_lora_rank",                    NULL,              NUMBER,     AT(kv_rank),          512 },
+    { MLA,                "q_lora_rank",                     NULL,              RANK,       AT(query_rank),      1536 },
+    { MLA,                "qk_rope_head_dim",                NULL,              NUMBER,     AT(rotated),           64 },
+    { MLA,                "qk_nope_head_dim",                NULL,              UNROTATED,  AT(head_size),        128 },
+    { MLA,                "v_head_dim",                      NULL,              NUMBER,     AT(value_size),       128 },
+    { DS3,                "rope_interleave",                 NULL,              FLAG,       AT(rope_pairs),         1 },
+    { JET,                "kv_channels",                     NULL,              NUMBER,     AT(head_size),   REQUIRED },
+    { LOCAL,              "num_local_experts",               "moe_num_experts", NUMBER,     AT(experts),      DEPENDS },
+    { LOCAL,              "num_experts_per_tok",             "moe_top_k",       NUMBER,     AT(topk),         DEPENDS },
+    { OLM | Q2M,          "num_experts",                     "num_local_experts", NUMBER,   AT(experts),      DEPENDS },
+    { Q3M | GPT,          "num_local_experts",               "num_experts",     NUMBER,     AT(experts),      DEPENDS },
+    { DEEP,               "n_routed_experts",                "num_local_experts", NUMBER,   AT(experts),      DEPENDS },
+    { DS2,                "n_routed_experts",                "num_experts",     NUMBER,     AT(experts),      DEPENDS },
+    { OLM | QWENS | DEEPS | GPT, "num_experts_per_tok",      NULL,              NUMBER,     AT(topk),         DEPENDS },
+    { ERN,                "moe_num_experts",                 "num_experts",     NUMBER,     AT(experts),      DEPENDS },
+    { ERN,                "moe_k",                           "num_experts_per_tok", NUMBER, AT(topk),         DEPENDS },
+    { JET,                "activation_function",             NULL,              ACTIVATION, AT(activation),    SWIGLU },
+    { ALL & ~JET,         "hidden_act",                      NULL,              ACTIVATION, AT(activation),    SWIGLU },
+    { OWN,                "num_attention_experts",           NULL,              NUMBER,     AT(attention_experts),  1 },
+    { OWN,                "num_attention_experts_per_tok",   NULL,              NUMBER,     AT(attention_topk),     1 },
+    { OWN | GRS,          "shared_intermediate_size",        NULL,              NUMBER,     AT(shared_width),       0 },
+    { Q2M,                "shared_expert_intermediate_size", NULL,              NUMBER,    AT(shared_width), REQUIRED },
+    { DOT,                "n_shared_experts",                NULL,              SHARED,    AT(shared_width), REQUIRED },
+    { GLM | DS3,          "n_shared_experts",                NULL,              SHARED,     AT(shared_width),       1 },
+    { DS2,                "n_shared_experts",                NULL,              SHARED,     AT(shared_width),       2 },
+    { ERN,                "moe_num_shared_experts",          NULL,              SHARED,     AT(shared_width),       2 },
+    { OWN,                "router_scores",                   NULL,              SCORE,      AT(scores),
+      TOPK_SOFTMAX },
+    { OLM | QWENS | DOT,  "norm_topk_prob",                  NULL,              RENORM,     AT(scores),             0 },
+    { GLM | DS3,          "norm_topk_prob",                  NULL,              RENORM,     AT(scores),             1 },
+    { OWN,                "universal",                       NULL,              FLAG,       AT(universal),          0 },
+    { OWN,                "output_bias",                     NULL,              FLAG,       AT(output_bias),        0 },
+    { OWN,                "block_norm_eps",                  NULL,              DOUBLE,     AT(norm_eps),        1e-6 },
+    { BIASED,             "attention_bias",                  NULL,              BIASES,     AT(attention_bias),     0 },
+    { GPT,                "attention_bias",                  NULL,              BIASES,     AT(attention_bias),     1 },
+    { Q2M,                "qkv_bias",                        NULL,              BIASES,     AT(attention_bias),     1 },
+    { GLM,                "use_qk_norm",                     NULL,              FLAG,       AT(qk_norm),            0 },
+    { GRA,                "embedding_multiplier",            NULL,              MULTIPLIER, AT(embed_scale),        1 },
+    { GRA,                "residual_multiplier",             NULL,              MULTIPLIER, AT(residual_scale),     1 },
+    { GRA,                "attention_multiplier",            NULL,              OF_SCORES,  AT(attention_scale),    1 },
+    { GRA,                "logits_scaling",                  NULL,              MULTIPLIER, AT(logit_divisor),      1 },
+    { DEEPS,              "routed_scaling_factor",           NULL,              MULTIPLIER, AT(route_scale),  DEPENDS },
+    { DEEPS,              "n_group",                         NULL,              NUMBER,     AT(groups),       DEPENDS },
+    { DEEPS,              "topk_group",                      NULL,              NUMBER,    AT(groups_chosen), DEPENDS },
     /* these are written only where they are not 0 */
-    { OWN,                "qk_norm",                         NULL,              OPTION,     AT(qk_norm),             0 },
-    { OWN,                "value_embedding_interval",        NULL,              OPTION,     AT(value_embeddings),    0 },
-    { OWN,                "final_logit_softcapping",         NULL,              OPTIONAL_DOUBLE, AT(logit_cap),      0 },
-    { OWN,                "routed_scaling_factor",           NULL,              OPTIONAL_DOUBLE, AT(route_scale),    0 },
-    { OWN,                "router_choice_bias",              NULL,              OPTION,     AT(choice_bias),         0 },
-    { ALL,                "initializer_zero_outputs",        NULL,              OPTION,     AT(zero_output),         0 },
-    { ALL,                "initializer_fan_in_scale",        NULL,              OPTIONAL_DOUBLE, AT(init_fan),       0 },
-    { ALL,                "initializer_embedding_range",     NULL,              OPTIONAL_DOUBLE, AT(init_embed),     0 },
-    { ALL,                "padded_vocab_size",               NULL,              PADDED,     AT(padding),             0 },     /* in run.json only */
+    { OWN,                "qk_norm",                         NULL,              OPTION,     AT(qk_norm),            0 },
+    { OWN,                "value_embedding_interval",        NULL,              OPTION,     AT(value_embeddings),   0 },
+    { OWN,                "final_logit_softcapping",         NULL,              OPTIONAL_DOUBLE, AT(logit_cap),     0 },
+    { OWN,                "routed_scaling_factor",           NULL,              OPTIONAL_DOUBLE, AT(route_scale),   0 },
+    { OWN,                "router_choice_bias",              NULL,              OPTION,     AT(choice_bias),        0 },
+    { ALL,                "initializer_zero_outputs",        NULL,              OPTION,     AT(zero_output),        0 },
+    { ALL,                "initializer_fan_in_scale",        NULL,              OPTIONAL_DOUBLE, AT(init_fan),      0 },
+    { ALL,                "initializer_embedding_range",     NULL,              OPTIONAL_DOUBLE, AT(init_embed),    0 },
+    /* in run.json only */
+    { ALL,                "padded_vocab_size",               NULL,              PADDED,     AT(padding),            0 },
 #undef AT
 };
 enum { KEYS = sizeof keys / sizeof *keys };
 
-typedef struct { Family family; int heads; Error *e; } Reader;      /* heads: query heads in all, once that key is read */
+typedef struct { Family family; int heads; Error *e; } Reader;  /* heads: query heads in all, once that key is read */
 
 static double value_of(const Config *c, int i) {
     const char *field = (const char *)c + keys[i].field;
@@ -109,8 +117,8 @@ static double value_of(const Config *c, int i) {
 }
 /* What a missing key means; -1: it must be there. */
 static double default_of(int i, const Config *c, const Reader *r) {
-    static const Config common = { .context = 2048, .groups = 1, .groups_chosen = 1, .final_eps = 1e-6, .rope_theta = 1e4,
-                                   .init_std = 0.02, .route_scale = 1 };
+    static const Config common = { .context = 2048, .groups = 1, .groups_chosen = 1, .final_eps = 1e-6,
+                                   .rope_theta = 1e4, .init_std = 0.02, .route_scale = 1 };
     const double own = value_of(family_defaults(r->family), i), otherwise = own > 0 ? own : value_of(&common, i);
     if (otherwise > 0 || keys[i].kind == FLAG) return otherwise;
     if (keys[i].field == offsetof(Config, kv_heads)) return r->heads;
@@ -122,14 +130,17 @@ static const JsonValue *member(const JsonValue *object, const char *key) {  /* n
     const JsonValue *v = json_get(object, key);
     return json_is(v, JSON_NULL) ? NULL : v;
 }
-/* Where positions are described: rope_parameters, or, in older files, rope_scaling beside rope_theta. */
+/* Where positions are described: rope_parameters, or, in older files, rope_scaling beside
+ * rope_theta. */
 static const JsonValue *rope_of(const JsonValue *root) {
-    return json_is(json_get(root, "rope_parameters"), JSON_OBJECT) ? json_get(root, "rope_parameters") : json_get(root, "rope_scaling");
+    return json_is(json_get(root, "rope_parameters"), JSON_OBJECT) ? json_get(root, "rope_parameters")
+                                                                   : json_get(root, "rope_scaling");
 }
 static const JsonValue *find_key(const JsonValue *root, int i) {
     const JsonValue *v = keys[i].kind == RANK ? json_get(root, keys[i].key) : member(root, keys[i].key);
     if (!v && keys[i].alias) v = member(root, keys[i].alias);
-    if (!strcmp(keys[i].key, "rope_theta") && member(rope_of(root), "rope_theta")) v = member(rope_of(root), "rope_theta");
+    if (!strcmp(keys[i].key, "rope_theta") && member(rope_of(root), "rope_theta"))
+        v = member(rope_of(root), "rope_theta");
     return v;
 }
 
@@ -150,9 +161,11 @@ static int read_real(double *to, const char *key, const JsonValue *v, double oth
 }
 
 /* Fields of these types are read and written as ints, by their offset. */
-_Static_assert(sizeof(Scores) == sizeof(int) && sizeof(Activation) == sizeof(int) && sizeof(HeadNorm) == sizeof(int), "enums are ints");
+_Static_assert(sizeof(Scores) == sizeof(int) && sizeof(Activation) == sizeof(int) && sizeof(HeadNorm) == sizeof(int),
+               "enums are ints");
 
-static const char *const activation_names[] = { "silu", "gelu_pytorch_tanh", "relu2", [CLAMPED] = "silu" };  /* CLAMPED: by family */
+/* CLAMPED: by family */
+static const char *const activation_names[] = { "silu", "gelu_pytorch_tanh", "relu2", [CLAMPED] = "silu" };
 static int read_name(Config *c, int i, const JsonValue *v, const Reader *r) {
     const int is_score = keys[i].kind == SCORE;
     const Activation last = is_score ? 0 : r->family == FAMILY_SMOE ? RELU2 : SWIGLU;
@@ -178,19 +191,22 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
         return 1;
     case SHARED:                                            /* a number of experts that are one in memory */
         if (!read_integer(integer, key, v, otherwise, r->e)) return 0;
-        if ((double)*integer * c->width > SIZE_LIMIT) return error_set(r->e, "config.json: \"%s\" is %d", key, *integer);
+        if ((double)*integer * c->width > SIZE_LIMIT)
+            return error_set(r->e, "config.json: \"%s\" is %d", key, *integer);
         *integer *= c->width;
         return 1;
     case RANK:                                              /* null: there is no latent */
         if (json_is(v, JSON_NULL)) return *integer = 0, 1;
-        return read_integer(integer, key, v, otherwise, r->e) && (*integer || error_set(r->e, "config.json: \"%s\" is 0; null is none", key));
+        return read_integer(integer, key, v, otherwise, r->e)
+            && (*integer || error_set(r->e, "config.json: \"%s\" is 0; null is none", key));
     case UNROTATED:                                         /* the head without what positions rotate */
         if (!read_integer(integer, key, v, otherwise, r->e)) return 0;
         *integer += c->rotated;
         return 1;
     case PADDED:
         if (!read_integer(integer, key, v, c->vocab, r->e)) return 0;
-        if (*integer < c->vocab) return error_set(r->e, "config.json: \"%s\" is %d, less than \"vocab_size\"", key, *integer);
+        if (*integer < c->vocab)
+            return error_set(r->e, "config.json: \"%s\" is %d, less than \"vocab_size\"", key, *integer);
         *integer -= c->vocab;
         c->vocab += *integer;
         return 1;
@@ -199,11 +215,13 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
     case MULTIPLIER:                                        /* 1 is none */
         if (!read_real(field, key, v, otherwise, r->e)) return 0;
         if (*(double *)field == 1) *(double *)field = 0;
-        else if (!(*(double *)field > 0)) return error_set(r->e, "config.json: \"%s\" is %g, no positive number", key, *(double *)field);
+        else if (!(*(double *)field > 0))
+            return error_set(r->e, "config.json: \"%s\" is %g, no positive number", key, *(double *)field);
         return 1;
     case OF_SCORES:                                         /* 1 / sqrt(D) is none */
         if (!read_real(field, key, v, otherwise, r->e)) return 0;
-        if (!(*(double *)field > 0)) return error_set(r->e, "config.json: \"%s\" is %g, no positive number", key, *(double *)field);
+        if (!(*(double *)field > 0))
+            return error_set(r->e, "config.json: \"%s\" is %g, no positive number", key, *(double *)field);
         if (*(double *)field == 1 / sqrt(c->head_size)) *(double *)field = 0;
         return 1;
     case FLAG: case BIASES: case RENORM:
@@ -211,14 +229,15 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
         *integer = json_bool(v, otherwise != 0);
         if (keys[i].kind == BIASES && *integer) *integer = r->family & (Q2M | GLM) ? 1 : 2;
         if (keys[i].kind == RENORM)
-            *integer = r->family & DEEP ? *integer ? SIGMOID_TOPK : SIGMOID_EACH : *integer ? TOPK_SOFTMAX : SOFTMAX_TOPK;
+            *integer = r->family & DEEP ? *integer ? SIGMOID_TOPK : SIGMOID_EACH : *integer ? TOPK_SOFTMAX
+                                        : SOFTMAX_TOPK;
         return 1;
     default:
         return read_name(c, i, v, r);
     }
 }
 
-/* ---- positions ----------------------------------------------------------------------------------------------- */
+/* ---- positions ------------------------------------------------------------------------------- */
 
 static const char *const rope_names[] = { "default", "linear", "llama3", "yarn" };
 
@@ -235,37 +254,47 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
         return 1;
     }
     if (kind > ROPE_YARN)
-        return error_set(e, "config.json: rope_type \"%.60s\"; this program knows default, linear, llama3 and yarn. Others need their "
-                            "frequencies in llmc/model/rope.c", type);
+        return error_set(e, "config.json: rope_type \"%.60s\"; this program knows default, linear, llama3 and yarn. "
+                            "Others need their frequencies in llmc/model/rope.c", type);
     s->kind = kind;
     if (s->kind && r->family & (JET | OWN))
-        return error_set(e, "config.json: rope_type \"%s\", which a %s does not have here", type, family_name(r->family));
-    if (!read_real(&s->original, "original_max_position_embeddings", member(v, "original_max_position_embeddings"), c->context, e)
-        || !read_real(&s->factor, "factor", member(v, "factor"), s->kind == ROPE_YARN ? c->context / s->original : s->kind ? REQUIRED : 1, e))
+        return error_set(e, "config.json: rope_type \"%s\", which a %s does not have here", type,
+                         family_name(r->family));
+    if (!read_real(&s->original, "original_max_position_embeddings", member(v, "original_max_position_embeddings"),
+                   c->context, e)
+        || !read_real(&s->factor, "factor", member(v, "factor"),
+                      s->kind == ROPE_YARN ? c->context / s->original : s->kind ? REQUIRED : 1, e))
         return 0;
     if (s->kind == ROPE_LLAMA3
         && !(read_real(&s->low, "low_freq_factor", member(v, "low_freq_factor"), REQUIRED, e)
              && read_real(&s->high, "high_freq_factor", member(v, "high_freq_factor"), REQUIRED, e))) return 0;
     if (s->kind == ROPE_YARN
-        && !(read_real(&s->low, "beta_slow", member(v, "beta_slow"), 1, e) && read_real(&s->high, "beta_fast", member(v, "beta_fast"), 32, e)
-             && read_real(&by, "mscale", member(v, "mscale"), 0, e) && read_real(&all, "mscale_all_dim", member(v, "mscale_all_dim"), 0, e)
+        && !(read_real(&s->low, "beta_slow", member(v, "beta_slow"), 1, e)
+             && read_real(&s->high, "beta_fast", member(v, "beta_fast"), 32, e)
+             && read_real(&by, "mscale", member(v, "mscale"), 0, e)
+             && read_real(&all, "mscale_all_dim", member(v, "mscale_all_dim"), 0, e)
              && read_real(&s->attention, "attention_factor", member(v, "attention_factor"),
-                          by > 0 && all > 0 ? rope_mscale(s->factor, by) / rope_mscale(s->factor, all) : rope_mscale(s->factor, 1), e))) return 0;
-    if (s->kind && r->family & MLA && !read_real(&s->scores, "mscale_all_dim", member(v, "mscale_all_dim"), 0, e)) return 0;
+                          by > 0 && all > 0 ? rope_mscale(s->factor, by) / rope_mscale(s->factor, all)
+                                            : rope_mscale(s->factor, 1), e))) return 0;
+    if (s->kind && r->family & MLA && !read_real(&s->scores, "mscale_all_dim", member(v, "mscale_all_dim"), 0, e))
+        return 0;
     s->exact = s->kind == ROPE_YARN && !json_bool(json_get(v, "truncate"), 1);
-    if (s->kind && !(s->factor > 0 && s->original > 0 && s->low >= 0 && s->high >= s->low && s->attention >= 0 && s->factor < 1e9
-                     && s->scores >= 0 && s->scores <= 1e6))
+    if (s->kind && !(s->factor > 0 && s->original > 0 && s->low >= 0 && s->high >= s->low && s->attention >= 0
+                     && s->factor < 1e9 && s->scores >= 0 && s->scores <= 1e6))
         return error_set(e, "config.json: a factor of rope_type \"%s\" is impossible", type);
     if (s->kind == ROPE_PLAIN) *s = (RopeScaling){ 0 };
     if (s->kind == ROPE_LINEAR) s->original = 0;
-    const JsonValue *fraction = member(v, "partial_rotary_factor") ? member(v, "partial_rotary_factor") : member(root, "partial_rotary_factor");
+    const JsonValue *fraction = member(v, "partial_rotary_factor") ? member(v, "partial_rotary_factor")
+                                                                   : member(root, "partial_rotary_factor");
     if (!read_real(&part, "partial_rotary_factor", fraction, r->family == FAMILY_GLM ? 0.5 : 1, e)) return 0;
     if (part != 1 && r->family != FAMILY_GLM)
-        return error_set(e, "config.json: \"partial_rotary_factor\" is %g; of a %s this program rotates whole heads", part, family_name(r->family));
+        return error_set(e, "config.json: \"partial_rotary_factor\" is %g; of a %s this program rotates whole heads",
+                         part, family_name(r->family));
     if (r->family & MLA) return 1;
     c->rotated = part > 0 && part < 1 ? (int)(c->head_size * part + 1e-6) : 0;
     if (!(part > 0 && part <= 1) || c->rotated % 2 || (part < 1 && !c->rotated))
-        return error_set(e, "config.json: \"partial_rotary_factor\" %g of heads of %d is no even number of dimensions", part, c->head_size);
+        return error_set(e, "config.json: \"partial_rotary_factor\" %g of heads of %d is no even number of dimensions",
+                         part, c->head_size);
     return 1;
 }
 
@@ -277,8 +306,8 @@ static void write_rope(const Config *c, Text *out) {
         { "factor", s->factor, 1 << ROPE_LINEAR | 1 << ROPE_LLAMA3 | 1 << ROPE_YARN },
         { "original_max_position_embeddings", s->original, 1 << ROPE_LLAMA3 | 1 << ROPE_YARN },
         { "low_freq_factor", s->low, 1 << ROPE_LLAMA3 }, { "high_freq_factor", s->high, 1 << ROPE_LLAMA3 },
-        { "beta_slow", s->low, 1 << ROPE_YARN }, { "beta_fast", s->high, 1 << ROPE_YARN }, { "attention_factor", s->attention, 1 << ROPE_YARN },
-        { "mscale_all_dim", s->scores, s->scores > 0 ? ~0 : 0 },
+        { "beta_slow", s->low, 1 << ROPE_YARN }, { "beta_fast", s->high, 1 << ROPE_YARN },
+        { "attention_factor", s->attention, 1 << ROPE_YARN }, { "mscale_all_dim", s->scores, s->scores > 0 ? ~0 : 0 },
     };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (numbers[i].kinds >> s->kind & 1) {
@@ -296,13 +325,14 @@ static void write_rope(const Config *c, Text *out) {
 /* How a deepseek_v2 chooses experts, if not of all of them. */
 static const char by_groups[] = "group_limited_greedy";
 
-/* ---- layers that differ: without experts ----------------------------------------------------------------------------------- */
+/* ---- layers that differ: without experts ----------------------------------------------------- */
 
 static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
     int step = 1, first = 0, start = 0, end = -1, interval = 1;
     Error *e = r->e;
     if (!(r->family & MOES)) return 1;
-    if (r->family & QWENS && !read_integer(&step, "decoder_sparse_step", member(root, "decoder_sparse_step"), 1, e)) return 0;
+    if (r->family & QWENS && !read_integer(&step, "decoder_sparse_step", member(root, "decoder_sparse_step"), 1, e))
+        return 0;
     if (r->family & DEEPS && !read_integer(&first, "first_k_dense_replace", member(root, "first_k_dense_replace"),
                                            r->family & DS3 ? 3 : r->family & GLM ? 1 : 0, e)) return 0;
     if (r->family & ERN) {
@@ -313,15 +343,19 @@ static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
     }
     if (step < 1 || interval < 1) return error_set(e, "config.json: every 0-th layer has experts");
     for (int l = 0; l < c->layers; l++)
-        if ((l + 1) % step || l < first || (r->family & ERN && ((l + 1) % interval || l < start || (end >= 0 && l > end)))) {
+        if ((l + 1) % step || l < first
+            || (r->family & ERN && ((l + 1) % interval || l < start || (end >= 0 && l > end)))) {
             if (l >= MOST_LISTED)
-                return error_set(e, "config.json: layer %d has no experts; only the first %d may differ (MOST_LISTED in llmc/model/config.h)", l, MOST_LISTED);
+                return error_set(e, "config.json: layer %d has no experts; only the first %d may differ (MOST_LISTED "
+                                 "in llmc/model/config.h)", l, MOST_LISTED);
             layers_add(&c->dense, l);
         }
-    for (const JsonValue *v = r->family & QWENS ? json_first(json_get(root, "mlp_only_layers")) : NULL; v; v = v->next) {
+    for (const JsonValue *v = r->family & QWENS ? json_first(json_get(root, "mlp_only_layers"))
+                                                : NULL; v; v = v->next) {
         int l;
         if (!read_integer(&l, "mlp_only_layers", v, REQUIRED, e)) return 0;
-        if (l >= MOST_LISTED) return error_set(e, "config.json: \"mlp_only_layers\" has %d; at most %d here", l, MOST_LISTED - 1);
+        if (l >= MOST_LISTED)
+            return error_set(e, "config.json: \"mlp_only_layers\" has %d; at most %d here", l, MOST_LISTED - 1);
         if (l < c->layers) layers_add(&c->dense, l);
     }
     const int mixtures = config_mixtures(c);
@@ -343,19 +377,22 @@ static void write_layers(const Config *c, Text *out) {
     if (f & DEEPS) text_add(out, ",\n  \"first_k_dense_replace\": %d", first);
     if (f & DS2) text_add(out, ",\n  \"topk_method\": \"%s\"", c->groups_by_best ? by_groups : "greedy");
     if (f & ERN)
-        text_add(out, ",\n  \"moe_layer_start_index\": %d,\n  \"moe_layer_end_index\": %d,\n  \"moe_layer_interval\": %d", first, end, interval);
+        text_add(out, ",\n  \"moe_layer_start_index\": %d,\n  \"moe_layer_end_index\": %d,\n  "
+                 "\"moe_layer_interval\": %d", first, end, interval);
     if (!(f & QWENS)) return;
     text_add(out, ",\n  \"decoder_sparse_step\": 1,\n  \"mlp_only_layers\": [");
     for (int l = 0; l < c->layers; l++) if (!config_has_experts(c, l)) text_add(out, "%s%d", n++ ? ", " : "", l);
     text_add(out, "]");
 }
 
-/* ---- and with a window ---------------------------------------------------------------------------------------- */
+/* ---- and with a window ----------------------------------------------------------------------- */
 
-/* Does layer l have one? types: layer_types, or NULL; most: max_window_layers. The rules are those of Transformers. */
+/* Does layer l have one? types: layer_types, or NULL; most: max_window_layers. The rules are those
+ * of Transformers. */
 static int is_windowed(const Reader *r, const JsonValue *type, int most, int l) {
     if (type) return !strcmp(json_string(type, ""), "sliding_attention");
-    return r->family & (QW3 | DOT) ? l >= most : r->family & Q2M ? (l + 1) % 2 && l < most : r->family & GPT ? (l + 1) % 2 : 1;
+    return r->family & (QW3 | DOT) ? l >= most : r->family & Q2M ? (l + 1) % 2 && l < most
+                                   : r->family & GPT ? (l + 1) % 2 : 1;
 }
 static int read_windows(Config *c, const JsonValue *root, const Reader *r) {
     const JsonValue *types = r->family & LISTED ? member(root, "layer_types") : NULL, *type = json_first(types);
@@ -364,17 +401,21 @@ static int read_windows(Config *c, const JsonValue *root, const Reader *r) {
     if (!(r->family & WINDOWED)) return 1;
     if (!read_integer(&window, "sliding_window", member(root, "sliding_window"),
                       r->family & MIX || json_get(root, "sliding_window") ? 0 : r->family & GPT ? 128 : 4096, e)
-        || !read_integer(&most, "max_window_layers", member(root, "max_window_layers"), r->family & DOT ? 62 : 28, e)) return 0;
+        || !read_integer(&most, "max_window_layers", member(root, "max_window_layers"), r->family & DOT ? 62 : 28,
+                         e)) return 0;
     if (r->family & (QW3 | QWENS) && !json_bool(json_get(root, "use_sliding_window"), 0)) window = 0;
     for (int l = 0; l < c->layers; l++, type = type ? type->next : NULL) {
         const char *name = json_string(type, "");
         if (types && strcmp(name, "full_attention") && strcmp(name, "sliding_attention"))
-            return error_set(e, "config.json: \"layer_types\" of layer %d is \"%.60s\"; this program knows full_attention and sliding_attention", l, name);
+            return error_set(e, "config.json: \"layer_types\" of layer %d is \"%.60s\"; this program knows "
+                             "full_attention and sliding_attention", l, name);
         if (!is_windowed(r, type, most, l)) continue;
-        if (types && !window) return error_set(e, "config.json: layer %d is of sliding_attention, but there is no \"sliding_window\"", l);
+        if (types && !window)
+            return error_set(e, "config.json: layer %d is of sliding_attention, but there is no \"sliding_window\"", l);
         if (window >= c->context || !window) continue;
         if (l >= MOST_LISTED)
-            return error_set(e, "config.json: layer %d has a window; only the first %d may (MOST_LISTED in llmc/model/config.h)", l, MOST_LISTED);
+            return error_set(e, "config.json: layer %d has a window; only the first %d may (MOST_LISTED in "
+                             "llmc/model/config.h)", l, MOST_LISTED);
         layers_add(&c->windowed, l);
         c->window = window;
     }
@@ -388,18 +429,20 @@ static void write_windows(const Config *c, Text *out) {
     if (c->window) text_add(out, ",\n  \"sliding_window\": %d", c->window);
     else text_add(out, ",\n  \"sliding_window\": null");
     for (int l = 0; f & LISTED && l < c->layers; l++)
-        text_add(out, "%s\"%s_attention\"%s", l ? ", " : ",\n  \"layer_types\": [", config_window(c, l) ? "sliding" : "full",
-                 l == c->layers - 1 ? "]" : "");
+        text_add(out, "%s\"%s_attention\"%s", l ? ", " : ",\n  \"layer_types\": [",
+                 config_window(c, l) ? "sliding" : "full", l == c->layers - 1 ? "]" : "");
 }
 
-/* ---- what is refused ------------------------------------------------------------------------------------------- */
+/* ---- what is refused ------------------------------------------------------------------------- */
 
-/* Would change the mathematics in a way this program does not know; harmless when missing, null or false. */
+/* Would change the mathematics in a way this program does not know; harmless when missing, null or
+ * false. */
 static const struct { int families; const char *key, *what; } refused[] = {
-    { ALL & ~(BIASED | GPT), "attention_bias", "biases of queries, keys and values in this family" }, { ALL, "mlp_bias", "biases in the MLP" },
-    { ERN, "use_bias", "biases in attention and MLP" }, { ALL & ~GPT, "quantization_config", "quantized weights: convert them to bf16 first" },
-    { ALL, "clip_qkv", "clipped queries, keys and values" }, { DS2, "norm_topk_prob", "weights that are renormalized in this family" },
-};
+    { ALL & ~(BIASED | GPT), "attention_bias", "biases of queries, keys and values in this family" },
+    { ALL, "mlp_bias", "biases in the MLP" }, { ERN, "use_bias", "biases in attention and MLP" },
+    { ALL & ~GPT, "quantization_config", "quantized weights: convert them to bf16 first" },
+    { ALL, "clip_qkv", "clipped queries, keys and values" },
+    { DS2, "norm_topk_prob", "weights that are renormalized in this family" }, };
 /* Where the value of a string is known, those that are; harmless when missing. */
 static const struct { int families; const char *key, *values[2]; } named[] = {
     { DS3, "scoring_func", { "sigmoid", NULL } },   { DS3, "topk_method", { "noaux_tc", NULL } },
@@ -410,8 +453,8 @@ static int refuse_names(const JsonValue *root, const Reader *r) {
         const JsonValue *v = named[i].families & r->family ? member(root, named[i].key) : NULL;
         const char *const *known = named[i].values, *name = json_string(v, "");
         if (v && strcmp(name, known[0]) && (!known[1] || strcmp(name, known[1])))
-            return error_set(r->e, "config.json: \"%s\" is \"%.60s\"; of a %s this program knows %s%s%s", named[i].key, name,
-                             family_name(r->family), known[0], known[1] ? " and " : "", known[1] ? known[1] : "");
+            return error_set(r->e, "config.json: \"%s\" is \"%.60s\"; of a %s this program knows %s%s%s", named[i].key,
+                             name, family_name(r->family), known[0], known[1] ? " and " : "", known[1] ? known[1] : "");
     }
     return 1;
 }
@@ -421,30 +464,36 @@ static int refuse_unknown(const JsonValue *root, const Reader *r) {
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         const JsonValue *v = member(root, refused[i].key);
         if (refused[i].families & r->family && v && !(json_is(v, JSON_BOOL) && !json_bool(v, 1)))
-            return error_set(e, "config.json: \"%s\" is set, and this program does not know %s", refused[i].key, refused[i].what);
+            return error_set(e, "config.json: \"%s\" is set, and this program does not know %s", refused[i].key,
+                             refused[i].what);
     }
     const JsonValue *quantized = r->family & GPT ? member(root, "quantization_config") : NULL;
     const char *method = json_string(json_get(quantized, "quant_method"), "");
     if (quantized && strcmp(method, "mxfp4"))
-        return error_set(e, "config.json: \"quant_method\" is \"%.60s\"; of a %s this program reads mxfp4 and weights that are not quantized", method,
-                         family_name(r->family));
+        return error_set(e, "config.json: \"quant_method\" is \"%.60s\"; of a %s this program reads mxfp4 and weights "
+                         "that are not quantized", method, family_name(r->family));
     double least = 0, slope = 0, limit = 0;
     int every = 1;
-    if (!refuse_names(root, r) || (r->family & MLA && !read_integer(&every, "moe_layer_freq", member(root, "moe_layer_freq"), 1, e))) return 0;
+    if (!refuse_names(root, r)
+        || (r->family & MLA && !read_integer(&every, "moe_layer_freq", member(root, "moe_layer_freq"), 1, e))) return 0;
     if (every != 1) return error_set(e, "config.json: \"moe_layer_freq\" is %d; only 1 is known", every);
     if (r->family & GPT && !(read_real(&slope, "swiglu_alpha", member(root, "swiglu_alpha"), CLAMPED_SLOPE, e)
-                             && read_real(&limit, "swiglu_limit", member(root, "swiglu_limit"), CLAMPED_LIMIT, e))) return 0;
+                             && read_real(&limit, "swiglu_limit", member(root, "swiglu_limit"), CLAMPED_LIMIT,
+                                          e))) return 0;
     if (r->family & GPT && (slope != CLAMPED_SLOPE || limit != CLAMPED_LIMIT))
-        return error_set(e, "config.json: \"swiglu_alpha\" is %g and \"swiglu_limit\" %g; only %g and %g are known (CLAMPED in kernels/kernels.h)", slope, limit, CLAMPED_SLOPE, CLAMPED_LIMIT);
+        return error_set(e, "config.json: \"swiglu_alpha\" is %g and \"swiglu_limit\" %g; only %g and %g are known "
+                         "(CLAMPED in kernels/kernels.h)", slope, limit, CLAMPED_SLOPE, CLAMPED_LIMIT);
     if (r->family & ERN && !read_real(&least, "moe_norm_min", member(root, "moe_norm_min"), 1e-12, e)) return 0;
-    if (least > 1e-6) return error_set(e, "config.json: \"moe_norm_min\" is %g; only one that never matters (below 1e-6) is known", least);
+    if (least > 1e-6) return error_set(e, "config.json: \"moe_norm_min\" is %g; only one that never matters (below "
+                                       "1e-6) is known", least);
     return 1;
 }
 
 /* Of latent attention every query head has keys and values of its own. */
 static int complete_latents(Config *c, const JsonValue *root, const Reader *r) {
     if (c->kv_heads != r->heads)
-        return error_set(r->e, "config.json: %d key/value heads and %d heads; latent attention has as many of both", c->kv_heads, r->heads);
+        return error_set(r->e, "config.json: %d key/value heads and %d heads; latent attention has as many of both",
+                         c->kv_heads, r->heads);
     if (!(r->family & DS2)) return 1;
     c->scores = SOFTMAX_TOPK, c->rope_pairs = 1;
     c->groups_by_best = !strcmp(json_string(member(root, "topk_method"), ""), by_groups);
@@ -478,10 +527,12 @@ static int complete(Config *c, const JsonValue *root, const Reader *r) {
     if (c->vocab < 1 || c->context < 1)
         return error_set(r->e, "config.json: the vocabulary and the context must be at least 1");
     if (f & ~(LLA | MIS | QW3 | OWN) && c->experts < 2)
-        return error_set(r->e, "config.json: a %s needs at least two experts, this one has %d", family_name(f), c->experts);
-    if (!(c->final_eps >= 0 && c->norm_eps >= 0 && c->rope_theta > 0 && c->init_std >= 0 && c->init_fan >= 0 && c->init_embed >= 0
-          && c->logit_cap >= 0 && c->route_scale >= 0 && c->attention_scale >= 0))
-        return error_set(r->e, "config.json: a negative or missing epsilon, rope_theta, initializer_range, cap or scale");
+        return error_set(r->e, "config.json: a %s needs at least two experts, this one has %d", family_name(f),
+                         c->experts);
+    if (!(c->final_eps >= 0 && c->norm_eps >= 0 && c->rope_theta > 0 && c->init_std >= 0 && c->init_fan >= 0
+          && c->init_embed >= 0 && c->logit_cap >= 0 && c->route_scale >= 0 && c->attention_scale >= 0))
+        return error_set(r->e,
+                         "config.json: a negative or missing epsilon, rope_theta, initializer_range, cap or scale");
     return 1;
 }
 
@@ -489,14 +540,17 @@ static int complete(Config *c, const JsonValue *root, const Reader *r) {
 static const struct { const char *type, *takes; } others[] = {
     { "kimi_k2",     "the model_type deepseek_v3, which its mathematics are, and weights that are not quantized" },
     { "deepseek_v32", "sparse attention (an indexer)" },
-    { "qwen3_next",  "linear attention (gated delta rule)" }, { "minimax", "linear attention" }, { "granitemoehybrid", "state-space layers (Mamba)" },
+    { "qwen3_next",  "linear attention (gated delta rule)" },
+    { "minimax", "linear attention" }, { "granitemoehybrid", "state-space layers (Mamba)" },
     { "llama4_text", "attention in chunks and layers without positions" },
 };
 static int known_names(Error *e, const char *type) {
     Text names = { 0 };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (!strcmp(type, others[i].type)) return error_set(e, "config.json: model_type \"%s\" is not implemented. It would take %s", type, others[i].takes);
-    for (int f = 1; f < FAMILIES_END; f *= 2) text_add(&names, "%s%s", f == 1 ? "" : f * 2 < FAMILIES_END ? ", " : " and ", family_name(f));
+        if (!strcmp(type, others[i].type)) return error_set(e, "config.json: model_type \"%s\" is not implemented. "
+                                                            "It would take %s", type, others[i].takes);
+    for (int f = 1; f < FAMILIES_END; f *= 2)
+        text_add(&names, "%s%s", f == 1 ? "" : f * 2 < FAMILIES_END ? ", " : " and ", family_name(f));
     error_set(e, "config.json: model_type \"%.100s\"; known are %s", type, names.at);
     free(names.at);
     return 0;
@@ -514,16 +568,17 @@ int config_from_json(Config *c, const JsonValue *root, Error *e) {
         return error_set(e, "config.json: num_always_on_attention_experts: " WITHOUT_ALWAYS);
     for (int i = 0; i < KEYS; i++)
         if (keys[i].families & r.family && !read_key(c, i, find_key(root, i), &r)) return 0;
-    if (!complete(c, root, &r) || !config_check(c, e) || !read_layers(c, root, &r) || !read_rope(c, root, &r) || !read_windows(c, root, &r)
-        || !refuse_unknown(root, &r)) return 0;
+    if (!complete(c, root, &r) || !config_check(c, e) || !read_layers(c, root, &r) || !read_rope(c, root, &r)
+        || !read_windows(c, root, &r) || !refuse_unknown(root, &r)) return 0;
     return family_expresses(r.family, c) ? 1
         : error_set(e, "config.json: a %s of these sizes is not known to this program", family_name(r.family));
 }
 
-/* ---- writing --------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 const char *config_type(const char *dtype) {
-    return !strcmp(dtype, "BF16") ? "bfloat16" : !strcmp(dtype, "F16") ? "float16" : !strcmp(dtype, "F64") ? "float64" : "float32";
+    return !strcmp(dtype, "BF16") ? "bfloat16" : !strcmp(dtype, "F16") ? "float16" : !strcmp(dtype, "F64") ? "float64"
+                                  : "float32";
 }
 static int is_written(const Config *c, int i) {
     const int optional = keys[i].kind == OPTION || keys[i].kind == OPTIONAL_DOUBLE || keys[i].kind == PADDED;
@@ -550,7 +605,8 @@ static void write_value(const Config *c, int i, Text *out) {
     }
 }
 
-/* Which classes of modeling_smoe.py (hf.c writes it) Transformers is to use for a family that it does not know. */
+/* Which classes of modeling_smoe.py (hf.c writes it) Transformers is to use for a family that it
+ * does not know. */
 #define AUTO_MAP "\"auto_map\": {\n    \"AutoConfig\": \"modeling_smoe.SmoeConfig\",\n" \
                  "    \"AutoModelForCausalLM\": \"modeling_smoe.SmoeForCausalLM\"\n  }"
 
@@ -558,7 +614,8 @@ void config_to_json(const Config *c, const char *dtype, int in_memory, Text *out
     const Family f = config_family(c);
     char descriptor[128];
     config_descriptor(c, descriptor);
-    text_add(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"", family_architecture(f), family_name(f));
+    text_add(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"", family_architecture(f),
+             family_name(f));
     if (f == FAMILY_SMOE && !in_memory) text_add(out, ",\n  " AUTO_MAP);
     for (int i = 0; i < KEYS; i++) {
         if (!is_written(c, i) || (keys[i].kind == PADDED && !in_memory)) continue;
@@ -575,7 +632,8 @@ void config_to_json(const Config *c, const char *dtype, int in_memory, Text *out
 /* The row of a key in the file of a family; -1: it is not in the table. */
 static int row_of(const char *key, Family f) {
     for (int i = 0; i < KEYS; i++)
-        if (keys[i].families & (int)f && (!strcmp(key, keys[i].key) || (keys[i].alias && !strcmp(key, keys[i].alias)))) return i;
+        if (keys[i].families & (int)f && (!strcmp(key, keys[i].key) || (keys[i].alias && !strcmp(key, keys[i].alias))))
+            return i;
     return -1;
 }
 /* Is it the same in the file's words? */
@@ -600,7 +658,8 @@ int config_to_json_like(const Config *c, const char *dtype, const JsonValue *ori
     if (!config_from_json(&was, origin, &e) || was.family != (int)f) return 0;
     for (const JsonValue *v = json_first(origin); v; v = v->next) {
         const int row = row_of(v->key, f);
-        if (!strcmp(v->key, "descriptor") || !strcmp(v->key, "quantization_config") || (row >= 0 && keys[row].kind == PADDED)) continue;
+        if (!strcmp(v->key, "descriptor") || !strcmp(v->key, "quantization_config")
+            || (row >= 0 && keys[row].kind == PADDED)) continue;
         write_key(v, &separator, out);
         if (is_type(v)) text_add(out, "\"%s\"", config_type(dtype));
         else if (row < 0 || is_kept(c, &was, row)) json_write(out, v, 1);
@@ -653,11 +712,13 @@ int config_same(const Config *a, const Config *b, Error *difference) {
                                   n ? ", " : "", keys[i].key, va, vb);
     }
     const RopeScaling *r = &a->rope, *s = &b->rope;
-    const int rope = r->kind == s->kind && r->exact == s->exact && r->factor == s->factor && r->low == s->low && r->high == s->high
-        && r->original == s->original && r->attention == s->attention && r->scores == s->scores && a->rotated == b->rotated && a->rope_pairs == b->rope_pairs;
+    const int rope = r->kind == s->kind && r->exact == s->exact && r->factor == s->factor && r->low == s->low
+        && r->high == s->high && r->original == s->original && r->attention == s->attention && r->scores == s->scores
+        && a->rotated == b->rotated && a->rope_pairs == b->rope_pairs;
     const int dense = !memcmp(&a->dense, &b->dense, sizeof a->dense);
     const int windows = a->window == b->window && !memcmp(&a->windowed, &b->windowed, sizeof a->windowed);
     if (n < sizeof difference->text && (!rope || !dense || !windows))
-        snprintf(difference->text + n, sizeof difference->text - n, "%s%s", n ? ", " : "", !rope ? "rope_parameters" : dense ? "sliding_window" : "layers without experts");
+        snprintf(difference->text + n, sizeof difference->text - n, "%s%s", n ? ", " : "",
+                 !rope ? "rope_parameters" : dense ? "sliding_window" : "layers without experts");
     return same && rope && dense && windows;
 }

@@ -29,7 +29,8 @@ int export_remove_shards(const char *folder, int keep, Error *e) {
     int ok = 1;
     for (struct dirent *f; d && (f = readdir(d)); ) {
         int i = 0, n = 0, end = 0;
-        const int is_shard = sscanf(f->d_name, "model-%5d-of-%5d.safetensors%n", &i, &n, &end) == 2 && end && !f->d_name[end];
+        const int is_shard = sscanf(f->d_name, "model-%5d-of-%5d.safetensors%n", &i, &n, &end) == 2 && end
+            && !f->d_name[end];
         if (!(is_shard && n != keep) && !(!keep && !strcmp(f->d_name, "model.safetensors.index.json"))) continue;
         char *path = text_format("%s/%s", folder, f->d_name);
         if (unlink(path) && errno != ENOENT) ok = error_set(e, "%s: %s", path, strerror(errno));
@@ -39,7 +40,7 @@ int export_remove_shards(const char *folder, int keep, Error *e) {
     return ok;
 }
 
-/* ---- what is written where ------------------------------------------------------------------------------------- */
+/* ---- what is written where ------------------------------------------------------------------- */
 
 /* 1: some tensor changes its type. */
 static int plan(Layout *p, ExportForm form, const HfOrigin *origin) {
@@ -71,22 +72,26 @@ static const char *most_frequent(const Layout *p) {
     uint64_t most = 0;
     for (size_t i = 0; i < p->count; i++) {
         uint64_t n = 0;
-        for (size_t k = i; k < p->count; k++) if (!strcmp(p->tensors[k].dtype, p->tensors[i].dtype)) n += p->tensors[k].count;
+        for (size_t k = i; k < p->count; k++)
+            if (!strcmp(p->tensors[k].dtype, p->tensors[i].dtype)) n += p->tensors[k].count;
         if (n > most) most = n, best = p->tensors[i].dtype;
     }
     return best;
 }
 
-/* ---- writing --------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
-static int copy_tensor(SafetensorsWriter *w, Safetensors *from, const FileTensor *was, const char *type, double *values, Error *e) {
+static int copy_tensor(SafetensorsWriter *w, Safetensors *from, const FileTensor *was, const char *type,
+                       double *values, Error *e) {
     int ok = 1;
     const size_t width = safetensors_width(type);
     for (uint64_t i = 0; i < was->count && ok; i += PART) {
         const size_t n = was->count - i < PART ? (size_t)(was->count - i) : PART;
         if (!strcmp(type, was->dtype))
-            ok = safetensors_read(from, was, i * width, values, n * width, e) && safetensors_append(w, values, n * width, e);
-        else ok = safetensors_read_double(from, was, i, values, n, e) && safetensors_append_double(w, was->name, type, values, n, e);
+            ok = safetensors_read(from, was, i * width, values, n * width, e)
+                && safetensors_append(w, values, n * width, e);
+        else ok = safetensors_read_double(from, was, i, values, n, e)
+            && safetensors_append_double(w, was->name, type, values, n, e);
     }
     return ok;
 }
@@ -109,14 +114,16 @@ static int write_one(const char *temporary, const void *with, Error *e) {
     return ok;
 }
 
-static int by_name(const void *a, const void *b) { return strcmp((*(const FileTensor *const *)a)->name, (*(const FileTensor *const *)b)->name); }
+static int by_name(const void *a, const void *b) {
+    return strcmp((*(const FileTensor *const *)a)->name, (*(const FileTensor *const *)b)->name);
+}
 static int write_index(const char *folder, const Layout *p, Error *e) {
     Text t = { 0 };
     const FileTensor **sorted = mem_alloc(p->count * sizeof *sorted);
     for (size_t i = 0; i < p->count; i++) sorted[i] = &p->tensors[i];
     qsort(sorted, p->count, sizeof *sorted, by_name);
-    text_add(&t, "{\n  \"metadata\": {\n    \"total_parameters\": %llu,\n    \"total_size\": %llu\n  },\n  \"weight_map\": {",
-             (unsigned long long)p->elements, (unsigned long long)p->bytes);
+    text_add(&t, "{\n  \"metadata\": {\n    \"total_parameters\": %llu,\n    \"total_size\": %llu\n  },\n  "
+             "\"weight_map\": {", (unsigned long long)p->elements, (unsigned long long)p->bytes);
     for (size_t i = 0; i < p->count; i++) {
         char *name = shard_name(p->file[sorted[i] - p->tensors], p->files);
         text_add_string(&t, i ? ",\n    " : "\n    ");

@@ -1,12 +1,16 @@
-/* families.c: see families.h. The keys of their config.json: config_json.c; what they call their tensors: pieces.c. */
+/* families.c: see families.h. The keys of their config.json: config_json.c; what they call their
+ * tensors: pieces.c. */
 #include "families.h"
 #include <string.h>
 
 /* What a family must have, and what it may have besides. */
 enum {
-    HAS_MIXED_ATTENTION = 1 << 0, HAS_EXPERTS = 1 << 1, HAS_SHARED = 1 << 2, HAS_GATE = 1 << 3, HAS_DENSE_LAYERS = 1 << 4,
-    HAS_HEAD_NORM = 1 << 5, HAS_JOINT_NORM = 1 << 6, HAS_QKV_BIAS = 1 << 7, HAS_QKVO_BIAS = 1 << 8, HAS_CHOICE_BIAS = 1 << 9,
-    HAS_SCALES = 1 << 10, HAS_ROUTE_SCALE = 1 << 11, HAS_PARTIAL = 1 << 12, HAS_PAIRS = 1 << 13, HAS_OUTPUT_BIAS = 1 << 14,
+    HAS_MIXED_ATTENTION = 1 << 0, HAS_EXPERTS = 1 << 1, HAS_SHARED = 1 << 2, HAS_GATE = 1 << 3,
+    HAS_DENSE_LAYERS = 1 << 4,
+    HAS_HEAD_NORM = 1 << 5, HAS_JOINT_NORM = 1 << 6, HAS_QKV_BIAS = 1 << 7, HAS_QKVO_BIAS = 1 << 8,
+    HAS_CHOICE_BIAS = 1 << 9,
+    HAS_SCALES = 1 << 10, HAS_ROUTE_SCALE = 1 << 11, HAS_PARTIAL = 1 << 12, HAS_PAIRS = 1 << 13,
+    HAS_OUTPUT_BIAS = 1 << 14,
     HAS_OWN = 1 << 15,                  /* what only smoe has */
     HAS_BLOCK_EPS = 1 << 16,            /* another epsilon at the end */
     HAS_SCALED_ROPE = 1 << 17,
@@ -18,9 +22,10 @@ enum {
 };
 enum { BY_SOFTMAX = 1 << TOPK_SOFTMAX, BY_P = 1 << SOFTMAX_TOPK, BY_P_BIASED = 1 << SOFTMAX_RENORM,
        BY_SIGMOID = 1 << SIGMOID_TOPK | 1 << SIGMOID_EACH };
-/* missing: what a key means that is not in config.json; these are Transformers' own defaults. 0: the same as in
- * most families (config_json.c). */
-static const struct { Family family; const char *name, *architecture; int must, may, scores; Config missing; } rows[] = {
+/* missing: what a key means that is not in config.json; these are Transformers' own defaults. 0:
+ * the same as in most families (config_json.c). */
+static const struct { Family family; const char *name, *architecture; int must, may,
+                      scores; Config missing; } rows[] = {
     { FAMILY_JETMOE, "jetmoe", "JetMoeForCausalLM", HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_OUTPUT_BIAS,
       HAS_BLOCK_EPS, BY_SOFTMAX,
       { .context = 4096, .kv_heads = 16, .experts = 8, .topk = 2, .tied = 1, .init_std = 0.01 } },
@@ -112,7 +117,8 @@ static int features(const Config *c) {
     if (c->sinks)                             f |= HAS_SINKS;
     if (c->expert_bias)                       f |= HAS_EXPERT_BIAS;
     if (c->activation == CLAMPED)             f |= HAS_CLAMPED;
-    if (c->universal || (c->activation != SWIGLU && c->activation != CLAMPED) || c->value_embeddings || c->logit_cap > 0) f |= HAS_OWN;
+    if (c->universal || (c->activation != SWIGLU && c->activation != CLAMPED) || c->value_embeddings
+        || c->logit_cap > 0) f |= HAS_OWN;
     return f;
 }
 static int row_of(Family f) {
@@ -140,5 +146,6 @@ int family_upcycle(Config *c, const char *fields, Error *e) {
     if (!config_upcycle(c, fields, e)) return 0;
     if (c->family != FAMILY_SMOE) c->family = 0;
     return family_expresses(config_family(c), c)
-        || error_set(e, "-up %s: no family of mixtures has windows (sliding_window) in some of the layers only", fields);
+        || error_set(e, "-up %s: no family of mixtures has windows (sliding_window) in some of the layers only",
+                     fields);
 }

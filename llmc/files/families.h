@@ -3,11 +3,13 @@
 #define FAMILIES_H
 #include "llmc/model/config.h"
 
-/* Model families that other tools know by name. What none of them can express is FAMILY_SMOE, ours alone. */
+/* Model families that other tools know by name. What none of them can express is FAMILY_SMOE, ours
+ * alone. */
 typedef enum {
     FAMILY_JETMOE = 1 << 0, FAMILY_MIXTRAL = 1 << 1, FAMILY_LLAMA = 1 << 2, FAMILY_SMOE = 1 << 3, FAMILY_OLMOE = 1 << 4,
     FAMILY_QWEN3 = 1 << 5, FAMILY_QWEN3_MOE = 1 << 6, FAMILY_QWEN2_MOE = 1 << 7, FAMILY_GRANITE = 1 << 8,
-    FAMILY_GRANITE_SHARED = 1 << 9, FAMILY_DOTS = 1 << 10, FAMILY_GLM = 1 << 11, FAMILY_ERNIE = 1 << 12, FAMILY_MISTRAL = 1 << 13,
+    FAMILY_GRANITE_SHARED = 1 << 9, FAMILY_DOTS = 1 << 10, FAMILY_GLM = 1 << 11, FAMILY_ERNIE = 1 << 12,
+    FAMILY_MISTRAL = 1 << 13,
     FAMILY_GPT_OSS = 1 << 14, FAMILY_DEEPSEEK_V2 = 1 << 15, FAMILY_DEEPSEEK_V3 = 1 << 16, FAMILIES_END = 1 << 17
 } Family;
 

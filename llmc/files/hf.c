@@ -20,7 +20,7 @@
 
 enum { BUFFER = 1 << 20 };              /* elements moved at a time */
 
-/* ---- finding a model --------------------------------------------------------------------------------------- */
+/* ---- finding a model ------------------------------------------------------------------------- */
 
 static int has_file(const char *folder, const char *name) {
     char *path = text_format("%s/%s", folder, name);
@@ -29,14 +29,18 @@ static int has_file(const char *folder, const char *name) {
     return has;
 }
 static int is_model(const char *folder) {
-    return has_file(folder, "config.json") && (has_file(folder, "model.safetensors") || has_file(folder, "model.safetensors.index.json"));
+    return has_file(folder, "config.json")
+        && (has_file(folder, "model.safetensors") || has_file(folder, "model.safetensors.index.json"));
 }
 
 /* Weights as older folders have them: Python objects, which only Python can read. */
-#define PICKLES "its weights are pytorch_model.bin, which only Python reads. To convert them: python3 -c \"import transformers as t; " \
-                "t.AutoModelForCausalLM.from_pretrained('FOLDER', dtype='auto').save_pretrained('NEW')\" and copy the tokenizer's files"
+#define PICKLES "its weights are pytorch_model.bin, which only Python reads. To convert them: python3 -c \"import " \
+    "transformers as t; " \
+                "t.AutoModelForCausalLM.from_pretrained('FOLDER', dtype='auto').save_pretrained('NEW')\" and copy " \
+                "the tokenizer's files"
 static int has_pickles(const char *folder) {
-    return !is_model(folder) && (has_file(folder, "pytorch_model.bin") || has_file(folder, "pytorch_model.bin.index.json"));
+    return !is_model(folder)
+        && (has_file(folder, "pytorch_model.bin") || has_file(folder, "pytorch_model.bin.index.json"));
 }
 
 static int later(struct timespec a, struct timespec b) {
@@ -44,7 +48,8 @@ static int later(struct timespec a, struct timespec b) {
 }
 
 static char *newest_model(void) {
-    static const char *const patterns[] = { "*/model.safetensors", "*/best/model.safetensors", "*/model.safetensors.index.json",
+    static const char *const patterns[] = { "*/model.safetensors", "*/best/model.safetensors",
+                                            "*/model.safetensors.index.json",
                                             "*/best/model.safetensors.index.json" };
     struct timespec latest = { 0 };
     char *folder = NULL;
@@ -70,8 +75,10 @@ static char *newest_model(void) {
 
 /* Why there is no model of this name. */
 static const char *no_model(const char *given) {
-    return has_file(given, "run.json") ? "this is the state of a run, from which -y 1 resumes; with config.json and tokenizer.json of the run beside it, it is a model"
-         : is_folder(given) ? "there is no model in this folder" : is_file(given) ? "this is a file" : "no such folder (a prompt is given with -i)";
+    return has_file(given, "run.json") ? "this is the state of a run, from which -y 1 resumes; with config.json and "
+        "tokenizer.json of the run beside it, it is a model"
+         : is_folder(given) ? "there is no model in this folder" : is_file(given) ? "this is a file"
+                            : "no such folder (a prompt is given with -i)";
 }
 
 char *hf_find_model(const char *given, Error *e) {
@@ -87,7 +94,7 @@ char *hf_find_model(const char *given, Error *e) {
     return folder;
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 Json *hf_json(const char *folder, const char *name, Error *e) {
     char *path = text_format("%s/%s", folder, name);
@@ -109,7 +116,8 @@ int hf_load_config(const char *folder, Config *c, Error *e) {
     return ok;
 }
 
-/* Experts' matrices may be in MXFP4, as two tensors: their rows are not transposed then, and p becomes such a piece. */
+/* Experts' matrices may be in MXFP4, as two tensors: their rows are not transposed then, and p
+ * becomes such a piece. */
 static const FileTensor *find_piece(const Safetensors *s, Piece *p, const FileTensor **scales) {
     char name[TENSOR_NAME + 32];
     const FileTensor *t = safetensors_find(s, p->name);
@@ -127,9 +135,11 @@ static const FileTensor *find_piece(const Safetensors *s, Piece *p, const FileTe
 }
 static int same_mxfp4(const FileTensor *blocks, const FileTensor *scales, const Piece *p) {
     const uint64_t all = (uint64_t)p->count / MXFP4_BLOCK;
-    return p->shape[2] % MXFP4_BLOCK == 0 && blocks->rank == 4 && scales->rank == 3 && blocks->count == all * (MXFP4_BLOCK / 2) && scales->count == all
+    return p->shape[2] % MXFP4_BLOCK == 0 && blocks->rank == 4 && scales->rank == 3
+        && blocks->count == all * (MXFP4_BLOCK / 2) && scales->count == all
         && !strcmp(blocks->dtype, "U8") && !strcmp(scales->dtype, "U8") && blocks->shape[0] == p->shape[0]
-        && blocks->shape[1] == p->shape[1] && scales->shape[0] == blocks->shape[0] && scales->shape[1] == blocks->shape[1];
+        && blocks->shape[1] == p->shape[1] && scales->shape[0] == blocks->shape[0]
+        && scales->shape[1] == blocks->shape[1];
 }
 static int same_shape(const FileTensor *t, const Piece *p) {
     if (t->rank != p->rank) return 0;
@@ -146,7 +156,8 @@ static void shape_text(char *text, size_t capacity, const uint64_t *shape, int r
 /* Where a tensor of a file goes, and again `stride` elements later, `copies` times in all. */
 typedef struct { void *to; size_t stride, copies; } Target;
 
-/* Of a piece of the model `was`: the tensor of the same layer and field in m, or in every expert of it. */
+/* Of a piece of the model `was`: the tensor of the same layer and field in m, or in every expert of
+ * it. */
 static Target target_of(const Model *m, const Model *was, const Piece *p) {
     const Tensor *t = &was->manifest.at[p->tensor], *to = m->manifest.at;
     while (to->layer != t->layer || to->field != t->field) to++;
@@ -162,7 +173,8 @@ static int check_piece(const Load *l, void *data, size_t first, size_t n, Error 
     piece_reorder(&of->m->config, &of->piece, data, n, dev->floatX_size, 1);
     return 1;
 }
-/* Sharded weights are loaded by all ranks alike, a range at a time, and each keeps its own. first: the ranges' pieces begin there. */
+/* Sharded weights are loaded by all ranks alike, a range at a time, and each keeps its own. first:
+ * the ranges' pieces begin there. */
 static int load_ranges(Model *m, Safetensors *s, const Load *loads, const size_t *first, Error *e) {
     const int ranges = m->manifest.range_count;
     int ok = 1;
@@ -187,8 +199,9 @@ static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
         const Target target = target_of(m, was, &p);
         first[f->at[p.tensor].range] = k;
         of[k] = (LoadedPiece){ m, p };
-        loads[k] = (Load){ .tensor = tensor, .scales = scales, .count = p.count, .unit = piece_unit(&p), .to = target.to,
-                           .copies = target.copies, .stride = target.stride, .type = FLOATX, .check = check_piece, .of = &of[k] };
+        loads[k] = (Load){ .tensor = tensor, .scales = scales, .count = p.count, .unit = piece_unit(&p),
+                           .to = target.to, .copies = target.copies, .stride = target.stride, .type = FLOATX,
+                           .check = check_piece, .of = &of[k] };
     }
     first[f->range_count] = count;
     const int ok = load_ranges(m, s, loads, first, e);
@@ -199,7 +212,8 @@ static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
     return ok;
 }
 
-/* ---- the routers' biases for choosing: part of a model that has them, but not learned, so not in its manifest ---------- */
+/* ---- the routers' biases for choosing: part of a model that has them, but not learned, so not in
+ *      its manifest ---------------------------------------------------------------------------- */
 
 static int bias_count(const Model *m) { return m->config.choice_bias ? m->routers : 0; }
 static int load_bias(Model *m, Safetensors *s, int r, Error *e) {
@@ -207,7 +221,8 @@ static int load_bias(Model *m, Safetensors *s, int r, Error *e) {
     const size_t E = p.count;
     double *values = mem_alloc(E * sizeof *values);
     int ok = safetensors_read_double(s, safetensors_find(s, p.name), 0, values, E, e);
-    if (ok && first_not_finite("F64", values, E) < E) ok = error_set(e, "tensor %s: an element is NaN or infinite", p.name);
+    if (ok && first_not_finite("F64", values, E) < E)
+        ok = error_set(e, "tensor %s: an element is NaN or infinite", p.name);
     if (ok) m->dev->reals_from_double(real_at(m, m->bias, router_offset(m, r)), values, E);
     free(values);
     return ok;
@@ -236,7 +251,8 @@ static void warn_of_unknown(const Model *m, const Safetensors *s, const char *pa
     free(known);
 }
 
-/* Are all tensors there, in the right shapes? problems: a line for each that is not; returns how many. used: how many are the model's. */
+/* Are all tensors there, in the right shapes? problems: a line for each that is not; returns how
+ * many. used: how many are the model's. */
 static int find_problems(const Model *m, Safetensors *s, Text *problems, size_t *used) {
     int n = 0;
     size_t count;
@@ -251,7 +267,8 @@ static int find_problems(const Model *m, Safetensors *s, Text *problems, size_t 
         n++;
         if (problems->length > sizeof(Error)) continue;         /* counted, but no longer listed */
         if (t) shape_text(found, sizeof found, t->shape, t->rank);
-        if (scales) text_add(problems, "\n  %s in MXFP4: its blocks and scales are not those of shape %s", p->name, expected);
+        if (scales)
+            text_add(problems, "\n  %s in MXFP4: its blocks and scales are not those of shape %s", p->name, expected);
         else if (t) text_add(problems, "\n  %s has shape %s, the model needs %s", p->name, found, expected);
         else   text_add(problems, "\n  %s %s is missing", p->name, expected);
     }
@@ -311,7 +328,7 @@ int hf_load_upcycled(Model *m, const Config *dense, const char *path, Error *e) 
     return ok;
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static int write_file(const char *folder, const char *name, const char *text, size_t bytes, Error *e) {
     char *path = text_format("%s/%s", folder, name);
@@ -326,7 +343,8 @@ static int write_file(const char *folder, const char *name, const char *text, si
 
 /* Files of the tokenizer, and, last, generation_config.json. */
 static const char *const companions[] = {
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "vocab.txt",
     "tokenizer.model", "chat_template.jinja", "chat_template.json", "generation_config.json",
 };
 enum { COMPANIONS = sizeof companions / sizeof *companions };
@@ -347,7 +365,8 @@ static const char *type_of_most(const HfOrigin *o) {
     int best = 0;
     for (size_t i = 0; o->weights && i < safetensors_count(o->weights); i++)
         for (int k = 0; k < TYPES; k++)
-            if (!strcmp(safetensors_at(o->weights, i)->dtype, types[k])) count[k] += safetensors_at(o->weights, i)->count;
+            if (!strcmp(safetensors_at(o->weights, i)->dtype, types[k]))
+                count[k] += safetensors_at(o->weights, i)->count;
     for (int k = 0; k < TYPES; k++)
         if (o->weights ? count[k] > count[best] : !strcmp(named, config_type(types[k]))) best = k;
     return types[best];
@@ -380,7 +399,8 @@ void hf_origin_free(HfOrigin *o) {
     free(o);
 }
 
-/* Has the model still the tokenizer it came with? One that this program cannot read was not replaced either. */
+/* Has the model still the tokenizer it came with? One that this program cannot read was not
+ * replaced either. */
 static int keeps_tokenizer(const HfOrigin *o, const Tokenizer *t) {
     size_t bytes = 0;
     const char *json = t ? tokenizer_json(t, &bytes) : NULL;
@@ -391,7 +411,8 @@ static int save_tokenizer(const char *folder, const Model *m, const Tokenizer *t
     size_t bytes;
     Text settings = { 0 };
     const char *json = tokenizer_json(t, &bytes);
-    text_add(&settings, "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n  \"clean_up_tokenization_spaces\": false,\n"
+    text_add(&settings, "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n  "
+                        "\"clean_up_tokenization_spaces\": false,\n"
                         "  \"model_max_length\": %d\n}\n", m->config.context);
     const int ok = write_file(folder, "tokenizer.json", json, bytes, e)
                 && write_file(folder, "tokenizer_config.json", settings.at, settings.length, e);
@@ -400,7 +421,7 @@ static int save_tokenizer(const char *folder, const Model *m, const Tokenizer *t
 }
 
 /* Of a family that only this project has: its model in PyTorch, for Transformers. */
-extern const char *const modeling_smoe_py[];                /* llmc/files/modeling_smoe.py, line by line; NULL at the end */
+extern const char *const modeling_smoe_py[];            /* llmc/files/modeling_smoe.py, line by line; NULL at the end */
 static int save_modeling(const char *folder, Error *e) {
     Text text = { 0 };
     for (int i = 0; modeling_smoe_py[i]; i++) text_add_string(&text, modeling_smoe_py[i]);
@@ -421,7 +442,8 @@ int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer
     int ok = write_file(folder, "config.json", config.at, config.length, e);
     if (ok && config_family(&m->config) == FAMILY_SMOE) ok = save_modeling(folder, e);
     for (int i = 0; i < COMPANIONS && ok && keeps; i++)
-        if (origin->file[i].data) ok = write_file(folder, companions[i], origin->file[i].data, origin->file[i].bytes, e);
+        if (origin->file[i].data)
+            ok = write_file(folder, companions[i], origin->file[i].data, origin->file[i].bytes, e);
     if (ok && !(keeps && origin->file[COMPANIONS - 1].data))
         ok = write_file(folder, companions[COMPANIONS - 1], generation, sizeof generation - 1, e);
     if (ok && tokenizer && !keeps) ok = save_tokenizer(folder, m, tokenizer, e);
@@ -447,7 +469,7 @@ int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, int ids[MOST_E
     return m || !tokenizer ? m : tokenizer_ends(tokenizer, ids, MOST_ENDS);
 }
 
-/* ---- the file of the weights ------------------------------------------------------------------------------------- */
+/* ---- the file of the weights ----------------------------------------------------------------- */
 
 typedef struct {
     size_t learned, count;              /* those of the manifest; and with the biases, which come after */
@@ -464,7 +486,8 @@ static WeightsFile weights_file(const Model *m) {
     for (size_t k = 0; k < f.count; k++) {
         const Piece *p = &f.pieces[k];
         if (k >= f.learned) f.pieces[k] = piece_of_bias(m, (int)(k - f.learned));
-        f.tensors[k] = (FileTensor){ .name = p->name, .dtype = load_dtype(m->dev, k < f.learned ? FLOATX : REAL), .rank = p->rank, .shape = p->shape };
+        f.tensors[k] = (FileTensor){ .name = p->name, .dtype = load_dtype(m->dev, k < f.learned ? FLOATX : REAL),
+                                     .rank = p->rank, .shape = p->shape };
     }
     return f;
 }
@@ -473,10 +496,11 @@ static void weights_file_free(WeightsFile *f) {
     free(f->tensors);
 }
 
-typedef struct { SafetensorsWriter *to; const SaveShard *shard; char *buffer; size_t elements; } Writing;  /* elements: of buffer */
+/* elements: of buffer */
+typedef struct { SafetensorsWriter *to; const SaveShard *shard; char *buffer; size_t elements; } Writing;
 
-/* Elements from .. end - 1 of a head, whose first element is `head` of the piece: rows that the file has in another order. They are in
- * w->buffer. at: where the piece begins in the data. */
+/* Elements from .. end - 1 of a head, whose first element is `head` of the piece: rows that the
+ * file has in another order. They are in w->buffer. at: where the piece begins in the data. */
 static int write_rows(const Writing *w, const Piece *p, uint64_t at, size_t head, size_t from, size_t end, Error *e) {
     const Model *m = w->shard->model;
     const size_t size = m->dev->floatX_size, row = p->count / p->shape[0];
@@ -494,21 +518,24 @@ static int write_rows(const Writing *w, const Piece *p, uint64_t at, size_t head
 static int write_piece(const Writing *w, const Piece *p, uint64_t at, Error *e) {
     const Model *m = w->shard->model;
     const SaveShardPart *part = &w->shard->parts[SHARD_WEIGHTS][p->tensor];
-    const size_t size = m->dev->floatX_size, unit = piece_unit(p), chunk = w->elements / unit * unit, before = p->offset - m->manifest.at[p->tensor].offset;
+    const size_t size = m->dev->floatX_size, unit = piece_unit(p), chunk = w->elements / unit * unit,
+        before = p->offset - m->manifest.at[p->tensor].offset;
     const size_t first = part->first > before ? part->first - before : 0, last = part->first + part->count;
     const size_t end = last > before ? last - before < p->count ? last - before : p->count : 0;
     int ok = 1;
     for (size_t i = first, n; i < end && ok; i += n) {
-        const size_t to_unit = (unit - i % unit) % unit;        /* to the end of a unit whose beginning another rank has */
+        const size_t to_unit = (unit - i % unit) % unit;    /* to the end of a unit whose beginning another rank has */
         n = to_unit ? to_unit : end - i < unit ? end - i : end - i < chunk ? (end - i) / unit * unit : chunk;
         if (n > end - i) n = end - i;
         const int full = !to_unit && n >= unit;
         const void *values = save_shard_read(w->shard, SHARD_WEIGHTS, p->tensor, before + i, n, w->buffer);
-        if (first_not_finite(m->dev->dtype, values, n) < n) return error_set(e, "tensor %s is not finite: not saved", p->name);
+        if (first_not_finite(m->dev->dtype, values, n) < n)
+            return error_set(e, "tensor %s is not finite: not saved", p->name);
         if (unit > 1 && values != w->buffer) memcpy(w->buffer, values, n * size);
         if (unit > 1 && full) piece_reorder(&m->config, p, w->buffer, n, size, 0);
         if (unit > 1 && !full) ok = write_rows(w, p, at, i / unit * unit, i, i + n, e);
-        else ok = safetensors_seek(w->to, at + i * size, e) && safetensors_append(w->to, unit > 1 ? w->buffer : values, n * size, e);
+        else ok = safetensors_seek(w->to, at + i * size, e)
+            && safetensors_append(w->to, unit > 1 ? w->buffer : values, n * size, e);
     }
     return ok;
 }
@@ -535,9 +562,11 @@ int hf_write_weights(const SaveShard *s, const char *path, int64_t step, FilePar
     char number[32];
     snprintf(number, sizeof number, "%lld", (long long)step);
     const FileNote notes[] = { { "format", "pt" }, { "step", number } };
-    Writing w = { safetensors_join(path, f.tensors, f.count, notes, 2, s->leads, e), s, NULL, m->manifest.total < BUFFER ? m->manifest.total : BUFFER };
+    Writing w = { safetensors_join(path, f.tensors, f.count, notes, 2, s->leads, e), s, NULL,
+                  m->manifest.total < BUFFER ? m->manifest.total : BUFFER };
     int ok = w.to != NULL;
-    for (size_t k = 0; k < f.learned; k++) if (piece_unit(&f.pieces[k]) > w.elements) w.elements = piece_unit(&f.pieces[k]);
+    for (size_t k = 0; k < f.learned; k++)
+        if (piece_unit(&f.pieces[k]) > w.elements) w.elements = piece_unit(&f.pieces[k]);
     w.buffer = mem_alloc(w.elements * m->dev->floatX_size);
     uint64_t at = 0;
     for (size_t k = 0; k < f.learned && ok; k++) {

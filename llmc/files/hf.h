@@ -1,45 +1,53 @@
-/* hf.h: a model as a Hugging Face folder: config.json, model.safetensors, tokenizer.json and the files that go with them. */
+/* hf.h: a model as a Hugging Face folder: config.json, model.safetensors, tokenizer.json and the
+ * files that go with them. */
 #ifndef HF_H
 #define HF_H
 #include "save_shard.h"
 #include "llmc/base/json.h"
 #include "llmc/data/tokenizer.h"
 
-/* The folder of a model; free() it. given: this folder or its best/. NULL: out/best, out, or of the folders NAME and NAME/best
- * here the one whose weights were written last. */
+/* The folder of a model; free() it. given: this folder or its best/. NULL: out/best, out, or of the
+ * folders NAME and NAME/best here the one whose weights were written last. */
 char *hf_find_model(const char *given, Error *e);
 Json *hf_json(const char *folder, const char *name, Error *e);     /* of a file; NULL and e */
 int hf_load_config(const char *folder, Config *c, Error *e);
 
-/* Loads all weights of an allocated model from a folder or one file. The error lists every missing, misshapen or
- * non-finite tensor. Tensors that the model does not have are ignored with a warning. */
+/* Loads all weights of an allocated model from a folder or one file. The error lists every missing,
+ * misshapen or non-finite tensor. Tensors that the model does not have are ignored with a
+ * warning. */
 int hf_load_weights(Model *m, const char *path, Error *e);
-/* Upcycling: the weights of a dense model of configuration `dense`, of which m is the mixture (config_upcycle). Every expert is a copy
- * of the dense MLP; routers are left as they are. */
+/* Upcycling: the weights of a dense model of configuration `dense`, of which m is the mixture
+ * (config_upcycle). Every expert is a copy of the dense MLP; routers are left as they are. */
 int hf_load_upcycled(Model *m, const Config *dense, const char *path, Error *e);
 /* The same errors, as far as the heads of the files tell, before a model is allocated. */
 int hf_check_weights(const Device *dev, const Config *c, const char *path, Error *e);
 
-/* The files that came with a model: config.json, some of whose keys this program does not know; the tokenizer's, with special tokens and
- * chat template; generation settings. They are kept in memory unchanged. */
+/* The files that came with a model: config.json, some of whose keys this program does not know; the
+ * tokenizer's, with special tokens and chat template; generation settings. They are kept in memory
+ * unchanged. */
 typedef struct HfOrigin HfOrigin;
-/* weights: the folder whose number types the model's files have at the end; the same one, or where it came from before it was trained.
+/* weights: the folder whose number types the model's files have at the end; the same one, or where
+ * it came from before it was trained.
  * NULL: this folder has no config.json that can be read. */
 HfOrigin *hf_origin_open(const char *folder, const char *weights);
 void      hf_origin_free(HfOrigin *o);
-/* The number type of a tensor, "F32", "BF16", "F16" or "F64"; of one that is not there, or NULL, the most frequent one. */
+/* The number type of a tensor, "F32", "BF16", "F16" or "F64"; of one that is not there, or NULL,
+ * the most frequent one. */
 const char *hf_origin_type(const HfOrigin *o, const char *tensor);
 
-/* Writes the small files of a folder; each is replaced as a whole, unless it is already right. tokenizer: may be NULL. origin: NULL, or
- * what the model came with: its config.json keeps all keys, and its other files are written unchanged, unless the tokenizer is another. */
+/* Writes the small files of a folder; each is replaced as a whole, unless it is already right.
+ * tokenizer: may be NULL. origin: NULL, or what the model came with: its config.json keeps all
+ * keys, and its other files are written unchanged, unless the tokenizer is another. */
 int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e);
 
-/* The tokens that end a text: those of generation_config.json, else of config.json, else the tokenizer's (NULL: none) by their
- * usual names. Returns how many. */
+/* The tokens that end a text: those of generation_config.json, else of config.json, else the
+ * tokenizer's (NULL: none) by their usual names. Returns how many. */
 enum { MOST_ENDS = 32 };
 int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, OUT int ids[MOST_ENDS]);
 
-/* Writes this rank's parts of the weights' file at `path`, and syncs them (safetensors_leave). Refuses weights that are not finite. */
+/* Writes this rank's parts of the weights' file at `path`, and syncs them (safetensors_leave).
+ * Refuses weights that are not finite. */
 int hf_write_weights(const SaveShard *s, const char *path, int64_t step, FilePart **parts, size_t *count, Error *e);
-int hf_save_weights(const Model *m, const char *path, int64_t step, FileSum *sum, Error *e);       /* all of it, of a model of one rank */
+/* all of it, of a model of one rank */
+int hf_save_weights(const Model *m, const char *path, int64_t step, FileSum *sum, Error *e);
 #endif

@@ -1,11 +1,13 @@
-/* host_buffer.h: much memory of the host, which a device reaches directly, made by a thread. Fresh pages of tens of GB take many seconds, and
- * locking them for a GPU some more; a run trains meanwhile, as nothing is saved in its first minute. */
+/* host_buffer.h: much memory of the host, which a device reaches directly, made by a thread. Fresh
+ * pages of tens of GB take many seconds, and locking them for a GPU some more; a run trains
+ * meanwhile, as nothing is saved in its first minute. */
 #ifndef HOST_BUFFER_H
 #define HOST_BUFFER_H
 #include "llmc/model/tensor.h"
 
 typedef struct HostBuffer HostBuffer;
-typedef enum { BUFFER_NONE, BUFFER_LATER, BUFFER_READY } BufferState;  /* NONE: the host does not have it. In this order: the least of several counts */
+/* NONE: the host does not have it. In this order: the least of several counts */
+typedef enum { BUFFER_NONE, BUFFER_LATER, BUFFER_READY } BufferState;
 
 HostBuffer     *host_buffer_open(const Device *dev, const void *near, size_t bytes);  /* near: memory of the device */
 BufferState host_buffer_state(HostBuffer *r, int waits);    /* waits: not LATER */

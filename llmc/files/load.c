@@ -1,4 +1,5 @@
-/* load.c: see load.h. Parts of tensors are filled in batches: while one is filled by all threads, the calling thread sends the one before. */
+/* load.c: see load.h. Parts of tensors are filled in batches: while one is filled by all threads,
+ * the calling thread sends the one before. */
 #include "load.h"
 #include "llmc/base/omp.h"
 #include <stdlib.h>
@@ -8,7 +9,8 @@ enum { MOST = 1 << 19 };               /* elements, unless a unit has more */
 
 typedef struct { const Load *load; size_t first, n, capacity; void *data; int ok; Error why; } Part;
 typedef struct { Part *parts; int count; } Batch;
-typedef struct { const Load *loads; size_t count, next, first; } Cursor;   /* the next part: of loads[next], from its element first on */
+/* the next part: of loads[next], from its element first on */
+typedef struct { const Load *loads; size_t count, next, first; } Cursor;
 
 const char *load_dtype(const Device *dev, Dtype type) {
     return type == FLOATX ? dev->dtype : dev->real_size == 8 ? "F64" : "F32";
@@ -43,7 +45,8 @@ static void fill(const Device *dev, Safetensors *s, Part *p) {
     const char *type = load_dtype(dev, l->type);
     const uint64_t first = l->first + p->first;
     p->ok = (l->scales ? safetensors_read_mxfp4(s, l->tensor, l->scales, first, type, data, p->n, &p->why)
-                       : safetensors_read_as(s, l->tensor, first, type, data, p->n, &p->why)) && p->load->check(p->load, data, p->first, p->n, &p->why);
+                       : safetensors_read_as(s, l->tensor, first, type, data, p->n, &p->why))
+             && p->load->check(p->load, data, p->first, p->n, &p->why);
     if (!p->ok) memset(data, 0, bytes);                     /* on a CPU it is the model's own memory */
     for (size_t k = 1; k < p->load->copies && !dev->is_gpu; k++) memcpy(address_of(dev, p, k), data, bytes);
 }

@@ -1,23 +1,26 @@
-/* load.h: loads parts of files' tensors into the memory of a device. All threads of the host read, check and convert. On a GPU the calling
- * thread sends finished pieces at the same time, so that the host holds only a few; on a CPU files are read into the model's memory. */
+/* load.h: loads parts of files' tensors into the memory of a device. All threads of the host read,
+ * check and convert. On a GPU the calling thread sends finished pieces at the same time, so that
+ * the host holds only a few; on a CPU files are read into the model's memory. */
 #ifndef LOAD_H
 #define LOAD_H
 #include "safetensors.h"
 #include "llmc/model/tensor.h"
 
 typedef struct Load Load;
-/* Checks, and may reorder, elements first .. first + n - 1 of a part, which are as the device stores them. Several threads call it. */
+/* Checks, and may reorder, elements first .. first + n - 1 of a part, which are as the device
+ * stores them. Several threads call it. */
 typedef int (*LoadCheck)(const Load *l, void *data, size_t first, size_t n, Error *e);
 struct Load {
     const FileTensor *tensor, *scales;  /* scales: of the blocks of MXFP4 in tensor; NULL: it has elements */
     uint64_t first;                     /* of its elements, */
     size_t   count, unit;               /* `count` elements; a check gets whole units of them */
     void    *to;                        /* in the device's memory */
-    size_t   copies, stride;            /* it goes there `copies` times, each `stride` elements after the last; 0: once */
+    size_t   copies, stride;        /* it goes there `copies` times, each `stride` elements after the last; 0: once */
     Dtype    type;
     LoadCheck check;
     const void *of;                     /* for check */
 };
 const char *load_dtype(const Device *dev, Dtype type);      /* its name in files */
-int load_all(const Device *dev, Safetensors *s, const Load *loads, size_t count, Error *e);     /* 0: the first error, in their order */
+/* 0: the first error, in their order */
+int load_all(const Device *dev, Safetensors *s, const Load *loads, size_t count, Error *e);
 #endif

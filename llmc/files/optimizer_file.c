@@ -15,8 +15,8 @@ size_t optimizer_bytes(const Model *m, const Optimizer *o) {
     return each;
 }
 
-/* Its tensors, in order: m of every tensor of the model, v of those that have one, the master copies; then the routers' selection
- * biases. */
+/* Its tensors, in order: m of every tensor of the model, v of those that have one, the master
+ * copies; then the routers' selection biases. */
 typedef struct {
     size_t count, bias_count;           /* entries; elements of the last one, 0: the model has no routers */
     char (*names)[TENSOR_NAME + 16];
@@ -39,12 +39,13 @@ static StateFile state_file(const Model *m, const Optimizer *o) {
             if (!optimizer_has(o, m, kind, i)) continue;
             state_name(f.names[n], &m->manifest.at[i], kind);
             f.shapes[n] = m->manifest.at[i].count;
-            f.entries[n] = (FileTensor){ .name = f.names[n], .dtype = load_dtype(m->dev, optimizer_type(o, kind)), .rank = 1,
-                                         .shape = &f.shapes[n] };
+            f.entries[n] = (FileTensor){ .name = f.names[n], .dtype = load_dtype(m->dev, optimizer_type(o, kind)),
+                                         .rank = 1, .shape = &f.shapes[n] };
             n++;
         }
     f.shapes[n] = f.bias_count;
-    f.entries[n] = (FileTensor){ .name = "router_bias", .dtype = load_dtype(m->dev, REAL), .rank = 1, .shape = &f.shapes[n] };
+    f.entries[n] = (FileTensor){ .name = "router_bias", .dtype = load_dtype(m->dev, REAL), .rank = 1,
+                                 .shape = &f.shapes[n] };
     f.count = n + (f.bias_count > 0);
     return f;
 }
@@ -54,8 +55,10 @@ static void state_file_free(StateFile *f) {
     free(f->entries);
 }
 
-/* This rank's part of one tensor, which begins at byte `at` of the data. buffer: of BUFFER elements, or all there are. */
-static int write_part(SafetensorsWriter *w, const SaveShard *s, int kind, int tensor, uint64_t at, void *buffer, Error *e) {
+/* This rank's part of one tensor, which begins at byte `at` of the data. buffer: of BUFFER
+ * elements, or all there are. */
+static int write_part(SafetensorsWriter *w, const SaveShard *s, int kind, int tensor, uint64_t at,
+                      void *buffer, Error *e) {
     const SaveShardPart *p = &s->parts[kind][tensor];
     const char *dtype = load_dtype(s->model->dev, save_shard_type(s, kind));
     const size_t size = save_shard_element(s, kind), end = p->first + p->count;
@@ -74,7 +77,8 @@ static int write_bias(SafetensorsWriter *w, const SaveShard *s, size_t n, uint64
     if (!n || !s->leads) return 1;
     void *buffer = mem_alloc(n * dev->real_size);
     const void *bias = save_shard_bias(s, buffer);
-    const int ok = first_not_finite(load_dtype(dev, REAL), bias, n) < n ? error_set(e, "the routers' biases are not finite: not saved")
+    const int ok = first_not_finite(load_dtype(dev, REAL), bias, n) < n
+        ? error_set(e, "the routers' biases are not finite: not saved")
                  : safetensors_seek(w, at, e) && safetensors_append(w, bias, n * dev->real_size, e);
     free(buffer);
     return ok;
@@ -106,7 +110,8 @@ typedef struct { const Device *dev; const char *name; int kind; } LoadedState;
 static int check_state(const Load *l, void *data, size_t first, size_t n, Error *e) {
     const LoadedState *of = l->of;
     const size_t size = dtype_size(of->dev, l->type), finite = first_not_finite(load_dtype(of->dev, l->type), data, n);
-    const unsigned char *const last = (const unsigned char *)data + size - 1;       /* little-endian: the byte with the sign */
+    /* little-endian: the byte with the sign */
+    const unsigned char *const last = (const unsigned char *)data + size - 1;
     unsigned char signs = 0;
     size_t bad = finite;
     for (size_t i = 0; i < finite && of->kind == STATE_V; i++) signs |= last[i * size];
@@ -117,14 +122,16 @@ static int check_state(const Load *l, void *data, size_t first, size_t n, Error 
     }
     if (bad == n) return 1;
     const double value = safetensors_value(load_dtype(of->dev, l->type), (const char *)data + bad * size);
-    return error_set(e, "%s: element %zu is %g, which no optimizer leaves there", of->name, (size_t)l->first + first + bad, value);
+    return error_set(e, "%s: element %zu is %g, which no optimizer leaves there", of->name,
+                     (size_t)l->first + first + bad, value);
 }
 /* This rank's part of one tensor's state. */
 static Load state_part(const FileTensor *f, const Model *m, const Optimizer *o, int tensor, LoadedState *of) {
     const Segment own = optimizer_segment(o, m, tensor);
     return (Load){ .tensor = f, .first = own.offset - m->manifest.at[tensor].offset, .count = own.count, .unit = 1,
-                   .to = (char *)optimizer_part(o, of->kind) + optimizer_offset(own, of->kind) * optimizer_element(o, m, of->kind), .type = optimizer_type(o, of->kind),
-                   .check = check_state, .of = of };
+                   .to = (char *)optimizer_part(o, of->kind)
+                   + optimizer_offset(own, of->kind) * optimizer_element(o, m, of->kind),
+                   .type = optimizer_type(o, of->kind), .check = check_state, .of = of };
 }
 
 /* The routers' selection biases: their number must be the model's. */
@@ -133,7 +140,8 @@ static int load_bias(Safetensors *s, const Model *m, Error *e) {
     const FileTensor *f = safetensors_find(s, "router_bias");
     if (!n) return 1;
     if (!f || f->count != n)
-        return error_set(e, "router_bias has %llu elements, the model's routers need %zu", f ? (unsigned long long)f->count : 0, n);
+        return error_set(e, "router_bias has %llu elements, the model's routers need %zu",
+                         f ? (unsigned long long)f->count : 0, n);
     double *bias = mem_alloc(n * sizeof *bias);
     int ok = safetensors_read_double(s, f, 0, bias, n, e);
     const size_t bad = ok ? first_not_finite("F64", bias, n) : n;
@@ -143,7 +151,7 @@ static int load_bias(Safetensors *s, const Model *m, Error *e) {
     return ok;
 }
 
-typedef struct { const char *converted; int no_master; } Missing;      /* converted: the dtype in the file, if it differs */
+typedef struct { const char *converted; int no_master; } Missing;  /* converted: the dtype in the file, if it differs */
 
 static int load_kind(Safetensors *s, Model *m, const Optimizer *o, int kind, Missing *missing, Error *e) {
     char name[TENSOR_NAME + 16];
@@ -159,7 +167,8 @@ static int load_kind(Safetensors *s, Model *m, const Optimizer *o, int kind, Mis
         if (!f && kind == STATE_KINDS - 1) { missing->no_master = 1; continue; }
         if (!f && kind == STATE_V)
             ok = error_set(e, "it has no v of %s: Muon trained it, which has none (-wo muon)", m->manifest.at[i].name);
-        else if (!f || f->count != m->manifest.at[i].count) ok = error_set(e, "%s is missing or has another size", name);
+        else
+            if (!f || f->count != m->manifest.at[i].count) ok = error_set(e, "%s is missing or has another size", name);
         else {
             of[n] = (LoadedState){ m->dev, f->name, kind };
             loads[n] = state_part(f, m, o, i, &of[n]);
@@ -187,7 +196,8 @@ int optimizer_load(const char *path, Model *m, const Optimizer *o, Error *e) {
         state_name(name, &m->manifest.at[0], STATE_KINDS - 1);
         if (missing.converted) warn("%s: the optimizer's state is in %s and was converted", path, missing.converted);
         if (missing.no_master) warn("%s has no master copy of the weights; it starts as the rounded weights", path);
-        if (!o->master && safetensors_find(s, name)) warn("%s has a master copy of the weights, which is dropped", path);
+        if (!o->master && safetensors_find(s, name))
+            warn("%s has a master copy of the weights, which is dropped", path);
     }
     safetensors_close(s);
     return ok;

@@ -7,14 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- names -------------------------------------------------------------------------------------------- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
-/* HEADS: rows of heads, which files may have in another order; KEYS: only in the first half; LATENT: one head at the end. */
+/* HEADS: rows of heads, which files may have in another order; KEYS: only in the first half;
+ * LATENT: one head at the end. */
 typedef enum { HEADS = 1, KEYS, LATENT, TRANSPOSED, INTERLEAVED, BOTH } Order;
 enum { OURS = FAMILY_JETMOE | FAMILY_SMOE, OTHERS = ~OURS, GRANITES = FAMILY_GRANITE | FAMILY_GRANITE_SHARED };
-/* A tensor of a layer, as it is called here (Tensor.name), and in files; NULL: likewise. A '|' is between names of parts that lie
- * one after the other; a '%' stands for the number of an expert, and such a name is of tensors of experts only. The first row that
- * fits counts. Tensors that are not here have their own name in all files. */
+/* A tensor of a layer, as it is called here (Tensor.name), and in files; NULL: likewise. A '|' is
+ * between names of parts that lie one after the other; a '%' stands for the number of an expert,
+ * and such a name is of tensors of experts only. The first row that fits counts. Tensors that are
+ * not here have their own name in all files. */
 static const struct { int families; const char *here, *there; Order order; } names[] = {
     { OTHERS,           "self_attention.q_proj.weight",    "self_attn.q_proj.weight", HEADS },
     { OTHERS,           "self_attention.q_proj.bias",      "self_attn.q_proj.bias", HEADS },
@@ -40,22 +42,27 @@ static const struct { int families; const char *here, *there; Order order; } nam
     { FAMILY_GPT_OSS,   "mlp.input_linear.weight",         "mlp.experts.gate_up_proj", BOTH },
     { FAMILY_GPT_OSS,   "mlp.experts.gate_up_proj_bias",   NULL, INTERLEAVED },
     { FAMILY_GPT_OSS,   "mlp.output_linear.weight",        "mlp.experts.down_proj", TRANSPOSED },
-    { FAMILY_QWEN2_MOE, "mlp.shared_input_linear.weight",  "mlp.shared_expert.gate_proj.weight|mlp.shared_expert.up_proj.weight", 0 },
+    { FAMILY_QWEN2_MOE, "mlp.shared_input_linear.weight",
+      "mlp.shared_expert.gate_proj.weight|mlp.shared_expert.up_proj.weight", 0 },
     { FAMILY_QWEN2_MOE, "mlp.shared_output_linear.weight", "mlp.shared_expert.down_proj.weight", 0 },
     { FAMILY_ERNIE,     "mlp.router.choice_bias",          "mlp.moe_statics.e_score_correction_bias", 0 },
     { OTHERS,           "mlp.router.choice_bias",          "mlp.gate.e_score_correction_bias", 0 },
     { OTHERS,           "mlp.router.layer.weight",         "mlp.gate.weight", 0 },
-    { OTHERS,           "mlp.input_linear.weight",         "mlp.experts.%.gate_proj.weight|mlp.experts.%.up_proj.weight", 0 },
+    { OTHERS,           "mlp.input_linear.weight",   "mlp.experts.%.gate_proj.weight|mlp.experts.%.up_proj.weight", 0 },
     { OTHERS,           "mlp.output_linear.weight",        "mlp.experts.%.down_proj.weight", 0 },
-    { OTHERS,           "mlp.input_linear.weight",         "mlp.gate_proj.weight|mlp.up_proj.weight", 0 },     /* one MLP */
+    /* one MLP */
+    { OTHERS,           "mlp.input_linear.weight",         "mlp.gate_proj.weight|mlp.up_proj.weight", 0 },
     { OTHERS,           "mlp.output_linear.weight",        "mlp.down_proj.weight", 0 },
-    { OTHERS,           "mlp.shared_input_linear.weight",  "mlp.shared_experts.gate_proj.weight|mlp.shared_experts.up_proj.weight", 0 },
+    { OTHERS,           "mlp.shared_input_linear.weight",
+      "mlp.shared_experts.gate_proj.weight|mlp.shared_experts.up_proj.weight", 0 },
     { OTHERS,           "mlp.shared_output_linear.weight", "mlp.shared_experts.down_proj.weight", 0 },
 };
 enum { NAMES = sizeof names / sizeof *names };
 
 #define IN_LAYER "model.layers.%d."
-static const char *within_layer(const Tensor *t) { return t->name + (t->layer < 0 ? 0 : snprintf(NULL, 0, IN_LAYER, t->layer)); }
+static const char *within_layer(const Tensor *t) {
+    return t->name + (t->layer < 0 ? 0 : snprintf(NULL, 0, IN_LAYER, t->layer));
+}
 /* The row of a tensor by its name within its layer; NAMES: it has none. */
 static int row_of(Family f, const char *name, int is_experts) {
     int i = 0;
@@ -72,7 +79,7 @@ static void write_name(char to[PIECE_NAME], int layer, const char *from, int par
     to[n] = 0;
 }
 
-/* ---- pieces -------------------------------------------------------------------------------------------- */
+/* ---- pieces ---------------------------------------------------------------------------------- */
 
 static int rotated(const Config *c) { return c->rotated ? c->rotated : c->head_size; }
 static int permutes(const Config *c) { return c->rope_pairs || rotated(c) < rope_head(c); }
@@ -80,16 +87,20 @@ int piece_row(const Config *c, int head, int i) {
     const int before = c->kv_rank ? head - c->rotated : 0, R = rotated(c), half = rope_head(c) / 2;
     if (i < before) return i;
     i -= before;
-    if (i >= R) return i - R < half - R/2 ? i - R/2 : i;        /* those that do not rotate fill what is left of both halves */
+    /* those that do not rotate fill what is left of both halves */
+    if (i >= R) return i - R < half - R/2 ? i - R/2 : i;
     if (c->rope_pairs) return before + i % 2 * half + i / 2;
     return before + (i < R/2 ? i : i - R/2 + half);
 }
 
-/* Of the parts of a tensor, or of each expert, in a file: number `part`, which begins at element `first` of it. */
+/* Of the parts of a tensor, or of each expert, in a file: number `part`, which begins at element
+ * `first` of it. */
 static Piece piece(const Config *c, const Tensor *t, int parts, int part, int by_expert, Order order) {
-    const int head = order == LATENT ? c->kv_rank + c->rotated : order == HEADS || (order == KEYS && !part) ? c->head_size : 0;
+    const int head = order == LATENT ? c->kv_rank + c->rotated
+                                     : order == HEADS || (order == KEYS && !part) ? c->head_size : 0;
     Piece p = { .rank = t->rank - by_expert, .count = 1, .head = permutes(c) ? head : 0,
-                .transposed = order == TRANSPOSED || order == BOTH, .interleaved = order == INTERLEAVED || order == BOTH };
+                .transposed = order == TRANSPOSED || order == BOTH, .interleaved = order == INTERLEAVED
+                || order == BOTH };
     for (int d = 0; d < p.rank; d++) p.shape[d] = (uint64_t)t->shape[d + by_expert];
     p.shape[0] = (p.shape[0] - (uint64_t)t->padding) / (uint64_t)parts;
     for (int d = 0; d < p.rank; d++) p.count *= p.shape[d];
@@ -139,16 +150,17 @@ Piece piece_of_bias(const Model *m, int r) {
     return p;
 }
 
-/* The prediction of later tokens (ERNIE; GLM and DeepSeek keep it as more layers), angles of positions, and
- * the head that is the embedding. */
+/* The prediction of later tokens (ERNIE; GLM and DeepSeek keep it as more layers), angles of
+ * positions, and the head that is the embedding. */
 int is_idle(const Config *c, const char *name) {
     static const char layers[] = "model.layers.";
     const int more = config_family(c) & (FAMILY_GLM | FAMILY_DEEPSEEK_V3) && !strncmp(name, layers, strlen(layers));
-    return strstr(name, "rotary_emb.inv_freq") || strstr(name, "mtp") || (more && atoi(name + strlen(layers)) >= c->layers)
+    return strstr(name, "rotary_emb.inv_freq") || strstr(name, "mtp")
+        || (more && atoi(name + strlen(layers)) >= c->layers)
         || (c->tied && !strcmp(name, "lm_head.weight"));
 }
 
-/* ---- the order of rows ---------------------------------------------------------------------------------- */
+/* ---- the order of rows ----------------------------------------------------------------------- */
 
 static int of_experts(const Piece *p) { return p->transposed || p->interleaved; }
 size_t piece_unit(const Piece *p) {
@@ -161,9 +173,12 @@ size_t expert_unit(const Model *m, int tensor) {
     return row < NAMES && names[row].order >= TRANSPOSED ? t->count / (size_t)t->shape[0] : 1;
 }
 
-/* An expert's matrix, (rows, columns) in memory. In files it may be transposed, and rows of gate and up may alternate. It is transposed in
- * tiles that stay in the first cache; when a model is loaded, other threads have other experts. */
-static size_t row_in_file(const Piece *p, size_t r, size_t rows) { return !p->interleaved ? r : r < rows / 2 ? 2*r : 2*(r - rows / 2) + 1; }
+/* An expert's matrix, (rows, columns) in memory. In files it may be transposed, and rows of gate
+ * and up may alternate. It is transposed in tiles that stay in the first cache; when a model is
+ * loaded, other threads have other experts. */
+static size_t row_in_file(const Piece *p, size_t r, size_t rows) {
+    return !p->interleaved ? r : r < rows / 2 ? 2*r : 2*(r - rows / 2) + 1;
+}
 #define TRANSPOSE(type) do { \
     const type *from = copy; \
     type *to = data; \
@@ -171,7 +186,8 @@ static size_t row_in_file(const Piece *p, size_t r, size_t rows) { return !p->in
     for (size_t k0 = 0; k0 < columns; k0 += TILE) \
         for (size_t r0 = 0; r0 < rows; r0 += TILE) \
             for (size_t r = r0; r < rows && r < r0 + TILE; r++) { \
-                const size_t file = row_in_file(p, r, rows), memory = r * columns, end = columns < k0 + TILE ? columns : k0 + TILE; \
+                const size_t file = row_in_file(p, r, rows), memory = r * columns, \
+                    end = columns < k0 + TILE ? columns : k0 + TILE; \
                 if (to_memory) for (size_t k = k0; k < end; k++) to[memory + k] = from[k * rows + file]; \
                 else           for (size_t k = k0; k < end; k++) to[k * rows + file] = from[memory + k]; \
             } \
@@ -192,7 +208,8 @@ static void reorder_expert(const Piece *p, void *data, void *copy, size_t size, 
 void piece_reorder(const Config *c, const Piece *p, void *data, size_t n, size_t size, int to_memory) {
     const size_t row = p->count / p->shape[0] * size, head = row * (size_t)p->head;
     char *copy = p->head || of_experts(p) ? mem_alloc(piece_unit(p) * size) : NULL;
-    for (size_t i = 0; of_experts(p) && i < n; i += piece_unit(p)) reorder_expert(p, (char *)data + i * size, copy, size, to_memory);
+    for (size_t i = 0; of_experts(p) && i < n; i += piece_unit(p))
+        reorder_expert(p, (char *)data + i * size, copy, size, to_memory);
     for (char *at = data; p->head && at < (char *)data + n * size; at += head) {
         memcpy(copy, at, head);
         for (int i = 0; i < p->head; i++) {

@@ -1,4 +1,5 @@
-/* safetensors.c: see safetensors.h. The reader's rules are applied to the headers that are written, too. */
+/* safetensors.c: see safetensors.h. The reader's rules are applied to the headers that are written,
+ * too. */
 #define _POSIX_C_SOURCE 200809L
 #include "safetensors.h"
 #include "llmc/base/json.h"
@@ -16,7 +17,7 @@
 
 enum { HEADER_MAX = 100000000 };                     /* the limit of the reference implementation */
 
-/* ---- dtypes ------------------------------------------------------------------------------------------------------ */
+/* ---- dtypes ---------------------------------------------------------------------------------- */
 
 static float float_of(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
 static double f64_at(const unsigned char *p) { double x; memcpy(&x, p, 8); return x; }
@@ -61,8 +62,9 @@ static uint16_t f16_of(double x) {
     int exponent;
     frexp(x, &exponent);                                /* 2^(exponent-1) <= |x| < 2^exponent */
     const int last = exponent - 11 > -24 ? exponent - 11 : -24;             /* its last binary place */
-    const int units = (int)nearbyint(ldexp(fabs(x), -last < 1000 ? -last : 1000));          /* of that place; at most 2048 */
-    /* a normal number has 1024 units or more, of which the exponent field stands for the first 1024 */
+    const int units = (int)nearbyint(ldexp(fabs(x), -last < 1000 ? -last : 1000));  /* of that place; at most 2048 */
+    /* a normal number has 1024 units or more, of which the exponent field stands for the first
+     * 1024 */
     const int bits = exponent > 16 ? 31 << 10 : x == 0 ? 0 : ((last + 24) << 10) + units;
     return (uint16_t)((bits < 31 << 10 ? bits : 31 << 10) | (signbit(x) ? 1 << 15 : 0));
 }
@@ -79,9 +81,11 @@ typedef struct {
     void (*write)(void *to, const double *from, size_t n);
 } FileDtype;
 static const FileDtype dtypes[] = {
-    { "F32", 32, from_f32, to_f32 }, { "BF16", 16, from_bf16, to_bf16 }, { "F16", 16, from_f16, to_f16 }, { "F64", 64, from_f64, to_f64 },
+    { "F32", 32, from_f32, to_f32 }, { "BF16", 16, from_bf16, to_bf16 }, { "F16", 16, from_f16, to_f16 },
+    { "F64", 64, from_f64, to_f64 },
 #define OTHER(name, bits) { name, bits, NULL, NULL }
-    OTHER("BOOL", 8), OTHER("U8", 8), OTHER("I8", 8), OTHER("I16", 16), OTHER("U16", 16), OTHER("I32", 32), OTHER("U32", 32),
+    OTHER("BOOL", 8), OTHER("U8", 8), OTHER("I8", 8), OTHER("I16", 16), OTHER("U16", 16), OTHER("I32", 32),
+OTHER("U32", 32),
     OTHER("I64", 64), OTHER("U64", 64), OTHER("C64", 64), OTHER("F8_E5M2", 8), OTHER("F8_E4M3", 8), OTHER("F8_E8M0", 8),
     OTHER("F8_E5M2FNUZ", 8), OTHER("F8_E4M3FNUZ", 8), OTHER("F6_E2M3", 6), OTHER("F6_E3M2", 6), OTHER("F4", 4),
 #undef OTHER
@@ -91,7 +95,7 @@ static const FileDtype *dtype_named(const char *name) {
     return NULL;
 }
 
-/* ---- header ------------------------------------------------------------------------------------------------------ */
+/* ---- header ---------------------------------------------------------------------------------- */
 
 typedef struct {
     char *path;
@@ -134,7 +138,8 @@ static int entry_read(const char *path, const JsonValue *entry, FileTensor *t, u
         shape[t->rank++] = (uint64_t)size;
     }
     uint64_t total = t->count;
-    if (!multiply(&total, (uint64_t)known->bits)) return error_set(e, "%s: tensor %.200s: its size overflows", path, name);
+    if (!multiply(&total, (uint64_t)known->bits))
+        return error_set(e, "%s: tensor %.200s: its size overflows", path, name);
     if (total % 8) return error_set(e, "%s: tensor %.200s does not fill whole bytes", path, name);
     if (total / 8 != t->bytes)
         return error_set(e, "%s: tensor %.200s has %llu bytes between its data_offsets, its shape needs %llu", path,
@@ -182,8 +187,8 @@ static int header_read(Shard *f, const char *text, size_t bytes, uint64_t data_b
                              f->path, f->tensors[i].name, (unsigned long long)f->tensors[i].begin,
                              f->tensors[i].begin < end ? "an overlap" : "a hole", (unsigned long long)end);
     if (end != data_bytes)
-        return error_set(e, "%s: its tensors take %llu bytes but the file holds %llu: it is truncated or has extra data "
-                         "at its end", f->path, (unsigned long long)end, (unsigned long long)data_bytes);
+        return error_set(e, "%s: its tensors take %llu bytes but the file holds %llu: it is truncated or has extra "
+                         "data at its end", f->path, (unsigned long long)end, (unsigned long long)data_bytes);
     return 1;
 }
 
@@ -231,7 +236,7 @@ static void shard_close(Shard *f) {
     free(f->shapes);
 }
 
-/* ---- a set of files ---------------------------------------------------------------------------------------------- */
+/* ---- a set of files -------------------------------------------------------------------------- */
 
 struct Safetensors {
     Shard *shards;
@@ -298,7 +303,8 @@ static int open_mapped(Safetensors *s, const char *folder, const char *index, co
     return ok;
 }
 
-/* The map and the files must agree. Tensors that the map does not name are ignored with a warning. */
+/* The map and the files must agree. Tensors that the map does not name are ignored with a
+ * warning. */
 static int check_map(Safetensors *s, const char *index, const JsonValue *map, Error *e) {
     for (const JsonValue *v = json_first(map); v; v = v->next) {
         const FileTensor *t = safetensors_find(s, v->key);
@@ -377,7 +383,7 @@ const char *safetensors_note(const Safetensors *s, const char *key) {
     return value;
 }
 
-/* ---- reading ----------------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 int safetensors_read(Safetensors *s, const FileTensor *t, uint64_t offset, void *data, size_t bytes, Error *e) {
     const Shard *f = &s->shards[t->file];
@@ -387,7 +393,8 @@ int safetensors_read(Safetensors *s, const FileTensor *t, uint64_t offset, void 
     return read_at(f, f->data + t->begin + offset, data, bytes, e);
 }
 
-int safetensors_read_as(Safetensors *s, const FileTensor *t, uint64_t first, const char *dtype, void *data, size_t n, Error *e) {
+int safetensors_read_as(Safetensors *s, const FileTensor *t, uint64_t first, const char *dtype, void *data,
+                        size_t n, Error *e) {
     enum { SOME = 1 << 12 };
     unsigned char piece[SOME * 8];
     double values[SOME];
@@ -407,8 +414,8 @@ int safetensors_read_as(Safetensors *s, const FileTensor *t, uint64_t first, con
     }
     return 1;
 }
-int safetensors_read_mxfp4(Safetensors *s, const FileTensor *blocks, const FileTensor *scales, uint64_t first, const char *dtype, void *data,
-                           size_t n, Error *e) {
+int safetensors_read_mxfp4(Safetensors *s, const FileTensor *blocks, const FileTensor *scales, uint64_t first,
+                           const char *dtype, void *data, size_t n, Error *e) {
     enum { SOME = 128, BYTES = MXFP4_BLOCK / 2 };           /* blocks at a time */
     static const double e2m1[] = { 0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6 };
     unsigned char codes[SOME * BYTES], scale[SOME];
@@ -417,7 +424,8 @@ int safetensors_read_mxfp4(Safetensors *s, const FileTensor *blocks, const FileT
     const size_t wide = (size_t)to->bits / 8;
     for (size_t at = (size_t)first / MXFP4_BLOCK, end = at + n / MXFP4_BLOCK, part; at < end; at += part) {
         part = end - at < SOME ? end - at : SOME;
-        if (!safetensors_read(s, blocks, at * BYTES, codes, part * BYTES, e) || !safetensors_read(s, scales, at, scale, part, e)) return 0;
+        if (!safetensors_read(s, blocks, at * BYTES, codes, part * BYTES, e)
+            || !safetensors_read(s, scales, at, scale, part, e)) return 0;
         for (size_t b = 0; b < part; b++) {
             const double unit = scale[b] == 255 ? NAN : ldexp(1, scale[b] - 127);
             for (size_t i = 0; i < BYTES; i++) {
@@ -439,12 +447,13 @@ int safetensors_read_double(Safetensors *s, const FileTensor *t, uint64_t first,
     return safetensors_read_as(s, t, first, "F64", data, n, e);
 }
 
-/* ---- writing ----------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 struct SafetensorsWriter {
     FileWriter *file;
     char *path;
-    uint64_t data, size, at;            /* where the data begins in the file; bytes of the data; where the next byte goes in the file */
+    uint64_t data, size, at;            /* where the data begins in the file; bytes of the data;
+                                         * where the next byte goes in the file */
     FilePart *parts;                    /* what was written, neighbours as one */
     size_t count, capacity;
     int too_much;
@@ -453,7 +462,8 @@ struct SafetensorsWriter {
 static int put(SafetensorsWriter *w, const void *data, size_t bytes, Error *e) {
     const FilePart *before = w->count ? &w->parts[w->count - 1] : NULL;
     if (!before || before->at + before->sum.bytes != w->at) {
-        if (w->count == w->capacity) w->parts = mem_grow(w->parts, (w->capacity = w->capacity ? 2 * w->capacity : 64) * sizeof *w->parts);
+        if (w->count == w->capacity)
+            w->parts = mem_grow(w->parts, (w->capacity = w->capacity ? 2 * w->capacity : 64) * sizeof *w->parts);
         w->parts[w->count++] = (FilePart){ .at = w->at };
     }
     FilePart *now = &w->parts[w->count - 1];
@@ -501,8 +511,8 @@ static int header_write(Text *h, const FileTensor *tensors, size_t n, const File
 
 /* how: of several writers the first, or one of the others; or the only one. */
 enum { ALONE = -1, OTHERS, FIRST };
-static SafetensorsWriter *create(const char *path, const FileTensor *tensors, size_t n, const FileNote *notes, size_t note_count, int how,
-                                 Error *e) {
+static SafetensorsWriter *create(const char *path, const FileTensor *tensors, size_t n, const FileNote *notes,
+                                 size_t note_count, int how, Error *e) {
     Error why;
     Text h = { 0 };
     Shard check = { .path = text_format("%s", path), .fd = -1 };
@@ -527,13 +537,14 @@ SafetensorsWriter *safetensors_create(const char *path, const FileTensor *tensor
                                       size_t note_count, Error *e) {
     return create(path, tensors, n, notes, note_count, ALONE, e);
 }
-SafetensorsWriter *safetensors_join(const char *path, const FileTensor *tensors, size_t n, const FileNote *notes, size_t note_count,
-                                    int first, Error *e) {
+SafetensorsWriter *safetensors_join(const char *path, const FileTensor *tensors, size_t n, const FileNote *notes,
+                                    size_t note_count, int first, Error *e) {
     return create(path, tensors, n, notes, note_count, first ? FIRST : OTHERS, e);
 }
 
 int safetensors_seek(SafetensorsWriter *w, uint64_t at, Error *e) {
-    if (at > w->size) return error_set(e, "%s: byte %llu of %llu", w->path, (unsigned long long)at, (unsigned long long)w->size);
+    if (at > w->size)
+        return error_set(e, "%s: byte %llu of %llu", w->path, (unsigned long long)at, (unsigned long long)w->size);
     w->at = w->data + at;
     return file_seek(w->file, w->at, e);
 }
@@ -541,7 +552,8 @@ int safetensors_append(SafetensorsWriter *w, const void *data, size_t bytes, Err
     const uint64_t left = w->data + w->size - w->at;
     if (bytes > left) {
         w->too_much = 1;
-        return error_set(e, "%s: %zu more bytes of data, but only %llu are missing", w->path, bytes, (unsigned long long)left);
+        return error_set(e, "%s: %zu more bytes of data, but only %llu are missing", w->path, bytes,
+                         (unsigned long long)left);
     }
     return put(w, data, bytes, e);
 }
@@ -551,7 +563,8 @@ size_t safetensors_width(const char *dtype) {
     return known ? (size_t)known->bits / 8 : 0;
 }
 
-int safetensors_append_double(SafetensorsWriter *w, const char *name, const char *type, const double *data, size_t n, Error *e) {
+int safetensors_append_double(SafetensorsWriter *w, const char *name, const char *type, const double *data,
+                              size_t n, Error *e) {
     enum { SOME = 1 << 12 };
     double piece[SOME], back[SOME];                     /* piece: elements of any type */
     const FileDtype *dtype = dtype_named(type);
@@ -562,7 +575,8 @@ int safetensors_append_double(SafetensorsWriter *w, const char *name, const char
         dtype->read(back, (const unsigned char *)piece, part);
         for (size_t i = 0; i < part; i++)
             if (!isfinite(back[i]))
-                return error_set(e, "%s: tensor %.200s has the number %g, which is beyond the range of %s", w->path, name, data[i], type);
+                return error_set(e, "%s: tensor %.200s has the number %g, which is beyond the range of %s", w->path,
+                                 name, data[i], type);
         if (!safetensors_append(w, piece, part * safetensors_width(type), e)) return 0;
     }
     return 1;

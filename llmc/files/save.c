@@ -1,7 +1,9 @@
-/* save.c: how ranks save together; see checkpoint.h. What differs between ranks is only what each writes: its shard of every tensor
- * (save_shard.h), at its offset in the files that one rank would write. A save has two parts. In the first all ranks write and sync; when all
- * have, they agree whether all could. In the second rank 0 makes run.json of the sums, renames and cleans up. Each part runs in a
- * thread of its own beside training, if there is a copy to write from. These threads wait for no other rank, and call no device. */
+/* save.c: how ranks save together; see checkpoint.h. What differs between ranks is only what each
+ * writes: its shard of every tensor (save_shard.h), at its offset in the files that one rank would
+ * write. A save has two parts. In the first all ranks write and sync; when all have, they agree
+ * whether all could. In the second rank 0 makes run.json of the sums, renames and cleans up. Each
+ * part runs in a thread of its own beside training, if there is a copy to write from. These threads
+ * wait for no other rank, and call no device. */
 #define _POSIX_C_SOURCE 200809L
 #include "checkpoint_impl.h"
 #include "config_json.h"
@@ -20,7 +22,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-/* ---- what is written -------------------------------------------------------------------------------------------- */
+/* ---- what is written ------------------------------------------------------------------------- */
 
 char *top_weights(const char *folder) { return text_format("%s/model.safetensors", folder); }
 
@@ -61,22 +63,25 @@ static void remove_old_steps(const char *folder, int64_t step, Keep keep) {
     int n = list_steps(folder, &steps, &e), kept = 0;
     for (int i = 0; i < n; i++) {
         if (steps[i] > step) continue;
-        const int counts = keep.every <= 0 || steps[i] % keep.every == 0, stays = steps[i] == step || (counts && kept < keep.newest);
+        const int counts = keep.every <= 0 || steps[i] % keep.every == 0, stays = steps[i] == step
+            || (counts && kept < keep.newest);
         kept += counts;
         if (!stays && !(keep.major > 0 && steps[i] % keep.major == 0)) remove_step(folder, steps[i]);
     }
     free(steps);
 }
 
-int publish(const char *from, const char *folder, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
+int publish(const char *from, const char *folder, const Model *m, const Tokenizer *tokenizer,
+            const HfOrigin *origin, Error *e) {
     char *top = top_weights(folder);
     const int ok = folder_make(folder, e) && hf_save_small(folder, m, tokenizer, origin, e) && file_link(from, top, e);
     free(top);
     return ok;
 }
 
-/* Publishes the finished step folder. A folder of the same step exists if it is damaged and the run was resumed from an older one.
- * *placed: the new folder is in place. If the result is then 0, only its sync failed, and a power loss may undo the rename. */
+/* Publishes the finished step folder. A folder of the same step exists if it is damaged and the run
+ * was resumed from an older one. *placed: the new folder is in place. If the result is then 0, only
+ * its sync failed, and a power loss may undo the rename. */
 static int publish_folder(const char *folder, int64_t step, const char *temporary, int *published, Error *e) {
     char *final = step_path(folder, step), *aside = NULL;
     int ok = 1;
@@ -92,7 +97,7 @@ static int publish_folder(const char *folder, int64_t step, const char *temporar
     return ok;
 }
 
-/* ---- a save ------------------------------------------------------------------------------------------------------ */
+/* ---- a save ---------------------------------------------------------------------------------- */
 
 typedef enum { IDLE, COPIES, WRITES, PUBLISHES } SavePhase;
 struct Saver {
@@ -119,14 +124,16 @@ struct Saver {
 
 static void write_parts(Saver *s) {
     const char *const in = s->is_best ? NULL : s->temporary;
-    char *weights = in ? top_weights(in) : text_format("%s", s->temporary), *state = in ? text_format("%s/%s", in, checkpoint_files[1]) : NULL;
+    char *weights = in ? top_weights(in) : text_format("%s", s->temporary),
+        *state = in ? text_format("%s/%s", in, checkpoint_files[1]) : NULL;
     s->ok = hf_write_weights(&s->shard, weights, s->what.step, &s->parts[0], &s->count[0], &s->why)
          && (!state || optimizer_save(&s->shard, state, &s->parts[1], &s->count[1], &s->why));
     free(weights);
     free(state);
 }
 static void publish_step(Saver *s) {
-    char *run = text_format("%s/run.json", s->temporary), *final = step_path(s->folder, s->what.step), *weights = top_weights(final);
+    char *run = text_format("%s/run.json", s->temporary), *final = step_path(s->folder, s->what.step),
+        *weights = top_weights(final);
     int published = 0;
     int ok = save_run(run, &s->what, s->sums, &s->why) && folder_sync(s->temporary, &s->why)
           && publish_folder(s->folder, s->what.step, s->temporary, &published, &s->why);
@@ -135,7 +142,8 @@ static void publish_step(Saver *s) {
     s->saved = ok ? SAVED_ALL : published ? SAVED_STATE : SAVED_NOTHING;
     free(run); free(final); free(weights);
 }
-/* The folder's other files do not change during a run, so replacing the weights is the only step that must be atomic. */
+/* The folder's other files do not change during a run, so replacing the weights is the only step
+ * that must be atomic. */
 static void publish_best(Saver *s) {
     char *best = text_format("%s/best", s->folder), *final = top_weights(best);
     const int ok = hf_save_small(best, s->shard.model, s->what.tokenizer, s->what.origin, &s->why)
@@ -145,7 +153,7 @@ static void publish_best(Saver *s) {
     free(final);
 }
 
-/* ---- threads ------------------------------------------------------------------------------------------------------ */
+/* ---- threads --------------------------------------------------------------------------------- */
 
 static void run_work(Saver *s) {
     s->work(s);
@@ -177,7 +185,7 @@ int saver_busy(Saver *s) {
     return s->phase != IDLE && !atomic_load(&s->done);
 }
 
-/* ---- what ranks agree on ---------------------------------------------------------------------------------------- */
+/* ---- what ranks agree on --------------------------------------------------------------------- */
 
 /* Could all? If not, s->why says on all ranks what the first that could not says. */
 static int agree(Saver *s, int ok) {
@@ -205,9 +213,11 @@ static int collect_sums(Saver *s) {
         if (s->group) s->group->exchange(s->group, all, mine, most * sizeof *mine);
         else memcpy(all, mine, most * sizeof *mine);
         for (size_t i = 0; i < ranks * most; i++) if (all[i].sum.bytes) all[n++] = all[i];
-        char *path = s->is_best ? text_format("%s", s->temporary) : text_format("%s/%s", s->temporary, checkpoint_files[f]);
+        char *path = s->is_best ? text_format("%s", s->temporary)
+                                : text_format("%s/%s", s->temporary, checkpoint_files[f]);
         struct stat there;
-        if (ok && s->shard.leads && (!file_sum(all, n, &s->sums[f]) || stat(path, &there) || (uint64_t)there.st_size != s->sums[f].bytes))
+        if (ok && s->shard.leads
+            && (!file_sum(all, n, &s->sums[f]) || stat(path, &there) || (uint64_t)there.st_size != s->sums[f].bytes))
             ok = error_set(&s->why, "%s: the parts that the ranks have written do not make up the file", path);
         free(path);
         free(all);
@@ -215,7 +225,7 @@ static int collect_sums(Saver *s) {
     return agree(s, ok);
 }
 
-/* ---- the save as a whole ----------------------------------------------------------------------------------------- */
+/* ---- the save as a whole --------------------------------------------------------------------- */
 
 Saver *saver_open(const Model *m, const Optimizer *o) {
     Saver *s = mem_alloc(sizeof *s);
@@ -224,7 +234,9 @@ Saver *saver_open(const Model *m, const Optimizer *o) {
     return s;
 }
 size_t saver_copy_bytes(const Saver *s) { return s->shard.bytes; }
-void   saver_make_buffer(Saver *s) { s->buffer = host_buffer_open(s->shard.model->dev, s->shard.model->params, s->shard.bytes); }
+void   saver_make_buffer(Saver *s) {
+    s->buffer = host_buffer_open(s->shard.model->dev, s->shard.model->params, s->shard.bytes);
+}
 BufferState saver_use_buffer(Saver *s, int waits) {
     if (!s->buffer || s->shard.copy) return s->buffer ? BUFFER_READY : BUFFER_NONE;
     BufferState state = host_buffer_state(s->buffer, waits);
@@ -263,18 +275,22 @@ static int prepare(Saver *s) {
     const size_t state = s->is_best ? 0 : optimizer_bytes(m, s->shard.optimizer);
     char *in = text_format("%s/%s", s->folder, s->is_best ? "best" : "state");
     discard(s);
-    const int ok = folder_make(in, &s->why) && has_space(s->folder, m->manifest.learnable * (m->dev->floatX_size + state), &s->why)
+    const int ok = folder_make(in, &s->why)
+        && has_space(s->folder, m->manifest.learnable * (m->dev->floatX_size + state), &s->why)
                 && (s->is_best || folder_make(s->temporary, &s->why));
     free(in);
     return ok;
 }
-/* The best weights are tried twice: later steps do not change the copy, and without one they wait. */
+/* The best weights are tried twice: later steps do not change the copy, and without one they
+ * wait. */
 static int prepare_again(Saver *s) {
     if (!s->is_best || s->again++) return 0;
-    if (s->shard.leads) warn("the best weights, of step %lld, were not saved: %s; trying again", (long long)s->what.step, s->why.text);
+    if (s->shard.leads)
+        warn("the best weights, of step %lld, were not saved: %s; trying again", (long long)s->what.step, s->why.text);
     return agree(s, !s->shard.leads || prepare(s));
 }
-/* The temporary name has the number of rank 0's process: a process of an earlier run that still writes does not find the new one. */
+/* The temporary name has the number of rank 0's process: a process of an earlier run that still
+ * writes does not find the new one. */
 static int begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, Error *e) {
     long process = (long)getpid();
     if (s->group) group_broadcast(s->group, &process, sizeof process);
@@ -344,7 +360,8 @@ Saved checkpoint_save(const char *folder, const Snapshot *what, Keep keep, Error
     saver_close(s);
     return saved;
 }
-int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
+int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer,
+                         const HfOrigin *origin, Error *e) {
     const Snapshot what = { .model = m, .tokenizer = tokenizer, .origin = origin, .step = step };
     Saver *s = saver_open(m, NULL);
     s->is_best = 1;
@@ -352,7 +369,8 @@ int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const
     saver_close(s);
     return saved == SAVED_ALL;
 }
-int checkpoint_link_best(const char *folder, int64_t step, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
+int checkpoint_link_best(const char *folder, int64_t step, const Model *m, const Tokenizer *tokenizer,
+                         const HfOrigin *origin, Error *e) {
     char *state = step_path(folder, step), *weights = top_weights(state), *best = text_format("%s/best", folder);
     const int ok = publish(weights, best, m, tokenizer, origin, e);
     free(state); free(weights); free(best);

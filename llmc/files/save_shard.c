@@ -6,20 +6,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GAP = 256 };                     /* bytes between tensors that are copied along, so that a copy is a few large pieces */
+enum { GAP = 256 };             /* bytes between tensors that are copied along, so that a copy is a few large pieces */
 
-Dtype save_shard_type(const SaveShard *s, int array) { return array == SHARD_WEIGHTS ? FLOATX : optimizer_type(s->optimizer, array); }
-size_t save_shard_element(const SaveShard *s, int array) { return dtype_size(s->model->dev, save_shard_type(s, array)); }
+Dtype save_shard_type(const SaveShard *s, int array) {
+    return array == SHARD_WEIGHTS ? FLOATX : optimizer_type(s->optimizer, array);
+}
+size_t save_shard_element(const SaveShard *s, int array) {
+    return dtype_size(s->model->dev, save_shard_type(s, array));
+}
 int save_shard_has(const SaveShard *s, int array, int tensor) {
     return array == SHARD_WEIGHTS || (s->optimizer && optimizer_has(s->optimizer, s->model, array, tensor));
 }
 static const char *array_of(const SaveShard *s, int array) {
     return array == SHARD_WEIGHTS ? (const char *)s->model->params : optimizer_part(s->optimizer, array);
 }
-static size_t bias_bytes(const SaveShard *s) { return s->leads ? router_offset(s->model, s->model->routers) * s->model->dev->real_size : 0; }
+static size_t bias_bytes(const SaveShard *s) {
+    return s->leads ? router_offset(s->model, s->model->routers) * s->model->dev->real_size : 0;
+}
 
-/* A rank that has all of a tensor writes only its piece of it, as if it were sharded. Ranks of different nodes that have the same piece
- * write parts of it. */
+/* A rank that has all of a tensor writes only its piece of it, as if it were sharded. Ranks of
+ * different nodes that have the same piece write parts of it. */
 static Segment written(const Model *m, int tensor) {
     const Parallel *p = m->dp.parallel;
     Segment s = manifest_segment(&m->manifest, tensor, m->dp.shards, p ? parallel_shard(p) : 0);
@@ -76,7 +82,7 @@ void save_shard_close(SaveShard *s) {
 void save_shard_copy(SaveShard *s, int weights_only) {
     const Device *dev = s->model->dev;
     for (int a = weights_only ? SHARD_WEIGHTS : 0; a < SHARD_ARRAYS; a++) {
-        size_t from = 0, to = 0, bytes = 0;                 /* of parts that follow each other: in the array, in the copy */
+        size_t from = 0, to = 0, bytes = 0;             /* of parts that follow each other: in the array, in the copy */
         for (int i = 0; i <= s->model->manifest.count; i++) {
             const SaveShardPart *p = i < s->model->manifest.count ? &s->parts[a][i] : NULL;
             if (p && !p->own) continue;
@@ -133,7 +139,8 @@ const void *save_shard_read(const SaveShard *s, int array, int tensor, size_t fi
             const void *own = save_shard_read(s, array, tensor, first, end - first, buffer);
             if (own != buffer) memcpy(buffer, own, (end - first) * element);
         }
-        memcpy((char *)buffer + (from - first) * element, s->borrowed + p->borrowed + (from - end) * element, (first + n - from) * element);
+        memcpy((char *)buffer + (from - first) * element, s->borrowed + p->borrowed + (from - end) * element,
+               (first + n - from) * element);
         return buffer;
     }
     if (s->copied) return s->copy + p->at + (first - p->first) * element;

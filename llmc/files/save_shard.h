@@ -1,7 +1,9 @@
-/* save_shard.h: what one rank writes of a model and its optimizer's state. Every rank has a shard of every tensor, whatever is sharded: its
- * piece of the range (tensor.h). It is read from the device, or from a copy in the host's memory, which is made at once; then training
- * goes on while files are written. No rank needs what others have, but of sharded experts that files have in another order (transposed):
- * of those that are cut, the rank that has the beginning borrows the rest. */
+/* save_shard.h: what one rank writes of a model and its optimizer's state. Every rank has a shard
+ * of every tensor, whatever is sharded: its piece of the range (tensor.h). It is read from the
+ * device, or from a copy in the host's memory, which is made at once; then training goes on while
+ * files are written. No rank needs what others have, but of sharded experts that files have in
+ * another order (transposed): of those that are cut, the rank that has the beginning borrows the
+ * rest. */
 #ifndef SAVE_SHARD_H
 #define SAVE_SHARD_H
 #include "llmc/model/optim.h"
@@ -18,26 +20,29 @@ typedef struct {
 typedef struct {
     const Model     *model;
     const Optimizer *optimizer;         /* NULL: weights only */
-    int              leads;             /* 1: rank 0, which also writes what all ranks have: heads of files, the routers' biases */
+    int              leads;  /* 1: rank 0, which also writes what all ranks have: heads of files, the routers' biases */
     SaveShardPart       *parts[SHARD_ARRAYS];  /* (tensors) */
     size_t           bytes;             /* of a copy */
     size_t           bias_at;
     size_t           borrowed_bytes;
     char            *borrowed;          /* in the host's memory, while something is saved */
-    char            *copy;              /* memory of the host for s->bytes, which the device reaches directly; NULL: there is none */
+    char            *copy;              /* memory of the host for s->bytes, which the device reaches
+                                         * directly; NULL: there is none */
     int              copied;            /* 1: it has what is to be saved */
 } SaveShard;
 
 void save_shard_open(SaveShard *s, const Model *m, const Optimizer *o);  /* of a planned model and optimizer */
 void save_shard_close(SaveShard *s);
 
-/* Gets from other ranks what is borrowed, as it is now: called by all ranks. Starts the copy of what the device has now; Device.copied
- * tells when it is complete; weights_only: without the optimizer's state. drop: from now on the device is read, and nothing is borrowed. */
+/* Gets from other ranks what is borrowed, as it is now: called by all ranks. Starts the copy of
+ * what the device has now; Device.copied tells when it is complete; weights_only: without the
+ * optimizer's state. drop: from now on the device is read, and nothing is borrowed. */
 void save_shard_borrow(SaveShard *s);
 void save_shard_copy(SaveShard *s, int weights_only);
 void save_shard_drop(SaveShard *s);
 
-/* n elements of this rank's part of a tensor, from its element `first` on (of the tensor): where they are on the host, or in `buffer`. */
+/* n elements of this rank's part of a tensor, from its element `first` on (of the tensor): where
+ * they are on the host, or in `buffer`. */
 const void *save_shard_read(const SaveShard *s, int array, int tensor, size_t first, size_t n, void *buffer);
 const void *save_shard_bias(const SaveShard *s, void *buffer);  /* the routers' biases, (routers, E) */
 Dtype  save_shard_type(const SaveShard *s, int array);

@@ -1,4 +1,5 @@
-/* batch.c: what goes into a model and what comes out of it: batches, micro-batches and their phase, results. */
+/* batch.c: what goes into a model and what comes out of it: batches, micro-batches and their phase,
+ * results. */
 #include "batch.h"
 #include "gradients.h"
 #include "routers.h"
@@ -41,7 +42,8 @@ void model_pack(Model *m, const int *position) {
 }
 void model_scale_loss(Model *m, double scale) { m->dev->reals_from_double(m->batch.loss_scale, &scale, 1); }
 
-void model_send(Model *m, const int *tokens, const int *targets, const int *positions, const uint64_t *keys, int B, int T) {
+void model_send(Model *m, const int *tokens, const int *targets, const int *positions, const uint64_t *keys,
+                int B, int T) {
     Batch *b = &m->batch;
     set_shape(m, B, T);
     const size_t all = (size_t)b->micro_batches * (size_t)b->N;
@@ -57,9 +59,11 @@ void model_send(Model *m, const int *tokens, const int *targets, const int *posi
 
 void model_set_phase(Model *m, Phase phase) {
     m->batch.phase = phase;
-    for (int i = 0; i < m->manifest.range_count && phase & PHASE_FIRST && m->dp.level < 2; i++) model_clear_gradients(m, i);
+    for (int i = 0; i < m->manifest.range_count && phase & PHASE_FIRST && m->dp.level < 2; i++)
+        model_clear_gradients(m, i);
 }
-/* If ordered, or with sharded gradients, those of each micro-batch are computed by themselves and then added to sums. */
+/* If ordered, or with sharded gradients, those of each micro-batch are computed by themselves and
+ * then added to sums. */
 void model_begin_micro(Model *m, int micro) {
     Batch *b = &m->batch;
     const size_t N = (size_t)b->N, first = (size_t)micro * N;
@@ -68,11 +72,14 @@ void model_begin_micro(Model *m, int micro) {
     if (b->packed) m->dev->copy(b->position, b->step_positions + first, N * sizeof *b->position);
     if (b->packed && m->config.window) m->dev->copy(b->reach, b->step_reaches + first, N * sizeof *b->reach);
     m->dev->copy(b->key, b->step_keys + micro, sizeof *b->key);
-    if (micro == 0 && m->dp.ranks > 1) m->dev->zero(m->results.step_losses, (size_t)b->all_micro_batches * m->dev->real_size);
+    if (micro == 0 && m->dp.ranks > 1)
+        m->dev->zero(m->results.step_losses, (size_t)b->all_micro_batches * m->dev->real_size);
     const int shards = m->dp.level >= 2, apart = m->dp.ordered || shards;
     if (micro == 0 && apart)
-        m->dev->zero(shards ? m->grads : m->dp.sums, m->manifest.total / (size_t)(shards ? m->dp.shards : 1) * m->dev->real_size);
-    model_set_phase(m, (Phase)((micro == 0 || apart ? PHASE_FIRST : 0) | (micro == b->micro_batches - 1 ? PHASE_LAST : 0)));
+        m->dev->zero(shards ? m->grads : m->dp.sums,
+                     m->manifest.total / (size_t)(shards ? m->dp.shards : 1) * m->dev->real_size);
+    model_set_phase(m, (Phase)((micro == 0 || apart ? PHASE_FIRST : 0)
+                               | (micro == b->micro_batches - 1 ? PHASE_LAST : 0)));
 }
 void model_end_micro(Model *m, int micro) {
     const int index = micro * m->dp.ranks + (m->dp.parallel ? m->dp.parallel->rank : 0);
@@ -80,7 +87,8 @@ void model_end_micro(Model *m, int micro) {
 }
 
 StepResults model_results(const Model *m) {
-    const size_t Re = m->dev->real_size, before_load = (size_t)((char *)m->results.load - m->results.base), reals = before_load / Re;
+    const size_t Re = m->dev->real_size, before_load = (size_t)((char *)m->results.load - m->results.base),
+        reals = before_load / Re;
     const size_t load = router_offset(m, m->routers) * sizeof(int);
     char *host = mem_alloc(before_load + load);
     StepResults r = { .step_losses = mem_alloc(reals * sizeof *r.step_losses), .load = mem_alloc(load) };
@@ -98,8 +106,8 @@ void results_free(StepResults *r) {
     free(r->load);
 }
 uint64_t model_state(const Model *m) {
-    const double all[] = { m->batch.B, m->batch.T, m->forced, m->rounds, m->fp8, m->used_vocab, m->batch.phase, m->batch.packed,
-                           (double)m->dropout, (double)m->balance_coef, (double)m->z_coef };
+    const double all[] = { m->batch.B, m->batch.T, m->forced, m->rounds, m->fp8, m->used_vocab, m->batch.phase,
+                           m->batch.packed, (double)m->dropout, (double)m->balance_coef, (double)m->z_coef };
     return hash_bytes(0, all, sizeof all);
 }
 void model_clear_activations(Model *m) {

@@ -94,7 +94,8 @@ static uint64_t choices(const Probe *b) {
             const Plan *p = &both[i]->plan;
             const size_t begin = (size_t)p->E + 1;
             if (!both[i]->expert) continue;
-            int *rows = mem_alloc((begin + (size_t)p->S) * sizeof *rows);      /* where experts' rows begin, and whose they are */
+            /* where experts' rows begin, and whose they are */
+            int *rows = mem_alloc((begin + (size_t)p->S) * sizeof *rows);
             m->dev->download(rows, p->start, begin * sizeof *rows);
             m->dev->download(rows + begin, p->token_of_row, (size_t)rows[p->E] * sizeof *rows);
             h = hash_bytes(h, rows, (begin + (size_t)rows[p->E]) * sizeof *rows);
@@ -111,8 +112,8 @@ static double loss_at(Probe *b, size_t j, double w, uint64_t expected, int *rero
     *rerouted |= choices(b) != expected;
     return l;
 }
-/* Fourth-order central difference: (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h, with an error of order h^4. 0: between these points a
- * token changes its experts. */
+/* Fourth-order central difference: (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h, with an error of
+ * order h^4. 0: between these points a token changes its experts. */
 static int difference(Probe *b, size_t j, double h, uint64_t expected, double *slope) {
     const double w = b->weights[j];
     int rerouted = 0;
@@ -122,9 +123,10 @@ static int difference(Probe *b, size_t j, double h, uint64_t expected, double *s
     b->m.dev->from_double(float_at(&b->m, b->m.params, j), &w, 1);
     return !rerouted;
 }
-/* The error of gradient element j, relative to the larger of itself and rms; -1: tokens change their experts too near. Where they do, or
- * the error is above the bound because a second derivative jumps nearby (relu^2: an error of order h), a smaller h is tried, at the cost
- * of digits. A wrong gradient is wrong at every h. */
+/* The error of gradient element j, relative to the larger of itself and rms; -1: tokens change
+ * their experts too near. Where they do, or the error is above the bound because a second
+ * derivative jumps nearby (relu^2: an error of order h), a smaller h is tried, at the cost of
+ * digits. A wrong gradient is wrong at every h. */
 static double element_error(Probe *b, size_t j, double rms, double bound, uint64_t expected) {
     const double own = b->grads[j], size = fabs(own) > rms ? fabs(own) : rms;
     double least = -1;
@@ -170,8 +172,8 @@ int check_gradients(const Check *c, double bound, FILE *report, int all, double 
     return failures;
 }
 
-/* The gradients of one batch on both devices, with the weights as dev rounds them. 0: they send some token to different experts; -1: no
- * memory. */
+/* The gradients of one batch on both devices, with the weights as dev rounds them. 0: they send
+ * some token to different experts; -1: no memory. */
 static int in_step(Probe *a, Probe *b, const Check *c, const Device *dev, const Device *twin) {
     if (!probe_open(a, c, dev)) return -1;
     if (!probe_open(b, c, twin)) { probe_close(a); return -1; }

@@ -1,4 +1,5 @@
-/* check.h: is the backward pass the derivative of the forward pass? On any configuration, the user's included. */
+/* check.h: is the backward pass the derivative of the forward pass? On any configuration, the
+ * user's included. */
 #ifndef CHECK_H
 #define CHECK_H
 #include <stdio.h>
@@ -12,17 +13,19 @@ typedef struct {
     uint64_t seed;
 } Check;
 
-/* Finite differences in f64: for each tensor, `samples` elements, the loss at four points around the element's value, and nearer ones
- * if the error exceeds `bound` (relu^2 has a second derivative that jumps). An element near which a token changes its experts is
- * skipped, because the loss has a step there. Prints a line per tensor (without `all` only the bad ones). Returns how many tensors
- * exceed `bound`, -1 if there is no memory; *worst: the largest error, relative to the larger of the element's gradient and the
- * tensor's root mean square. */
+/* Finite differences in f64: for each tensor, `samples` elements, the loss at four points around
+ * the element's value, and nearer ones if the error exceeds `bound` (relu^2 has a second derivative
+ * that jumps). An element near which a token changes its experts is skipped, because the loss has a
+ * step there. Prints a line per tensor (without `all` only the bad ones). Returns how many tensors
+ * exceed `bound`, -1 if there is no memory; *worst: the largest error, relative to the larger of
+ * the element's gradient and the tensor's root mean square. */
 int check_gradients(const Check *c, double bound, FILE *report, int all, double *worst);
 
-/* The same batch on two devices: the norm-wise relative difference of every tensor's gradient. Both have the weights as dev rounds
- * them: else a norm of a short row magnifies that rounding a hundred times. Where rounding sends one token to another expert the
- * gradients differ by percents and both are right, so this tries up to 20 seeds for a batch that both devices route identically.
- * Returns as above. */
+/* The same batch on two devices: the norm-wise relative difference of every tensor's gradient. Both
+ * have the weights as dev rounds them: else a norm of a short row magnifies that rounding a hundred
+ * times. Where rounding sends one token to another expert the gradients differ by percents and both
+ * are right, so this tries up to 20 seeds for a batch that both devices route identically. Returns
+ * as above. */
 int check_devices(const Check *c, const Device *dev, const Device *twin, double bound, FILE *report, int all,
                   double *worst);
 #endif

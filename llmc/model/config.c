@@ -5,28 +5,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const scores_names[] = { "topk-softmax", "softmax-topk", "softmax-renorm", "sigmoid", "sigmoid-each" };
+static const char *const scores_names[] = { "topk-softmax", "softmax-topk", "softmax-renorm", "sigmoid",
+                                            "sigmoid-each" };
 const char *scores_name(Scores s) { return scores_names[s]; }
 int scores_by_name(const char *name, Scores *s) {
     for (int i = 0; i <= SIGMOID_EACH; i++) if (!strcmp(name, scores_names[i])) return *s = i, 1;
     return 0;
 }
 
-/* ---- descriptor ---------------------------------------------------------------------------------------- */
+/* ---- descriptor ------------------------------------------------------------------------------ */
 
-/* In the order in which config_descriptor prints them. Those from s on may be 0, which is printed where it is not the default. */
+/* In the order in which config_descriptor prints them. Those from s on may be 0, which is printed
+ * where it is not the default. */
 static const char letters[] = "chdqaxekfsnzuvliyw";
 static int may_be_zero(char letter) { return strchr(letters, letter) >= strchr(letters, 's'); }
 static const struct { const char *what, *otherwise; } fields[] = {      /* in the order of the letters */
     { "channels, the width of the residual stream",                  "128 with 4 layers, else 64 per layer" },
-    { "query heads of a token, in all",                              "4 below 128 channels or with 4 layers, else one per 64 channels" },
+    { "query heads of a token, in all",
+      "4 below 128 channels or with 4 layers, else one per 64 channels" },
     { "size of a head",                                              "channels / heads" },
-    { "kv heads (= heads of an attention expert)",                   "as many as heads; with attention experts heads / x" },
+    { "kv heads (= heads of an attention expert)",               "as many as heads; with attention experts heads / x" },
     { "attention experts; 1: plain attention",                       "1" },
     { "attention experts per token",                                 "2" },
     { "experts of the MLP; 1: a dense MLP",                          "m, u: 8; d: 1" },
     { "experts per token",                                           "2" },
-    { "width of an expert, or of the dense MLP",                     "128 channels: 128 (d: 256), else channels * 4/3 (d: 8/3)" },
+    { "width of an expert, or of the dense MLP",
+      "128 channels: 128 (d: 256), else channels * 4/3 (d: 8/3)" },
     { "shared experts, which every token has",                       "0" },
     { "norm of queries and keys: 1 of each head, 2 of all together", "1; 0: none" },
     { "matrices that start at zero: 1 outputs of layers, 2 head, too", "0: none" },
@@ -40,13 +44,18 @@ static const struct { const char *what, *otherwise; } fields[] = {      /* in th
 _Static_assert(sizeof fields / sizeof *fields == sizeof letters - 1, "a row for each letter");
 
 void config_explain(Text *out) {
-    text_add_string(out, "A model is described in one word: kind, layers, and fields after a colon: m12:c768e64k8f256a8x2\n\n"
+    text_add_string(out,
+        "A model is described in one word: kind, layers, and fields after a colon: m12:c768e64k8f256a8x2\n\n"
         "  m12   a mixture of experts with 12 layers;   d12   dense;   u6   one block that is used 6 times\n\n"
         "  field  what it is                                                        if it is not given\n");
-    for (size_t i = 0; letters[i]; i++) text_add(out, "  %c      %-66s%s\n", letters[i], fields[i].what, fields[i].otherwise);
-    text_add_string(out, "\nThe start-up table shows what a word stands for, with all its fields, and what it takes: ./train_moe -x 0 -e m12:e64k8f256\n"
-        "Saved as a family that Transformers knows if there is one: m4 Qwen3-MoE, m4:n0 Mixtral, m4:n2 OLMoE, d4 Qwen3, d4:n0 Llama,\n"
-        "m4:a8n0 JetMoE (docs/families.md). A folder with a model of these or other families can stand here, too: it is trained further.\n");
+    for (size_t i = 0; letters[i]; i++)
+        text_add(out, "  %c      %-66s%s\n", letters[i], fields[i].what, fields[i].otherwise);
+    text_add_string(out, "\nThe start-up table shows what a word stands for, with all its fields, and what it takes: "
+        "./train_moe -x 0 -e m12:e64k8f256\n"
+        "Saved as a family that Transformers knows if there is one: m4 Qwen3-MoE, m4:n0 Mixtral, m4:n2 OLMoE, d4 "
+        "Qwen3, d4:n0 Llama,\n"
+        "m4:a8n0 JetMoE (docs/families.md). A folder with a model of these or other families can stand here, too: it "
+        "is trained further.\n");
 }
 
 static int divides(int a, int b) { return a > 0 && b % a == 0; }
@@ -62,7 +71,8 @@ static int parse_fields(const char *text, const char *at, int value[26], Error *
         const char letter = *at++, *digits = at;
         if (letter == 'b') return error_set(e, "model %s: field b: " WITHOUT_ALWAYS, text);
         if (!strchr(letters, letter))
-            return error_set(e, "model %s: no field %c; there are %s. ./train_moe --help model explains them", text, letter, letters);
+            return error_set(e, "model %s: no field %c; there are %s. ./train_moe --help model explains them", text,
+                             letter, letters);
         char *end;
         const long v = strtol(digits, &end, 10);
         if (end == digits || *digits == '-' || *digits == '+' || v < 0 || v > SIZE_LIMIT)
@@ -87,7 +97,8 @@ static int choose_heads(Config *c, const char *text, const int value[26], int sm
         c->query_heads = active;
         c->kv_heads = FIELD('q', heads / active);
         if (c->kv_heads * active != heads)
-            return error_set(e, "model %s: h = x * q query heads are needed, but %d is not %d * %d", text, heads, active, c->kv_heads);
+            return error_set(e, "model %s: h = x * q query heads are needed, but %d is not %d * %d", text, heads,
+                             active, c->kv_heads);
         return 1;
     }
     c->kv_heads = FIELD('q', heads);
@@ -102,8 +113,8 @@ int config_parse(Config *c, const char *text, Error *e) {
     int value[26];
     char *end;
     if (!strchr("mdu", kind) || !kind || text[1] < '0' || text[1] > '9')
-        return error_set(e, "model %s: there is no such folder, and a descriptor is m (mixture), d (dense) or u (one shared block), a "
-                            "number of layers, and fields: m12:e64k8f256", text);
+        return error_set(e, "model %s: there is no such folder, and a descriptor is m (mixture), d (dense) or u (one "
+                            "shared block), a number of layers, and fields: m12:e64k8f256", text);
     const long layers = strtol(text + 1, &end, 10);
     if (layers < 1 || layers > LAYERS_MAX) return error_set(e, "model %s: 1 to %d layers", text, LAYERS_MAX);
     if (*end == ':' && end[1]) end++;
@@ -142,8 +153,10 @@ int config_upcycle(Config *c, const char *given, Error *e) {
     if (!parse_fields(given, given, value, &why)) return error_set(e, "-up %.900s", why.text + strlen("model "));
     for (const char *l = letters; *l; l++)
         if (GIVEN(*l) && !strchr("ekf", *l))
-            return error_set(e, "-up %s: experts are copies of the MLP, so only e, k and f can be given, not %c", given, *l);
-    if (c->experts > 1) return error_set(e, "-up %s: this model has experts already, %d of them; only a dense one can become a mixture", given, c->experts);
+            return error_set(e, "-up %s: experts are copies of the MLP, so only e, k and f can be given, not %c", given,
+                             *l);
+    if (c->experts > 1) return error_set(e, "-up %s: this model has experts already, %d of them; only a dense one can "
+                                         "become a mixture", given, c->experts);
     if (FIELD('f', c->width) != c->width)
         return error_set(e, "-up %s: experts are copies of the MLP, whose width is %d", given, c->width);
     c->experts = FIELD('e', 8);
@@ -167,29 +180,38 @@ void config_descriptor(const Config *c, char text[128]) {
               : *l == 'f' ? c->width : *l == 's' ? (c->shared_width + c->width - 1) / c->width
               : *l == 'n' ? (int)c->qk_norm : *l == 'z' ? c->zero_output
               : *l == 'u' ? !c->tied : *l == 'v' ? c->value_embeddings : *l == 'l' ? (int)c->logit_cap
-              : *l == 'i' ? hundredths(c->init_fan) : *l == 'y' ? hundredths(c->init_embed) : hundredths(c->route_scale);
+              : *l == 'i' ? hundredths(c->init_fan) : *l == 'y' ? hundredths(c->init_embed)
+                          : hundredths(c->route_scale);
         if (!v && may_be_zero(*l) && *l != 'n') continue;
         n += snprintf(text + n, 128 - (size_t)n, "%c%d", *l, v);
     }
 }
 
 static int within_limits(const Config *c, Error *e) {
-    const int sizes[] = { c->channels, c->vocab, c->context, c->attention_experts, c->kv_heads, c->query_heads, c->head_size, c->experts,
-                          c->width, c->shared_width, c->dense_width, c->value_embeddings, c->kv_rank, c->query_rank, c->value_size };
-    const double most = 2147483647, C = c->channels, row = 2.0 * c->width * c->experts + 2.0 * c->shared_width + 2.0 * c->dense_width;
+    const int sizes[] = { c->channels, c->vocab, c->context, c->attention_experts, c->kv_heads, c->query_heads,
+                          c->head_size, c->experts, c->width, c->shared_width, c->dense_width, c->value_embeddings,
+                          c->kv_rank, c->query_rank, c->value_size };
+    const double most = 2147483647, C = c->channels,
+        row = 2.0 * c->width * c->experts + 2.0 * c->shared_width + 2.0 * c->dense_width;
     const double experts = c->attention_experts, vocab = c->vocab ? c->vocab : 1;
-    const double one = (double)c->kv_heads * c->head_size, heads = one * (experts > 1 && experts > c->query_heads ? experts : c->query_heads);
+    const double one = (double)c->kv_heads * c->head_size,
+        heads = one * (experts > 1 && experts > c->query_heads ? experts : c->query_heads);
     if (c->layers > LAYERS_MAX) return error_set(e, "%d layers; at most %d", c->layers, LAYERS_MAX);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i] > SIZE_LIMIT) return error_set(e, "a size of %d; at most %d", sizes[i], SIZE_LIMIT);
-    const double scales[] = { c->init_std, c->init_fan, c->init_embed, c->logit_cap, c->route_scale, c->attention_scale, c->embed_scale,
-                              c->residual_scale, c->logit_divisor, c->final_eps, c->norm_eps, c->rope.scores };
+    const double scales[] = { c->init_std, c->init_fan, c->init_embed, c->logit_cap, c->route_scale, c->attention_scale,
+                              c->embed_scale, c->residual_scale, c->logit_divisor, c->final_eps, c->norm_eps,
+                              c->rope.scores };
     for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
         if (!(scales[i] >= 0 && scales[i] <= 1e6))
-            return error_set(e, "an epsilon, initializer_range, cap, scale or multiplier of %g; it is 0 to 1e6", scales[i]);
-    if (!(c->rope_theta > 0 && c->rope_theta < 1e30)) return error_set(e, "rotary positions to the base %g are impossible", c->rope_theta);
-    const double latents = (double)c->kv_rank + c->query_rank + c->rotated, values = c->value_embeddings ? vocab * one : 0;
-    const double layer = C * (1.5 * row + 2 * heads + 2 * one + c->experts + experts + latents) + values + latents * 3 * heads;
+            return error_set(e, "an epsilon, initializer_range, cap, scale or multiplier of %g; it is 0 to 1e6",
+                             scales[i]);
+    if (!(c->rope_theta > 0 && c->rope_theta < 1e30))
+        return error_set(e, "rotary positions to the base %g are impossible", c->rope_theta);
+    const double latents = (double)c->kv_rank + c->query_rank + c->rotated,
+        values = c->value_embeddings ? vocab * one : 0;
+    const double layer = C * (1.5 * row + 2 * heads + 2 * one + c->experts + experts + latents) + values
+        + latents * 3 * heads;
     if (C * vocab > 1e12 || row > most || heads > most || 2 * one > most || latents > most || layer * c->layers > 1e15)
         return error_set(e, "these sizes are beyond what one tensor can hold");
     return 1;
@@ -198,12 +220,15 @@ static int within_limits(const Config *c, Error *e) {
 static int latents_fit(const Config *c, Error *e) {
     if (!c->kv_rank && !c->query_rank && !c->value_size) return 1;
     if (c->kv_rank < 1 || c->query_rank < 0) return error_set(e, "latent attention has a latent of keys and values");
-    if (c->attention_experts > 1 || c->query_heads > 1 || c->qk_norm || c->attention_bias || c->sinks || c->value_embeddings || c->window)
+    if (c->attention_experts > 1 || c->query_heads > 1 || c->qk_norm || c->attention_bias || c->sinks
+        || c->value_embeddings || c->window)
         return error_set(e, "latent attention has one key for every query head, and no other ingredients");
     if (c->rotated < 2 || c->rotated >= c->head_size)
-        return error_set(e, "positions rotate %d of %d dimensions of a head, which has others beside them", c->rotated, c->head_size);
+        return error_set(e, "positions rotate %d of %d dimensions of a head, which has others beside them", c->rotated,
+                         c->head_size);
     if (c->value_size < 1 || c->value_size > c->head_size)
-        return error_set(e, "values of %d dimensions; they have at most as many as keys, %d", c->value_size, c->head_size);
+        return error_set(e, "values of %d dimensions; they have at most as many as keys, %d", c->value_size,
+                         c->head_size);
     return 1;
 }
 int config_check(const Config *c, Error *e) {
@@ -220,18 +245,21 @@ int config_check(const Config *c, Error *e) {
     if (c->route_scale > 0 && c->experts == 1)
         return error_set(e, "a scale of the routed experts' weights (w) needs routed experts (e > 1)");
     if (c->qk_norm > NORM_ALL) return error_set(e, "the norm of queries and keys (n) is 0, 1 or 2");
-    if (c->qk_norm == NORM_ALL && c->attention_experts > 1) return error_set(e, "a norm of all queries (n2) needs plain attention (a1)");
+    if (c->qk_norm == NORM_ALL && c->attention_experts > 1)
+        return error_set(e, "a norm of all queries (n2) needs plain attention (a1)");
     if (c->zero_output < 0 || c->zero_output > 2) return error_set(e, "zero output matrices (z) are 0, 1 or 2");
     if (c->value_embeddings < 0 || (c->value_embeddings && c->universal))
         return error_set(e, "value embeddings (v) need blocks with weights of their own");
     if (c->groups > 1) {
         const int width = c->experts / c->groups;
-        if (c->groups > MOST_GROUPS || c->experts % c->groups || width < 2 || c->groups_chosen < 1 || c->groups_chosen * width < c->topk)
-            return error_set(e, "%d experts cannot be %d groups, of which %d have %d experts for each token", c->experts, c->groups,
-                             c->groups_chosen, c->topk);
+        if (c->groups > MOST_GROUPS || c->experts % c->groups || width < 2 || c->groups_chosen < 1
+            || c->groups_chosen * width < c->topk)
+            return error_set(e, "%d experts cannot be %d groups, of which %d have %d experts for each token",
+                             c->experts, c->groups, c->groups_chosen, c->topk);
     }
     if ((c->kv_rank ? c->rotated : c->head_size) % 2)
-        return error_set(e, "the head size %d must be even: positions rotate pairs", c->kv_rank ? c->rotated : c->head_size);
+        return error_set(e, "the head size %d must be even: positions rotate pairs",
+                         c->kv_rank ? c->rotated : c->head_size);
     if (!latents_fit(c, e)) return 0;
     if (c->experts > 4096 || c->attention_experts > 4096) return error_set(e, "at most 4096 experts");
     if (c->shared_width && c->experts == 1)
@@ -246,7 +274,8 @@ double config_score_scale(const Config *c) {
     return (c->attention_scale > 0 ? c->attention_scale * sqrt(c->head_size) : 1) * stretched * stretched;
 }
 double config_projections(const Config *c, int output) {
-    const double C = c->channels, GD = (double)c->kv_heads * c->head_size, QGD = GD * c->query_heads, V = config_value_size(c);
+    const double C = c->channels, GD = (double)c->kv_heads * c->head_size, QGD = GD * c->query_heads,
+        V = config_value_size(c);
     if (output) return C * c->query_heads * c->kv_heads * V;
     if (!c->kv_rank) return C * (2 * GD + QGD);
     return (c->query_rank ? c->query_rank * (C + QGD) : C * QGD)
@@ -256,7 +285,7 @@ int config_has_values(const Config *c, int l) {
     return c->value_embeddings && (c->layers - 1 - l) % c->value_embeddings == 0;
 }
 
-/* ---- layers ----------------------------------------------------------------------------------------------- */
+/* ---- layers ---------------------------------------------------------------------------------- */
 
 static int has(const Layers *s, int l) { return l < MOST_LISTED && s->bits[l / 64] >> (l % 64) & 1; }
 void layers_add(Layers *s, int l) { s->bits[l / 64] |= (uint64_t)1 << (l % 64); }
@@ -273,19 +302,23 @@ int config_mixtures(const Config *c) {
     for (int l = 0; l < c->layers; l++) n += config_has_experts(c, l);
     return n;
 }
-int config_dense_width(const Config *c) { return c->experts == 1 ? c->width : config_mixtures(c) < c->layers ? c->dense_width : 0; }
+int config_dense_width(const Config *c) {
+    return c->experts == 1 ? c->width : config_mixtures(c) < c->layers ? c->dense_width : 0;
+}
 void config_pad_vocab(Config *c) {
-    const int padded = c->vocab <= 256 ? c->vocab : (c->vocab + 127) / 128 * 128;       /* 128: whole tiles of the head */
+    const int padded = c->vocab <= 256 ? c->vocab : (c->vocab + 127) / 128 * 128;   /* 128: whole tiles of the head */
     c->padding += padded - c->vocab;
     c->vocab = padded;
 }
 
-/* ---- counting ------------------------------------------------------------------------------------------ */
+/* ---- counting -------------------------------------------------------------------------------- */
 
 size_t config_active(const Config *c, size_t total) {
-    const double gate = IS_GATED(c->activation) ? 2 : 1, C = c->channels;       /* of the experts that a token does not visit: */
+    /* of the experts that a token does not visit: */
+    const double gate = IS_GATED(c->activation) ? 2 : 1, C = c->channels;
     const double bias = c->expert_bias ? gate * c->width + C : 0;
-    const double mlp = (c->experts - c->topk) * ((gate + 1) * c->width * C + bias) * (c->universal ? 1 : config_mixtures(c));
+    const double mlp = (c->experts - c->topk) * ((gate + 1) * c->width * C + bias)
+        * (c->universal ? 1 : config_mixtures(c));
     const double attention = (c->attention_experts - c->attention_topk) * 2.0 * c->kv_heads * c->head_size * C
                            * (c->universal ? 1 : c->layers);
     return total - (size_t)(mlp + attention);
@@ -293,7 +326,8 @@ size_t config_active(const Config *c, size_t total) {
 
 double config_flops(const Config *c, int T) {
     const double gate = IS_GATED(c->activation) ? 2 : 1, C = c->channels;
-    const double block = config_projections(c, 0) + config_projections(c, 1) + (c->attention_experts > 1 ? C * c->attention_experts : 0);
+    const double block = config_projections(c, 0) + config_projections(c, 1)
+        + (c->attention_experts > 1 ? C * c->attention_experts : 0);
     const double pair = (double)c->kv_heads * c->query_heads * (c->head_size + config_value_size(c)) / 2;
     const double mixture = C * ((gate + 1) * ((double)c->topk * c->width + c->shared_width) + c->experts);
     const int mixtures = config_mixtures(c), dense = c->layers - mixtures;

@@ -1,16 +1,17 @@
-/* config.h: what a model is. Made from a descriptor such as m12:e64k8f256 or from a config.json (llmc/files/config_json.h), and
- * never changed after. */
+/* config.h: what a model is. Made from a descriptor such as m12:e64k8f256 or from a config.json
+ * (llmc/files/config_json.h), and never changed after. */
 #ifndef CONFIG_H
 #define CONFIG_H
 #include "llmc/base/base.h"
 #include "llmc/base/text.h"
 #include "kernels/kernels.h"
 
-/* An RMSNorm of queries and keys before rotation: of every head, with one weight (D) for each of the
- * two; or of all heads of a token together (OLMoE). */
+/* An RMSNorm of queries and keys before rotation: of every head, with one weight (D) for each of
+ * the two; or of all heads of a token together (OLMoE). */
 typedef enum { NORM_NONE, NORM_EACH, NORM_ALL } HeadNorm;
 
-/* Passes of the experts that compute in 8 bits. FP8_WHERE_FASTER: all, if fp8.c knows that they are faster; else none. */
+/* Passes of the experts that compute in 8 bits. FP8_WHERE_FASTER: all, if fp8.c knows that they are
+ * faster; else none. */
 typedef enum { FP8_FORWARD = 1, FP8_BACKWARD = 2, FP8_ALL = 3, FP8_WHERE_FASTER = 4 } Fp8Passes;
 
 /* How positions beyond the original context are made to fit (rope.c). */
@@ -18,15 +19,18 @@ typedef enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } RopeKind;
 typedef struct {
     RopeKind kind;
     int    exact;                   /* 1: YaRN's range of pairs is not rounded to whole ones */
-    double factor, low, high;       /* low, high: rotations within the original context between which a pair is scaled in part */
+    double factor, low, high;       /* low, high: rotations within the original context between
+                                     * which a pair is scaled in part */
     double original, attention;     /* the context before; YaRN's factor of queries and of keys */
-    double scores;                  /* DeepSeek's mscale_all_dim: scores are multiplied by rope_mscale(factor, scores)^2 */
+    double scores;              /* DeepSeek's mscale_all_dim: scores are multiplied by rope_mscale(factor, scores)^2 */
 } RopeScaling;
 
-#define WITHOUT_ALWAYS "attention experts that every token has were removed from this program; the last version with them is c776785"
+#define WITHOUT_ALWAYS \
+    "attention experts that every token has were removed from this program; the last version with them is c776785"
 
 enum { MOST_LISTED = 256 };         /* layers that may differ from others */
-typedef struct { uint64_t bits[MOST_LISTED / 64]; } Layers;      /* some of the layers: bit l % 64 of bits[l / 64] is layer l */
+/* some of the layers: bit l % 64 of bits[l / 64] is layer l */
+typedef struct { uint64_t bits[MOST_LISTED / 64]; } Layers;
 
 typedef struct {
     int layers;                     /* L: blocks a token passes */
@@ -44,24 +48,24 @@ typedef struct {
     Activation activation;
     int output_bias;                /* 1: a bias (C) on the output of every mixture, as JetMoE has */
     int tied;                       /* 1: the head is the embedding */
-    int rounding, tile;             /* 1: the MLP's routing is rounded while it is trained (route_round); to multiples of what */
-    Fp8Passes fp8;                  /* whose products of the MLP's experts are in 8 bits while it is trained (fp8_fits in kernels.h) */
+    int rounding, tile;    /* 1: the MLP's routing is rounded while it is trained (route_round); to multiples of what */
+    Fp8Passes fp8;  /* whose products of the MLP's experts are in 8 bits while it is trained (fp8_fits in kernels.h) */
     double rope_theta, norm_eps, final_eps, init_std;
 
     /* Ingredients of a recipe. All of them are off at 0. */
     HeadNorm qk_norm;
-    int zero_output;                /* 1: matrices whose result is added to the residual stream begin as zeros; 2: an untied
-                                     * head too */
-    int value_embeddings;           /* n: in the last layer, and every n-th before it, an embedding of its own is added to
-                                     * the values */
+    int zero_output;                /* 1: matrices whose result is added to the residual stream
+                                     * begin as zeros; 2: an untied head too */
+    int value_embeddings;           /* n: in the last layer, and every n-th before it, an embedding
+                                     * of its own is added to the values */
     double init_fan;                /* matrices begin with standard deviation init_fan / sqrt(inputs), not init_std */
     double init_embed;              /* the embedding's standard deviation, not init_std */
     double logit_cap;               /* logits become cap tanh(logits / cap) */
     double route_scale;             /* weights of routed MLP experts are multiplied by it */
-    int choice_bias;                /* 1: routers have a bias for choosing (Router.bias) that is part of the model and of its files */
+    int choice_bias;  /* 1: routers have a bias for choosing (Router.bias) that is part of the model and of its files */
 
     /* What published families have, likewise. */
-    int family;                     /* whose files it was read from (llmc/files/families.h); 0: the first that can express it */
+    int family;             /* whose files it was read from (llmc/files/families.h); 0: the first that can express it */
     int padding;                    /* of the V rows of embedding and head, those at the end that no file has */
     int groups, groups_chosen, groups_by_best;      /* of experts, from which a token chooses (Groups); 0: none */
     int dense_width;                /* F of the layers below */
@@ -70,31 +74,34 @@ typedef struct {
     Layers windowed;
     int shared_gate;                /* 1: the shared expert's output is multiplied by sigmoid(gate x) */
     int attention_bias;             /* 1: biases of queries, keys and values; 2: and of the output */
-    int sinks;                      /* 1: every query head has a learned score of a key without a value (sink_forward) */
+    int sinks;                  /* 1: every query head has a learned score of a key without a value (sink_forward) */
     int expert_bias;                /* 1: biases of the MLP's router, and of each expert's two products */
-    int rotated;                    /* dimensions of a head that positions rotate: the first, or, of latent attention, the last; 0: all */
-    int kv_rank, query_rank;        /* latent attention (latent.c): sizes of the latents of keys and values, and of queries, which may
-                                     * have none: 0. kv_rank 0: it is none */
+    int rotated;  /* dimensions of a head that positions rotate: the first, or, of latent attention, the last; 0: all */
+    int kv_rank, query_rank;        /* latent attention (latent.c): sizes of the latents of keys and
+                                     * values, and of queries, which may have none: 0. kv_rank 0: it
+                                     * is none */
     int value_size;                 /* of a head's values, at most head_size; 0: head_size */
     int rope_pairs;                 /* 1: in files neighbouring dimensions are rotated together */
     RopeScaling rope;
-    double embed_scale, residual_scale;     /* multiply the embedding, and what a sub-layer adds to the residual stream */
+    double embed_scale, residual_scale;   /* multiply the embedding, and what a sub-layer adds to the residual stream */
     double attention_scale;         /* of the scores q k, instead of 1 / sqrt(D) */
     double logit_divisor;
 } Config;
 
-/* "m4", "d12", "u6:c256h4", "m12:e64k8f256". Letters after the colon: c channels, h query heads in all, d head size,
- * q kv heads (= heads per attention expert), a attention experts, x of them per token, e experts, k per token, f expert
- * width, s shared experts; n query and key norm (1; n0: none), z1 zero output matrices (z2: and head), u1
- * untied head, v value embeddings every v layers, l cap of logits; in hundredths: i initial scale by fan-in, y of the
- * embedding, w scale of the routed experts' weights. 0 and a message when it cannot be. vocab and context are left 0. */
+/* "m4", "d12", "u6:c256h4", "m12:e64k8f256". Letters after the colon: c channels, h query heads in
+ * all, d head size, q kv heads (= heads per attention expert), a attention experts, x of them per
+ * token, e experts, k per token, f expert width, s shared experts; n query and key norm (1; n0:
+ * none), z1 zero output matrices (z2: and head), u1 untied head, v value embeddings every v layers,
+ * l cap of logits; in hundredths: i initial scale by fan-in, y of the embedding, w scale of the
+ * routed experts' weights. 0 and a message when it cannot be. vocab and context are left 0. */
 int  config_parse(Config *c, const char *descriptor, Error *e);
 void config_explain(Text *out);                             /* descriptors, for people: a table of the fields */
-/* A dense model becomes a mixture of e experts, k a token, as wide as its MLP: "e8k2", also with f, which must be that width.
- * 0 and a message if it cannot be. */
+/* A dense model becomes a mixture of e experts, k a token, as wide as its MLP: "e8k2", also with f,
+ * which must be that width. 0 and a message if it cannot be. */
 int  config_upcycle(Config *c, const char *fields, Error *e);
 void config_descriptor(const Config *c, char text[128]);    /* the other way; complete, so parsing it gives c again */
-/* 1, or 0 with the rule that is broken. The memory plan of an accepted configuration cannot overflow. */
+/* 1, or 0 with the rule that is broken. The memory plan of an accepted configuration cannot
+ * overflow. */
 int  config_check(const Config *c, Error *e);
 enum { LAYERS_MAX = 10000, SIZE_LIMIT = 1 << 24 };                  /* SIZE_LIMIT: of every size but the layers */
 
@@ -102,18 +109,22 @@ const char *scores_name(Scores s);                                  /* in files 
 int scores_by_name(const char *name, OUT Scores *s);                /* 0 if unknown */
 
 int config_value_size(const Config *c);             /* of a head */
-double rope_mscale(double factor, double by);       /* by how much YaRN makes scores of a context that is `factor` times as long larger */
+double rope_mscale(double factor, double by);       /* by how much YaRN makes scores of a context
+                                                     * that is `factor` times as long larger */
 double config_score_scale(const Config *c);         /* scores are q k / sqrt(D) times this */
-double config_projections(const Config *c, int output);     /* weights of attention's products that a token passes: the output's, or those before */
+/* weights of attention's products that a token passes: the output's, or those before */
+double config_projections(const Config *c, int output);
 int config_has_values(const Config *c, int l);      /* does layer l have an embedding of its own? */
 void layers_add(Layers *s, int l);                  /* l < MOST_LISTED */
 int config_window(const Config *c, int l);          /* of layer l */
-double config_unseen(const Config *c, int l, int T);    /* keys before the window: twice their mean over the queries of a row of T */
+/* keys before the window: twice their mean over the queries of a row of T */
+double config_unseen(const Config *c, int l, int T);
 int config_has_experts(const Config *c, int l);     /* is the MLP of layer l a mixture? */
 int config_width(const Config *c, int l);           /* F of layer l */
 int config_dense_width(const Config *c);            /* F of layers with one MLP; 0: there are none */
 int config_mixtures(const Config *c);               /* how many layers have one */
-static inline int config_ids(const Config *c) { return c->vocab - c->padding; }     /* token ids that the model's files have rows for */
+/* token ids that the model's files have rows for */
+static inline int config_ids(const Config *c) { return c->vocab - c->padding; }
 /* Rows are added to the vocabulary up to whole tiles of the head; they are padding. */
 void config_pad_vocab(Config *c);
 

@@ -1,4 +1,5 @@
-/* decode.c: see decode.h. The model is that of pass.c; only keys and values come from a cache (attention.c, step 5). */
+/* decode.c: see decode.h. The model is that of pass.c; only keys and values come from a cache
+ * (attention.c, step 5). */
 #include "decode.h"
 #include "batch.h"
 #include "pass.h"
@@ -43,11 +44,13 @@ void decoder_reset(Decoder *d) { d->length = 0; }
 /* The model on m->batch.tokens, up to the logits after the last token of every sequence. */
 static void forward(Decoder *d) {
     Model *m = &d->model;
-    const size_t V = (size_t)m->config.vocab, C = (size_t)m->config.channels, B = (size_t)d->sequences, T = (size_t)m->batch.T;
+    const size_t V = (size_t)m->config.vocab, C = (size_t)m->config.channels, B = (size_t)d->sequences,
+        T = (size_t)m->batch.T;
     model_forward(m);
     if (T == 1) { model_next(m, d->logits); return; }
     for (size_t b = 0; b < B; b++)
-        m->dev->matmul_forward(float_at(m, d->logits, b*V), float_at(m, m->final, (b*T + T - 1) * C), m->p.head, 1, (int)C, (int)V);
+        m->dev->matmul_forward(float_at(m, d->logits, b*V), float_at(m, m->final, (b*T + T - 1) * C), m->p.head, 1,
+                               (int)C, (int)V);
     model_cap(m, d->logits, (int)B);
 }
 
@@ -95,7 +98,8 @@ void decoder_draw(Decoder *d, Sampler s, const uint64_t *key) {
 
 static void draw(Decoder *d) {
     const Model *m = &d->model;
-    m->dev->sample(m->batch.tokens, d->logits, d->keys, m->batch.position, d->sampler, d->sequences, m->config.vocab, m->used_vocab);
+    m->dev->sample(m->batch.tokens, d->logits, d->keys, m->batch.position, d->sampler, d->sequences, m->config.vocab,
+                   m->used_vocab);
 }
 void decoder_sample(Decoder *d, int *tokens) {
     draw(d);

@@ -3,14 +3,15 @@
 #include "ranges.h"
 #include <string.h>
 
-/* The block of a universal model serves every layer, so only the first to run overwrites. A rounded gradient is never a sum. */
+/* The block of a universal model serves every layer, so only the first to run overwrites. A rounded
+ * gradient is never a sum. */
 Write gradient_write(const Model *m, int l) {
     const int first = m->batch.phase & PHASE_FIRST && (l == m->config.layers - 1 || !m->config.universal);
     return m->matrix_gradients == FLOATX ? SET_ROUNDED : first ? SET : ADD;
 }
 
-/* Most matrices get their gradient from one product, which overwrites it (gradient_write). All others are sums and start at
- * zero. */
+/* Most matrices get their gradient from one product, which overwrites it (gradient_write). All
+ * others are sums and start at zero. */
 void model_clear_gradients(Model *m, int range) {
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];

@@ -16,8 +16,8 @@ int attention_to_past(Model *m, int l) {
     return 1;
 }
 
-/* One token of each of some sequences, in a model whose layers are not too wide and have nothing that these
- * operations lack. */
+/* One token of each of some sequences, in a model whose layers are not too wide and have nothing
+ * that these operations lack. */
 int layers_decode(const Model *m) {
     const Config *c = &m->config;
     const DecodeOperations *decode = m->dev->decode;

@@ -9,50 +9,53 @@
 #include "exchange.h"
 #include "tensor.h"
 
-/* ---- learnable tensors ------------------------------------------------------------------------------------
- * Their shapes; plan.c describes them. Gradients are the same structs over `void`: those of matrices may be stored as
- * floatX (Tensor.dtype). Fields that a configuration does not have stay NULL. */
-#define LAYER_TENSORS(T) \
-    T *att_norm;        /* (C) */                                                                             \
-    T *att_router;      /* (A,C)         NULL when attention is plain */                                      \
-    T *kv;              /* (2,G,D, C)    keys, then values, shared by all attention experts */                \
-    T *query;           /* (A, G*D, C)   or (Q*G*D, C) when plain */                               \
-    T *output;          /* (A, C, G*D)   or (C, Q*G*D) */                                           \
-    T *kv_down, *query_down;    /* (kv_rank + rotated, C) (query_rank, C) to the latents of latent attention, whose kv is */ \
-                        /* (G*(own + value), kv_rank) and whose query is (G*D, query_rank) or (G*D, C) */ \
-    T *query_norm, *key_norm;   /* (D)   of every head, before rotation; or (Q*G*D) (G*D) of all heads; or of latents */ \
-    T *query_bias, *kv_bias;    /* (Q*G*D) (2,G,D) */                                                         \
-    T *sink;            /* (Q*G)         scores of a key without a value, by head */                          \
-    T *value_embed;     /* (V, G*D)      added to the values of a token */                                    \
-    T *att_bias;        /* (C)           once per token, after the experts are combined, or of a plain output */ \
-    T *mlp_norm;        /* (C) */                                                                             \
-    T *router;          /* (E,C)         NULL when the MLP is dense */                                        \
-    T *up;              /* (E, 2F, C)    gate rows first; (E, F, C) for kinds without a gate; no E when dense */\
-    T *down;            /* (E, C, F) */                                                                       \
-    T *router_bias, *up_bias, *down_bias;   /* (E) (E, 2F) (E, C) */                                          \
-    T *mlp_bias;        /* (C) */                                                                             \
-    T *shared_up;       /* (2Fs, C)      the shared expert */                                                 \
-    T *shared_down;     /* (C, Fs) */                                                                         \
+/* ---- learnable tensors --------------------------------------------------------------------------
+ * Their shapes; plan.c describes them. Gradients are the same structs over `void`: those of
+ * matrices may be stored as floatX (Tensor.dtype). Fields that a configuration does not have stay
+ * NULL. */
+#define LAYER_TENSORS(T)                                                                           \
+    T *att_norm;        /* (C) */                                                                  \
+    T *att_router;      /* (A,C)        NULL when attention is plain */                            \
+    T *kv;              /* (2,G,D, C)   keys, then values, of all attention experts */             \
+    T *query;           /* (A, G*D, C)  or (Q*G*D, C) when plain */                                \
+    T *output;          /* (A, C, G*D)  or (C, Q*G*D) */                                           \
+    /* Latent attention: (kv_rank + rotated, C) (query_rank, C), to the latents. Its kv is         \
+     * (G*(own + value), kv_rank) and its query (G*D, query_rank) or (G*D, C). */                  \
+    T *kv_down, *query_down;                                                                       \
+    T *query_norm, *key_norm;   /* (D) of every head; or (Q*G*D) (G*D) of all; or of latents */    \
+    T *query_bias, *kv_bias;    /* (Q*G*D) (2,G,D) */                                              \
+    T *sink;            /* (Q*G)        scores of a key without a value, by head */                \
+    T *value_embed;     /* (V, G*D)     added to the values of a token */                          \
+    T *att_bias;        /* (C)          once per token, after experts are combined */              \
+    T *mlp_norm;        /* (C) */                                                                  \
+    T *router;          /* (E,C)        NULL when the MLP is dense */                              \
+    T *up;              /* (E, 2F, C)   gate rows first; (E, F, C) without a gate; no E when dense */\
+    T *down;            /* (E, C, F) */                                                            \
+    T *router_bias, *up_bias, *down_bias;   /* (E) (E, 2F) (E, C) */                               \
+    T *mlp_bias;        /* (C) */                                                                  \
+    T *shared_up;       /* (2Fs, C)     the shared expert */                                       \
+    T *shared_down;     /* (C, Fs) */                                                              \
     T *shared_gate;     /* (1, C) */
-#define MODEL_TENSORS(T) \
-    T *embed;           /* (V,C) */                                                                           \
-    T *final_norm;      /* (C) */                                                                             \
-    T *head;            /* (V,C)         the same memory as embed when tied */
+#define MODEL_TENSORS(T)                                                                           \
+    T *embed;           /* (V,C) */                                                                \
+    T *final_norm;      /* (C) */                                                                  \
+    T *head;            /* (V,C)        the same memory as embed when tied */
 typedef struct { LAYER_TENSORS(floatX) } LayerParams;
 typedef struct { LAYER_TENSORS(void) }   LayerGrads;
 typedef struct { MODEL_TENSORS(floatX) } ModelParams;
 typedef struct { MODEL_TENSORS(void) }   ModelGrads;
 
-/* ---- activations and scratch ------------------------------------------------------------------------------ */
+/* ---- activations and scratch ----------------------------------------------------------------- */
 
-/* One router's work on one batch: it chooses K of its E experts for every token. The weights of the chosen experts may be scaled. */
+/* One router's work on one batch: it chooses K of its E experts for every token. The weights of the
+ * chosen experts may be scaled. */
 typedef struct {
     int     E, K;
     float   scale;
     Groups  groups;                     /* of experts */
     floatX *logits;                     /* (N,E) */
     real   *lse;                        /* (N) */
-    real   *weight, *chosen_weight;     /* (S)  of the plan; before they are scaled: the same buffer where they are not */
+    real   *weight, *chosen_weight;   /* (S)  of the plan; before they are scaled: the same buffer where they are not */
     int    *expert;                     /* (S) */
     Plan    plan;
     int    *first;                      /* (N+1) plan.first where routing is rounded; NULL: it never is */
@@ -66,7 +69,8 @@ typedef struct {                        /* what a layer's forward keeps for its 
     Route   att;
     floatX *q;                          /* (N, Q*G*D) queries by slot, rotated */
     floatX *kv;                         /* (N, 2,G,D) keys rotated */
-    floatX *q_before, *k_before;        /* (N, Q*G*D) (N, G*D) before their norms, if they have any; or latents: (N, query_rank) (N, kv_rank) */
+    floatX *q_before, *k_before;        /* (N, Q*G*D) (N, G*D) before their norms, if they have any;
+                                         * or latents: (N, query_rank) (N, kv_rank) */
     real   *q_rstd, *k_rstd;            /* (N) of norms of all heads, or of latents */
     floatX *q_latent, *kv_latent;       /* (N, query_rank) (N, kv_rank) after their norms */
     floatX *mixed;  real *att_lse;      /* (N, Q*G*D) what attention returned, (N, Q*G) */
@@ -79,7 +83,8 @@ typedef struct {                        /* what a layer's forward keeps for its 
     floatX *out;                        /* (N,C) residual stream after the layer */
 } LayerActs;
 
-/* Parts of a layer that backward can recompute from what is kept, so that layers share one buffer for them; in the order of forward. */
+/* Parts of a layer that backward can recompute from what is kept, so that layers share one buffer
+ * for them; in the order of forward. */
 typedef enum {
     PART_NORMS,                         /* att_normed, mlp_normed */
     PART_HEADS,                         /* q, kv, and what they were before their norms */
@@ -88,36 +93,40 @@ typedef enum {
     PART_UP,                            /* pre, shared_pre */
     LAYER_PARTS
 } LayerPart;
-/* How many layers recompute a part, counted back from the last but one: the last layer's is still in the buffer when backward begins. */
+/* How many layers recompute a part, counted back from the last but one: the last layer's is still
+ * in the buffer when backward begins. */
 typedef struct { int layers[LAYER_PARTS]; } Recompute;
 
-typedef struct { Fp8 up, up_transposed, down, down_transposed; } ExpertCodes;       /* (E,2F,C) (E,C,2F) (E,C,F) (E,F,C) */
+typedef struct { Fp8 up, up_transposed, down, down_transposed; } ExpertCodes;   /* (E,2F,C) (E,C,2F) (E,C,F) (E,F,C) */
 
 typedef struct {                        /* used by one layer at a time */
-    floatX *branch;                     /* (N,C)   what a sub-layer adds to the residual stream; in backward, its gradient */
+    floatX *branch;             /* (N,C)   what a sub-layer adds to the residual stream; in backward, its gradient */
     floatX *rows;                       /* (S,C)   expert outputs; in backward, gradients of expert inputs */
     floatX *act, *dact;                 /* (S,F)   also attention: (N, Q*G*D) */
     floatX *dpre;                       /* (S,2F) */
     floatX *dq, *dmixed, *dkv;          /* (N, Q*G*D) (N, Q*G*D) (N, 2,G,D) */
     floatX *dlogits;  real *dweight;    /* (N,E) (S) */
     floatX *values;                     /* (N, G*D) value embeddings or normalized keys, or their gradients */
-    floatX *down;                       /* (N, kv_rank + rotated) latents of keys and values, and the part of keys that all heads share */
-    floatX *parts;                      /* (N,G, own + value) of keys and values, as shared_keys_forward has them; or their gradients */
-    floatX *turning;                    /* (N,G, rotated) what positions rotate, of all heads' queries or of the shared part of keys */
-    floatX *dlatent[2];                 /* (N, kv_rank or query_rank) gradients of latents after their norm, and before */
+    floatX *down;   /* (N, kv_rank + rotated) latents of keys and values, and the part of keys that all heads share */
+    floatX *parts;      /* (N,G, own + value) of keys and values, as shared_keys_forward has them; or their gradients */
+    floatX *turning;    /* (N,G, rotated) what positions rotate, of all heads' queries or of the shared part of keys */
+    floatX *dlatent[2];             /* (N, kv_rank or query_rank) gradients of latents after their norm, and before */
     floatX *dgate;  int *gate_load;     /* (N,1) gradient of Route gate's logits; (1) */
     int    *choice;                     /* (N,K) what tokens chose, before it is rounded */
-    floatX *dnormed[2], *dresid;        /* (N,C)   scratch of add_norm_backward, [1] on GPUs; the gradient of the residual stream */
+    floatX *dnormed[2], *dresid;        /* (N,C)   scratch of add_norm_backward, [1] on GPUs; the
+                                         *         gradient of the residual stream */
     floatX *logits;                     /* (head_rows, V) a chunk of the head's output */
-    Fp8     x8, act8, dpre8;            /* (N,C) (S,F) (S,2F) where experts are in 8 bits: of the input or the gradient of the output */
+    Fp8     x8, act8, dpre8;            /* (N,C) (S,F) (S,2F) where experts are in 8 bits: of the
+                                         * input or the gradient of the output */
     Fp8     columns_C, columns_F;       /* columns of x8, and of act8 or dpre8 */
 } Scratch;
 
-/* ---- the model -------------------------------------------------------------------------------------------- */
+/* ---- the model ------------------------------------------------------------------------------- */
 
-/* Where a micro-batch stands in its step. The first overwrites gradients, the others add to them; after the last, ranks
- * exchange them. */
-typedef enum { PHASE_MIDDLE = 0, PHASE_FIRST = 1, PHASE_LAST = 2, PHASE_ONLY = PHASE_FIRST | PHASE_LAST, PHASES = 4 } Phase;
+/* Where a micro-batch stands in its step. The first overwrites gradients, the others add to them;
+ * after the last, ranks exchange them. */
+typedef enum { PHASE_MIDDLE = 0, PHASE_FIRST = 1, PHASE_LAST = 2, PHASE_ONLY = PHASE_FIRST | PHASE_LAST,
+               PHASES = 4 } Phase;
 
 typedef struct {                        /* what the model reads */
     int  B, T, N;                       /* sequences, tokens in each, B*T; at most what was planned for */
@@ -127,9 +136,11 @@ typedef struct {                        /* what the model reads */
     real *loss_scale;                   /* (1) of gradients of the loss */
     uint64_t *key;                      /* of its dropout */
     Phase phase;
-    int  micro_batches, all_micro_batches;  /* of a step, on this rank and on all of them. Micro-batch m of rank r has the
-                                             * index m * ranks + r */
-    int *step_tokens, *step_targets, *step_positions, *step_reaches;    /* (micro_batches, N); the last two only if packed */
+    int  micro_batches, all_micro_batches;  /* of a step, on this rank and on all of them.
+                                             * Micro-batch m of rank r has the index m * ranks +
+                                             * r */
+    /* (micro_batches, N); the last two only if packed */
+    int *step_tokens, *step_targets, *step_positions, *step_reaches;
     uint64_t *step_keys;                /* (micro_batches) */
 } Batch;
 
@@ -159,8 +170,9 @@ struct Model {
     Recompute recompute;                /* at most layers - 1 of each part */
     int       forced;                   /* 1: perfectly balanced routing, for benchmarks */
     int       rounds;                   /* 1, in training: routing is rounded as the config says */
-    int       fp8;                      /* 1, in training: experts compute in 8 bits as fp8_passes says. 0: forward only, because the
-                                         * buffers of backward may be those for 8 bits */
+    int       fp8;                      /* 1, in training: experts compute in 8 bits as fp8_passes
+                                         * says. 0: forward only, because the buffers of backward
+                                         * may be those for 8 bits */
     int       fp8_passes;               /* Fp8Passes for which the codes are planned */
     int       head_rows;                /* tokens whose logits are in memory at a time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
@@ -169,7 +181,7 @@ struct Model {
     Dtype     matrix_gradients;         /* what gradients of layers' matrices are stored as */
     int       routers;                  /* 2 a layer, or fewer */
     int       decodes;                  /* 1: the last forward pass was by layer_decode.c */
-    int       from, to;                 /* its layers are from .. to - 1: all, unless they are spread over devices (relay.h) */
+    int       from, to;         /* its layers are from .. to - 1: all, unless they are spread over devices (relay.h) */
     Relay    *relay;                    /* has the layers before `from`; NULL: this model has the first */
     const RelayCalls *relay_calls;
 
@@ -180,7 +192,7 @@ struct Model {
     real     *bias;                     /* (routers, E) */
     ModelParams p;  LayerParams *lp;    /* L of them; all the same in a universal model */
     ModelGrads  g;  LayerGrads  *lg;
-    ExpertCodes *codes;                 /* L, or one that all layers use in turn; or NULL: of experts' weights (moe.c) */
+    ExpertCodes *codes;             /* L, or one that all layers use in turn; or NULL: of experts' weights (moe.c) */
     int       codes_shared;             /* 1: one */
 
     Batch         batch;
@@ -195,10 +207,15 @@ struct Model {
     real   *rope;                       /* (T or cache_capacity, D/2, 2) */
     real   *loss, *loss_sum;            /* (N), (1): of this micro-batch */
 
-    floatX **cache;  int cache_capacity;  int *cache_row;   /* decoding: L of (B, cache_capacity, 2,G,D); NULL when not */
+    /* decoding: L of (B, cache_capacity, 2,G,D); NULL when not */
+    floatX **cache;  int cache_capacity;  int *cache_row;
 };
 
 /* Element i of an array of reals, and of one of floatX. */
-static inline real   *real_at (const Model *m, real *x, size_t i)         { return (real *)((char *)x + i * m->dev->real_size); }
-static inline floatX *float_at(const Model *m, const floatX *x, size_t i) { return (floatX *)((char *)x + i * m->dev->floatX_size); }
+static inline real   *real_at (const Model *m, real *x, size_t i)         {
+    return (real *)((char *)x + i * m->dev->real_size);
+}
+static inline floatX *float_at(const Model *m, const floatX *x, size_t i) {
+    return (floatX *)((char *)x + i * m->dev->floatX_size);
+}
 #endif

@@ -1,19 +1,23 @@
 /* muon.c: the matrices that Muon updates (kernels.h), in batches of equal shape.
  *
- * A tensor is a stack of matrices: one for each expert, and two of each where gate and up projection, or keys and values, are one tensor.
- * The matrices of one shape, of all layers, are orthogonalized in batches that fit into the buffers. Where experts have time slices (optim.h),
- * those of different slices are in different batches; of batches whose slice it is not, only the momentum is computed.
+ * A tensor is a stack of matrices: one for each expert, and two of each where gate and up
+ * projection, or keys and values, are one tensor. The matrices of one shape, of all layers, are
+ * orthogonalized in batches that fit into the buffers. Where experts have time slices (optim.h),
+ * those of different slices are in different batches; of batches whose slice it is not, only the
+ * momentum is computed.
  *
- * Where ranks shard the optimizer's state (parallel.h), a rank has the summed gradient, the momentum and the master copy of its
- * piece of every range. Pieces end between the matrices of experts (tensor.h), so that most matrices are whole on one rank, and nothing
- * more is exchanged. In a range without experts, or with few, a piece may begin and end within a matrix. Such a matrix is shared: every
- * rank that has a part of it computes the momentum of its part, all ranks gather the parts, each of these ranks orthogonalizes the whole
- * matrix, and updates its part of the weights. With few large matrices (a dense model) most are shared, and orthogonalized by several
+ * Where ranks shard the optimizer's state (parallel.h), a rank has the summed gradient, the
+ * momentum and the master copy of its piece of every range. Pieces end between the matrices of
+ * experts (tensor.h), so that most matrices are whole on one rank, and nothing more is exchanged.
+ * In a range without experts, or with few, a piece may begin and end within a matrix. Such a matrix
+ * is shared: every rank that has a part of it computes the momentum of its part, all ranks gather
+ * the parts, each of these ranks orthogonalizes the whole matrix, and updates its part of the
+ * weights. With few large matrices (a dense model) most are shared, and orthogonalized by several
  * ranks. */
 #include "muon.h"
 #include <stdlib.h>
 
-/* ---- matrices ------------------------------------------------------------------------------------------------ */
+/* ---- matrices -------------------------------------------------------------------------------- */
 
 static int columns_of(const Tensor *t) { return t->shape[t->rank - 1]; }
 static size_t size_of(const Tensor *t) { return (size_t)tensor_rows(t) * (size_t)columns_of(t); }
@@ -24,7 +28,8 @@ static size_t min(size_t a, size_t b) { return a < b ? a : b; }
 typedef struct { int tensor; size_t begin, end, from, to; } Matrix;
 static int is_shared(const Matrix *x) { return x->from > x->begin || x->to < x->end; }
 
-/* The next matrix, in the order of the arena, that the rank has a part of. Before the first: { .tensor = -1 }. */
+/* The next matrix, in the order of the arena, that the rank has a part of. Before the first: {
+ * .tensor = -1 }. */
 static int next_matrix(const Optimizer *o, const Manifest *m, int rank, Matrix *x) {
     for (;;) {
         const Tensor *t = x->tensor < 0 ? NULL : &m->at[x->tensor];
@@ -41,10 +46,11 @@ static int next_matrix(const Optimizer *o, const Manifest *m, int rank, Matrix *
     }
 }
 
-/* ---- batches ------------------------------------------------------------------------------------------------- */
+/* ---- batches --------------------------------------------------------------------------------- */
 
-/* Matrices of a batch: at most AT_ONCE elements together, which is enough work for a GPU. A small matrix keeps one multiprocessor busy, so
- * many of them are cut into whole rounds of MULTIPROCESSORS. */
+/* Matrices of a batch: at most AT_ONCE elements together, which is enough work for a GPU. A small
+ * matrix keeps one multiprocessor busy, so many of them are cut into whole rounds of
+ * MULTIPROCESSORS. */
 enum { AT_ONCE = 1 << 26 };
 static int at_once(const MatrixShape *s) {
     const size_t fit = AT_ONCE / ((size_t)s->rows * (size_t)s->columns);
@@ -54,14 +60,16 @@ static int at_once(const MatrixShape *s) {
 
 static int belongs_to(const Optimizer *o, const Manifest *m, const Matrix *x, const MatrixShape *s) {
     const Tensor *t = &m->at[x->tensor];
-    return s->rows == tensor_rows(t) && s->columns == columns_of(t) && s->slice == muon_slice(o, t, x->begin - t->offset);
+    return s->rows == tensor_rows(t) && s->columns == columns_of(t)
+        && s->slice == muon_slice(o, t, x->begin - t->offset);
 }
 static MatrixShape *shape_of(Optimizer *o, const Manifest *m, const Matrix *x) {
     MatrixOptimizer *u = &o->muon;
     const Tensor *t = &m->at[x->tensor];
     for (int i = 0; i < u->shape_count; i++) if (belongs_to(o, m, x, &u->shapes[i])) return &u->shapes[i];
     if (u->shape_count == MATRIX_SHAPES) fail(EXIT_USAGE, "matrices of more than %d different shapes", MATRIX_SHAPES);
-    u->shapes[u->shape_count] = (MatrixShape){ .rows = tensor_rows(t), .columns = columns_of(t), .slice = muon_slice(o, t, x->begin - t->offset) };
+    u->shapes[u->shape_count] = (MatrixShape){ .rows = tensor_rows(t), .columns = columns_of(t),
+                                               .slice = muon_slice(o, t, x->begin - t->offset) };
     return &u->shapes[u->shape_count++];
 }
 /* Counts the matrices of a rank by shape and slice; returns how many there are. */
@@ -78,7 +86,7 @@ static int count_matrices(Optimizer *o, const Manifest *m, int rank) {
     return all;
 }
 
-/* ---- shared matrices ----------------------------------------------------------------------------------------- */
+/* ---- shared matrices ------------------------------------------------------------------------- */
 
 /* The matrix that a border between two pieces, before element `at`, cuts. 0: none. */
 static int cut_matrix(const Optimizer *o, const Manifest *m, int range, size_t at, Matrix *x) {
@@ -91,8 +99,9 @@ static int cut_matrix(const Optimizer *o, const Manifest *m, int range, size_t a
     }
     return 0;
 }
-/* In `shared` every rank has a slot for each range. The part of a matrix with which the rank's piece begins is at the beginning of the
- * slot, the part with which it ends at the end. All ranks' slots have the size that the largest parts need. */
+/* In `shared` every rank has a slot for each range. The part of a matrix with which the rank's
+ * piece begins is at the beginning of the slot, the part with which it ends at the end. All ranks'
+ * slots have the size that the largest parts need. */
 static size_t slot_elements(const Optimizer *o, const Manifest *m, int range) {
     size_t most = 0;
     for (int rank = 0; rank < o->shards; rank++) {
@@ -110,9 +119,10 @@ static size_t shared_offset(const Manifest *m, const Matrix *x) {
     return x->from > x->begin ? range->parts_at : range->parts_at + range->parts - (x->to - x->from);
 }
 
-/* ---- planning and starting ----------------------------------------------------------------------------------- */
+/* ---- planning and starting ------------------------------------------------------------------- */
 
-/* All ranks have the same buffers, as large as the one with the most matrices needs: their arenas are laid out alike. */
+/* All ranks have the same buffers, as large as the one with the most matrices needs: their arenas
+ * are laid out alike. */
 void muon_plan(Optimizer *o, Model *m) {
     const size_t X = m->dev->floatX_size;
     size_t all = 0, parts = 0, count = 0, elements = 0, squares = 0;
@@ -122,7 +132,8 @@ void muon_plan(Optimizer *o, Model *m) {
         parts = max(parts, (size_t)u->part_count);
         for (int i = 0; i < u->shape_count; i++) {
             const MatrixShape *s = &u->shapes[i];
-            const size_t n = (size_t)at_once(s), rows = (size_t)s->rows, columns = (size_t)s->columns, k = min(rows, columns);
+            const size_t n = (size_t)at_once(s), rows = (size_t)s->rows, columns = (size_t)s->columns,
+                k = min(rows, columns);
             count = max(count, n), elements = max(elements, n * rows * columns), squares = max(squares, n * k * k);
         }
     }
@@ -139,7 +150,8 @@ void muon_plan(Optimizer *o, Model *m) {
     arena_add(&m->arena, MEM_SHARED, "Muon: square", &b->square, squares * X);
     arena_add(&m->arena, MEM_SHARED, "Muon: sums", &b->sums, count * MUON_SUMS * m->dev->real_size);
     arena_add(&m->arena, MEM_SHARED, "Muon: start", &b->start, 2 * (count + 1) * sizeof *b->start);
-    if (parts) arena_add(&m->arena, MEM_SHARED, "Muon: parts of all ranks", &u->shared, (size_t)o->shards * u->part_elements * X);
+    if (parts) arena_add(&m->arena, MEM_SHARED, "Muon: parts of all ranks", &u->shared,
+                         (size_t)o->shards * u->part_elements * X);
     arena_add(&m->arena, MEM_DATA, "matrices", &u->matrices, all * sizeof *u->matrices);
     arena_add(&m->arena, MEM_DATA, "parts of matrices", &u->parts, parts * sizeof *u->parts);
     arena_add(&m->arena, MEM_DATA, "settings of Muon", &u->settings, sizeof *u->settings);
@@ -171,9 +183,10 @@ void muon_start(Optimizer *o, const Model *m) {
     free(part);
 }
 
-/* ---- a step -------------------------------------------------------------------------------------------------- */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
-/* Puts the shared matrices first .. first + count - 1 of a shape together, from all ranks' parts, in buffers.x from matrix `to` on. */
+/* Puts the shared matrices first .. first + count - 1 of a shape together, from all ranks' parts,
+ * in buffers.x from matrix `to` on. */
 static void collect(const Optimizer *o, const Model *m, const MatrixShape *shape, int first, int count, int to) {
     const MatrixOptimizer *u = &o->muon;
     const Manifest *f = &m->manifest;
@@ -188,7 +201,8 @@ static void collect(const Optimizer *o, const Model *m, const MatrixShape *shape
             y.from = max(x.begin, piece.offset), y.to = min(x.end, piece.offset + piece.count);
             if (y.from >= y.to) continue;
             m->dev->copy(float_at(m, u->buffers.x, (size_t)(to + i - 1) * n + (y.from - y.begin)),
-                         float_at(m, u->shared, (size_t)rank * u->part_elements + shared_offset(f, &y)), (y.to - y.from) * X);
+                         float_at(m, u->shared, (size_t)rank * u->part_elements + shared_offset(f, &y)),
+                         (y.to - y.from) * X);
         }
     }
 }
@@ -205,7 +219,8 @@ static void update_batch(const Optimizer *o, const Model *m, const MatrixShape *
     if (!due) return;
     if (count > full) collect(o, m, s, first + full - s->full, count - full, full);
     dev->orthogonalize(dev, &u->buffers, count, s->rows, s->columns);
-    dev->muon_update(m->params, o->master, u->buffers.out, grad_sq_norm, matrices, count, s->rows, s->columns, u->settings);
+    dev->muon_update(m->params, o->master, u->buffers.out, grad_sq_norm, matrices, count, s->rows, s->columns,
+                     u->settings);
 }
 
 void muon_update(Optimizer *o, const Model *m) {
@@ -213,9 +228,10 @@ void muon_update(Optimizer *o, const Model *m) {
     Comm *c = m->dp.parallel ? m->dp.parallel->node : NULL;
     if (u->shared && c) {
         m->dev->muon_momentum(float_at(m, u->shared, (size_t)o->shard * u->part_elements), o->m, o->moments, m->grads,
-                              real_at(m, m->results.grad_sq_norms, (size_t)o->tensors), u->parts, u->part_count, u->part_elements,
-                              u->settings);
-        c->all_gather(c, u->shared, float_at(m, u->shared, (size_t)o->shard * u->part_elements), u->part_elements * m->dev->floatX_size);
+                              real_at(m, m->results.grad_sq_norms, (size_t)o->tensors), u->parts, u->part_count,
+                              u->part_elements, u->settings);
+        c->all_gather(c, u->shared, float_at(m, u->shared, (size_t)o->shard * u->part_elements),
+                      u->part_elements * m->dev->floatX_size);
         c->wait_all(c);
     }
     for (int i = 0; i < u->shape_count; i++) {

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* ---- planning and starting --------------------------------------------------------------------------------- */
+/* ---- planning and starting ------------------------------------------------------------------- */
 
 void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptions muon) {
     const int shards = m->dp.level ? m->dp.shards : 1;
@@ -25,7 +25,8 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptio
     if (muon.momentum > 0) muon_plan(o, m);
 }
 
-/* The part of tensor i whose gradient this rank squares: if ordered the whole tensor, in the buffer of parallel_full_gradients. */
+/* The part of tensor i whose gradient this rank squares: if ordered the whole tensor, in the buffer
+ * of parallel_full_gradients. */
 static Segment summed_segment(const Optimizer *o, const Model *m, int i) {
     if (!m->dp.ordered) return optimizer_stored(m, manifest_segment(&m->manifest, i, o->shards, o->shard));
     Segment s = manifest_segment(&m->manifest, i, 1, 0);
@@ -50,19 +51,21 @@ void optimizer_start(Optimizer *o, Model *m) {
     if (o->muon.options.momentum > 0) muon_start(o, m);
     for (int i = 0; i < m->manifest.range_count && o->master; i++) {
         const Segment part = optimizer_stored(m, manifest_part(&m->manifest, i, o->shards, o->shard));
-        m->dev->set_master(real_at(m, o->master, part.offset - part.shift), float_at(m, m->params, part.offset), part.count);
+        m->dev->set_master(real_at(m, o->master, part.offset - part.shift), float_at(m, m->params, part.offset),
+                           part.count);
     }
 }
 
-/* ---- a step ------------------------------------------------------------------------------------------------ */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 void optimizer_set(Optimizer *o, Model *m, AdamW a) {
     o->updates++;
-    if (m->dp.level >= 3) a.key = random_key(a.key, (uint64_t)o->shard);        /* each rank counts its elements from 0 */
+    if (m->dp.level >= 3) a.key = random_key(a.key, (uint64_t)o->shard);    /* each rank counts its elements from 0 */
     a.fix1 = 1 / (1 - pow((double)a.beta1, o->updates));
     a.fix2 = 1 / (1 - pow((double)a.beta2, o->updates));
     m->dev->upload(o->settings, &a, sizeof a);
-    const Muon muon = { .lr = a.lr, .momentum = o->muon.options.momentum, .decay = a.decay, .clip = a.clip, .key = a.key };
+    const Muon muon = { .lr = a.lr, .momentum = o->muon.options.momentum, .decay = a.decay, .clip = a.clip,
+                        .key = a.key };
     if (muon.momentum > 0) m->dev->upload(o->muon.settings, &muon, sizeof muon);
 }
 /* If ordered, range by range, so that the order of additions does not depend on what is sharded. */
@@ -71,15 +74,16 @@ static void square_gradients(const Optimizer *o, Model *m) {
     if (!m->dp.ordered) { m->dev->grad_sq_norms(out, m->grads, o->summed, o->tensors); return; }
     for (int range = 0, first = 0, end; range < m->manifest.range_count; range++, first = end) {
         for (end = first; end < o->tensors && m->manifest.at[end].range == range; ) end++;
-        m->dev->grad_sq_norms(real_at(m, out, (size_t)first), parallel_full_gradients(m, range), o->summed + first, end - first);
+        m->dev->grad_sq_norms(real_at(m, out, (size_t)first), parallel_full_gradients(m, range), o->summed + first,
+                              end - first);
     }
     m->dev->sum(real_at(m, out, (size_t)o->tensors), out, (size_t)o->tensors);
 }
 void optimizer_update(Optimizer *o, Model *m) {
     square_gradients(o, m);
     parallel_sum_results(m);
-    m->dev->adamw(m->params, o->master, o->m, o->v, o->moments, m->grads, m->results.grad_sq_norms, o->segments, o->tensors,
-                  o->settings);
+    m->dev->adamw(m->params, o->master, o->m, o->v, o->moments, m->grads, m->results.grad_sq_norms, o->segments,
+                  o->tensors, o->settings);
     if (o->muon.options.momentum > 0) muon_update(o, m);
 }
 

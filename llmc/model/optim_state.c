@@ -1,15 +1,18 @@
 /* optim_state.c: see optim_state.h. */
 #include "optim_state.h"
 
-/* ---- Muon or AdamW ---------------------------------------------------------------------------------------
- * Muon's argument is about matrices between two spaces of features: its update has the same size in every direction of both. The
- * rows of the embedding and of the head are tokens: most have no gradient in a step, and orthogonal rows would be no virtue. Jordan
- * and Moonlight (arXiv 2502.16982) leave both to AdamW, and everything with one dimension. Rows of a router are experts, whose
- * gradients differ by how often they were chosen; equal updates in all directions would lift the noise of rare ones to the size of
- * the others. Practice differs: Marin's mixtures train routers with Adam, GLM-4.5 (arXiv 2508.06471) with Muon.
+/* ---- Muon or AdamW ------------------------------------------------------------------------------
+ * Muon's argument is about matrices between two spaces of features: its update has the same size in
+ * every direction of both. The rows of the embedding and of the head are tokens: most have no
+ * gradient in a step, and orthogonal rows would be no virtue. Jordan and Moonlight (arXiv
+ * 2502.16982) leave both to AdamW, and everything with one dimension. Rows of a router are experts,
+ * whose gradients differ by how often they were chosen; equal updates in all directions would lift
+ * the noise of rare ones to the size of the others. Practice differs: Marin's mixtures train
+ * routers with Adam, GLM-4.5 (arXiv 2508.06471) with Muon.
  *
- * AdamW has one rate for all. With Muon the rates were chosen by short runs (docs/recipe.md): what speeds up the formation of
- * attention's patterns pays most, and a dense MLP bears less than experts, each of which sees few of the tokens. */
+ * AdamW has one rate for all. With Muon the rates were chosen by short runs (docs/recipe.md): what
+ * speeds up the formation of attention's patterns pays most, and a dense MLP bears less than
+ * experts, each of which sees few of the tokens. */
 static const struct { int muon; float decay, rate, experts; } rules[TENSOR_KINDS] = {
     /*                  Muon  decay   rate in a run with Muon, of a tensor of experts */
     [TENSOR_EMBEDDING]   = { 0, 0,    1,  1 },
@@ -32,10 +35,11 @@ int optimizer_slice(const Optimizer *o) {
     return a->momentum > 0 && a->period > 1 ? o->updates % a->period : 0;
 }
 
-/* ---- the layout of v ---------------------------------------------------------------------------------------
- * m and the master copy are laid out like the weights; where they are sharded, a rank's pieces follow each other. So is v in ranges
- * without a tensor of Muon's: the embedding, the head. In the other ranges v has AdamW's tensors only, one after the other: a few vectors,
- * whole on every rank, which uses its part of them. */
+/* ---- the layout of v ----------------------------------------------------------------------------
+ * m and the master copy are laid out like the weights; where they are sharded, a rank's pieces
+ * follow each other. So is v in ranges without a tensor of Muon's: the embedding, the head. In the
+ * other ranges v has AdamW's tensors only, one after the other: a few vectors, whole on every rank,
+ * which uses its part of them. */
 
 static size_t padded(size_t n) { return (n + 63) / 64 * 64; }
 static int muon_in_range(const Optimizer *o, const Manifest *m, int range) {
@@ -45,7 +49,8 @@ static int muon_in_range(const Optimizer *o, const Manifest *m, int range) {
 /* Elements of AdamW's tensors of a range; of those before tensor `end` only. */
 static size_t left_to_adamw(const Optimizer *o, const Manifest *m, int range, int end) {
     size_t n = 0;
-    for (int i = 0; i < end; i++) if (m->at[i].range == range && !muon_updates(o, &m->at[i])) n += padded(m->at[i].count);
+    for (int i = 0; i < end; i++)
+        if (m->at[i].range == range && !muon_updates(o, &m->at[i])) n += padded(m->at[i].count);
     return n;
 }
 /* Elements of v before a range. */
@@ -76,14 +81,15 @@ Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
     return s;
 }
 
-/* Where gradients or weights are sharded, too, a rank's pieces of them follow each other like those of its state. */
+/* Where gradients or weights are sharded, too, a rank's pieces of them follow each other like those
+ * of its state. */
 Segment optimizer_stored(const Model *m, Segment s) {
     if (m->dp.level >= 2) s.gradient = s.offset - s.shift;
     if (m->dp.level >= 3) s.offset -= s.shift, s.shift = 0;
     return s;
 }
 
-/* ---- the state, for files ------------------------------------------------------------------------------- */
+/* ---- the state, for files -------------------------------------------------------------------- */
 
 const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".master" };
 void *optimizer_part(const Optimizer *o, int kind) { return kind == 0 ? o->m : kind == STATE_V ? o->v : o->master; }

@@ -1,22 +1,25 @@
-/* optim_state.h: the optimizer's state: which tensor is updated by what, and where a rank has the state of which.
+/* optim_state.h: the optimizer's state: which tensor is updated by what, and where a rank has the
+ * state of which.
  *
- * AdamW updates all tensors; or Muon the matrices, and AdamW the rest. A table in optim_state.c says which kind of
- * tensor is updated by what, at which multiple of the rate, and with how much weight decay. Muon's tensors have no v. */
+ * AdamW updates all tensors; or Muon the matrices, and AdamW the rest. A table in optim_state.c
+ * says which kind of tensor is updated by what, at which multiple of the rate, and with how much
+ * weight decay. Muon's tensors have no v. */
 #ifndef OPTIM_STATE_H
 #define OPTIM_STATE_H
 #include "model.h"
 
-/* How Muon runs. Experts have time slices: update u changes the matrices of expert e if (u - e) % period is 0, at `period` times their rate, so
- * all updates take equally long. Their momentum is computed in every update. What this saves and costs: docs/recipe.md. */
+/* How Muon runs. Experts have time slices: update u changes the matrices of expert e if (u - e) %
+ * period is 0, at `period` times their rate, so all updates take equally long. Their momentum is
+ * computed in every update. What this saves and costs: docs/recipe.md. */
 typedef struct {
     float momentum;           /* decay rate of the running mean of gradients; 0: AdamW updates all */
     int   period;             /* 1 .. MUON_PERIODS; 0: 1 */
 } MuonOptions;
 enum { MUON_PERIODS = 8 };
 
-/* Muon's matrices of one shape and slice on this rank: `count` of MatrixOptimizer.matrices, from `first` on, and the first `full` of them
- * are whole. Where the state is sharded, the others begin or end on another rank. slice: u % period of the updates that change them; -1: all
- * updates do. */
+/* Muon's matrices of one shape and slice on this rank: `count` of MatrixOptimizer.matrices, from
+ * `first` on, and the first `full` of them are whole. Where the state is sharded, the others begin
+ * or end on another rank. slice: u % period of the updates that change them; -1: all updates do. */
 typedef struct { int rows, columns, slice, first, count, full; } MatrixShape;
 enum { MATRIX_SHAPES = 16 + 4 * MUON_PERIODS };
 
@@ -34,11 +37,12 @@ typedef struct {
 } MatrixOptimizer;
 
 typedef struct {
-    void    *m, *v;           /* running means of the gradient, and, of AdamW's tensors, of its square; optimizer_count elements */
+    void    *m, *v;           /* running means of the gradient, and, of AdamW's tensors, of its
+                               * square; optimizer_count elements */
     Dtype    moments;         /* what they are stored as */
     real    *master;          /* the weights in `real`, where floatX is too coarse to take small updates; else NULL */
     Segment *segments;        /* (tensors) on the device: this rank's shard of each, empty of Muon's */
-    Segment *summed;          /* (tensors) whose summed gradients it has: this rank's shards, or full tensors if ordered */
+    Segment *summed;    /* (tensors) whose summed gradients it has: this rank's shards, or full tensors if ordered */
     AdamW   *settings;        /* of this update, on the device */
     MatrixOptimizer muon;
     int      tensors;
@@ -48,8 +52,9 @@ typedef struct {
 } Optimizer;
 
 int  muon_updates(const Optimizer *o, const Tensor *t);
-int  muon_slice(const Optimizer *o, const Tensor *t, size_t begin);   /* MatrixShape.slice of the matrix that begins there, in elements of t */
-int  optimizer_slice(const Optimizer *o);                   /* of the update that was set: updates % period, below MUON_PERIODS */
+/* MatrixShape.slice of the matrix that begins there, in elements of t */
+int  muon_slice(const Optimizer *o, const Tensor *t, size_t begin);
+int  optimizer_slice(const Optimizer *o);       /* of the update that was set: updates % period, below MUON_PERIODS */
 
 /* The state, of kind 0 (m), 1 (v) or 2 (master, NULL where there is none). */
 enum { STATE_KINDS = 3, STATE_V = 1 };
@@ -57,9 +62,10 @@ extern const char *const state_suffix[STATE_KINDS];         /* of the names in f
 int         optimizer_has(const Optimizer *o, const Model *m, int kind, int i);     /* does tensor i have that kind? */
 void       *optimizer_part(const Optimizer *o, int kind);   /* this rank's shard, */
 size_t      optimizer_count(const Optimizer *o, const Model *m, int kind);          /* its elements, */
-Segment     optimizer_segment(const Optimizer *o, const Model *m, int i);           /* and its part of tensor i in the model; */
+Segment     optimizer_segment(const Optimizer *o, const Model *m, int i);   /* and its part of tensor i in the model; */
 Segment     optimizer_stored(const Model *m, Segment s);    /* such a part in this rank's memory */
-size_t      optimizer_offset(Segment own, int kind);        /* where this rank's shard has the state of such a part, in elements */
+size_t      optimizer_offset(Segment own, int kind);        /* where this rank's shard has the state
+                                                             * of such a part, in elements */
 Dtype       optimizer_type(const Optimizer *o, int kind);
 size_t      optimizer_element(const Optimizer *o, const Model *m, int kind);    /* bytes */
 #endif

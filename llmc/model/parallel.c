@@ -42,7 +42,7 @@ double parallel_sum(const Parallel *p, double x) {
     return sum;
 }
 
-/* ---- in a step ------------------------------------------------------------------------------------------ */
+/* ---- in a step ------------------------------------------------------------------------------- */
 
 static Comm *comm_of(const Model *m) { return m->dp.parallel ? m->dp.parallel->comm : NULL; }
 static Comm *node_of(const Model *m) { return m->dp.parallel ? m->dp.parallel->node : NULL; }
@@ -100,28 +100,33 @@ const void *parallel_full_gradients(Model *m, int range) {
     return m->dp.level >= 2 ? (const void *)shards_gather_gradients(m, range) : m->grads;
 }
 
-/* step_losses, losses and grad_sq_norms are one array. Where the optimizer is not sharded, every rank has the norms of the whole sum of
- * gradients already. All nodes have the same norms, so only the first node's are summed. If ordered, losses and loads of routers are those
- * of the step's last micro-batch, which the last rank had. */
+/* step_losses, losses and grad_sq_norms are one array. Where the optimizer is not sharded, every
+ * rank has the norms of the whole sum of gradients already. All nodes have the same norms, so only
+ * the first node's are summed. If ordered, losses and loads of routers are those of the step's last
+ * micro-batch, which the last rank had. */
 void parallel_sum_results(Model *m) {
     Comm *c = comm_of(m);
     if (!c) return;
     const size_t losses = (size_t)(m->batch.all_micro_batches + 2 * m->routers), norms = (size_t)m->manifest.count + 1;
     const size_t loads = router_offset(m, m->routers);
-    if (m->dp.ordered && c->rank == c->size - 1) m->dev->copy(m->results.load, m->dp.own_load, loads * sizeof *m->results.load);
+    if (m->dp.ordered && c->rank == c->size - 1)
+        m->dev->copy(m->results.load, m->dp.own_load, loads * sizeof *m->results.load);
     else if (m->dp.ordered) {
         m->dev->zero(m->results.load, loads * sizeof *m->results.load);
         m->dev->zero(m->results.losses, (size_t)(2 * m->routers) * m->dev->real_size);
     }
-    if (m->dp.parallel->rank >= m->dp.shards && !m->dp.ordered) m->dev->zero(m->results.grad_sq_norms, norms * m->dev->real_size);
+    if (m->dp.parallel->rank >= m->dp.shards && !m->dp.ordered)
+        m->dev->zero(m->results.grad_sq_norms, norms * m->dev->real_size);
     if (m->dp.ordered && loads) c->all_reduce_ints(c, m->results.load, loads);
     c->all_reduce(c, m->results.step_losses, losses + (m->dp.level && !m->dp.ordered ? norms : 0));
     c->wait_all(c);
 }
 
-/* ---- weights ----------------------------------------------------------------------------------------------- */
+/* ---- weights --------------------------------------------------------------------------------- */
 
-static char *weights_of(const Model *m, int range) { return (char *)m->params + m->manifest.ranges[range].offset * m->dev->floatX_size; }
+static char *weights_of(const Model *m, int range) {
+    return (char *)m->params + m->manifest.ranges[range].offset * m->dev->floatX_size;
+}
 
 void parallel_gather_weights(Model *m, int behind) {
     Comm *c = node_of(m);
@@ -154,7 +159,8 @@ void parallel_wait_all_weights(const Model *m) {
 }
 void parallel_keep_weights(Model *m, int range) { if (m->dp.level >= 3) shards_keep(m, range); }
 
-/* Sharded ones are gathered in the stage, which is as large as any range; no gradients are in it between steps. */
+/* Sharded ones are gathered in the stage, which is as large as any range; no gradients are in it
+ * between steps. */
 const void *parallel_full_weights(const Model *m, int range) {
     Comm *c = node_of(m);
     if (m->dp.level < 3) return weights_of(m, range);

@@ -1,4 +1,5 @@
-/* plan.c: every tensor the model has and every buffer it needs, each once; and where they are in memory. */
+/* plan.c: every tensor the model has and every buffer it needs, each once; and where they are in
+ * memory. */
 #include "plan.h"
 #include "fp8.h"
 #include "parallel.h"
@@ -10,15 +11,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- learnable tensors, each once. To add one: a field in model.h, a line here. ---------------------------
- * Their initial values are drawn by their names, which checkpoints have, too; what they are called in
- * the files of a family of models is in llmc/files/pieces.c. */
+/* ---- learnable tensors, each once. To add one: a field in model.h, a line here. -----------------
+ * Their initial values are drawn by their names, which checkpoints have, too; what they are called
+ * in the files of a family of models is in llmc/files/pieces.c. */
 
 /* The standard deviation of the initial values of a matrix with `inputs` columns. */
 static float initial(const Config *c, int inputs) {
     return c->init_fan > 0 ? (float)(c->init_fan / sqrt((double)inputs)) : (float)c->init_std;
 }
-/* The same of a matrix whose result is added to the residual stream, as those of 2 L sub-layers are. */
+/* The same of a matrix whose result is added to the residual stream, as those of 2 L sub-layers
+ * are. */
 static float initial_output(const Config *c, int inputs) {
     return c->zero_output ? ZEROS : initial(c, inputs) / sqrtf(2.0f * (float)c->layers);
 }
@@ -43,7 +45,8 @@ static void describe_latents(Manifest *m, const Config *c, int l) {
 static void describe_attention(Manifest *m, const Config *c, int l) {
     const int C = c->channels, A = c->attention_experts;
     const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD;
-    const int all = c->qk_norm == NORM_ALL, key_norm = all ? c->kv_heads : 1, norm = all ? c->query_heads * key_norm : 1;
+    const int all = c->qk_norm == NORM_ALL, key_norm = all ? c->kv_heads : 1,
+        norm = all ? c->query_heads * key_norm : 1;
     const float std = initial(c, C), out = initial_output(c, QGD);
 
     TENSOR(att_norm,   "input_layernorm.weight", ONES, TENSOR_NORM, C);
@@ -64,11 +67,13 @@ static void describe_attention(Manifest *m, const Config *c, int l) {
     TENSOR_IF(c->sinks,   sink,       "self_attn.sinks", ZEROS, TENSOR_BIAS, c->query_heads * c->kv_heads);
     TENSOR_IF(c->qk_norm, query_norm, "self_attention.q_norm.weight", ONES, TENSOR_NORM, norm * c->head_size);
     TENSOR_IF(c->qk_norm, key_norm,   "self_attention.k_norm.weight", ONES, TENSOR_NORM, key_norm * c->head_size);
-    TENSOR_IF(config_has_values(c, l), value_embed, "self_attention.value_embed.weight", std, TENSOR_EMBEDDING, c->vocab, GD);
+    TENSOR_IF(config_has_values(c, l), value_embed, "self_attention.value_embed.weight", std, TENSOR_EMBEDDING,
+              c->vocab, GD);
 }
 
 static void describe_mlp(Manifest *m, const Config *c, int l) {
-    const int C = c->channels, E = c->experts, F = config_width(c, l), Fs = c->shared_width, gate = IS_GATED(c->activation) ? 2 : 1;
+    const int C = c->channels, E = c->experts, F = config_width(c, l), Fs = c->shared_width,
+        gate = IS_GATED(c->activation) ? 2 : 1;
     const float std = initial(c, C), out = initial_output(c, F);
     const TensorKind up = gate == 2 ? TENSOR_GATE_UP : TENSOR_MLP;
 
@@ -99,21 +104,23 @@ static void describe_model(Manifest *m, const Config *c, int from, int to) {
     const float head = c->zero_output > 1 ? ZEROS : initial(c, C);
     m->padding = c->padding;
     if (!from || (ends && c->tied))
-        manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", embed, TENSOR_EMBEDDING, 2, (int[]){ V, C });
+        manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", embed, TENSOR_EMBEDDING, 2,
+                     (int[]){ V, C });
     manifest_end_range(m);
     for (int l = 0; l < blocks; l++) {
         if (l >= from && l < to) { describe_attention(m, c, l); describe_mlp(m, c, l); }
         manifest_end_range(m);
     }
-    if (ends) manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", ONES, TENSOR_NORM, 1, (int[]){ C });
+    if (ends)
+        manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", ONES, TENSOR_NORM, 1, (int[]){ C });
     if (ends && !c->tied)
         manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", head, TENSOR_HEAD, 2, (int[]){ V, C });
     manifest_end_range(m);
 }
 
-/* ---- activations, each once --------------------------------------------------------------------------------
- * Each belongs to the part of the layer that computes it: layers that recompute this part share one buffer for it. KEEP: it is never
- * recomputed. Without training all layers share all buffers. */
+/* ---- activations, each once ---------------------------------------------------------------------
+ * Each belongs to the part of the layer that computes it: layers that recompute this part share one
+ * buffer for it. KEEP: it is never recomputed. Without training all layers share all buffers. */
 
 enum { KEEP = LAYER_PARTS };                  /* a LayerPart, or this */
 typedef enum { PLAN_KEPT, PLAN_SHARED, BIND_SHARED, MEASURE } ActsPass;
@@ -129,10 +136,14 @@ static int is_shared(const Model *m, int l, int part) {
     const int again = part == KEEP ? 0 : m->recompute.layers[part];
     return m->mode == MODEL_INFER || (again && (l < 0 || l >= m->config.layers - 1 - again));
 }
-int model_recomputes(const Model *m, int l, LayerPart part) { return l < m->config.layers - 1 && is_shared(m, l, part); }
+int model_recomputes(const Model *m, int l, LayerPart part) {
+    return l < m->config.layers - 1 && is_shared(m, l, part);
+}
 
-/* One buffer of one layer: planned if this pass is for its kind, or pointed at the shared one. measured: (LAYER_PARTS), of MEASURE. */
-static void act(Model *m, int l, ActsPass pass, int part, const char *name, void *pointer, void *shared, size_t bytes, size_t *measured) {
+/* One buffer of one layer: planned if this pass is for its kind, or pointed at the shared one.
+ * measured: (LAYER_PARTS), of MEASURE. */
+static void act(Model *m, int l, ActsPass pass, int part, const char *name, void *pointer, void *shared, size_t bytes,
+                size_t *measured) {
     const int one_copy = is_shared(m, l, part);
     if (pass == MEASURE) { if (part != KEEP) measured[part] += arena_rounded(bytes); }
     else if (pass == BIND_SHARED) { if (one_copy) memcpy(pointer, shared, sizeof(void *)); }
@@ -175,7 +186,7 @@ static void describe_acts(Model *m, int l, ActsPass pass, size_t *measured) {
     ACT(PART_MIDDLE,    mid,        N*C*X);
     ACT(PART_NORMS,     mlp_normed, N*C*X);
     ACT(KEEP,           mlp_rstd,   N*Re);
-    ACT(PART_UP,        pre,        max(routed ? S*(size_t)c->width : 0, dense ? N*(size_t)config_dense_width(c) : 0) * gate*X);
+    ACT(PART_UP,       pre, max(routed ? S*(size_t)c->width : 0, dense ? N*(size_t)config_dense_width(c) : 0) * gate*X);
     if (routed && c->shared_width)
     ACT(PART_UP,        shared_pre, N*gate*(size_t)c->shared_width*X);
     ACT(KEEP,           out,        N*C*X);
@@ -197,7 +208,7 @@ void model_part_bytes(const Model *m, int l, size_t bytes[LAYER_PARTS]) {
     describe_acts(&measured, l, MEASURE, bytes);
 }
 
-/* ---- experts in 8 bits ------------------------------------------------------------------------------------------ */
+/* ---- experts in 8 bits ----------------------------------------------------------------------- */
 
 static void add_codes(Model *m, MemCategory category, const char *name, Fp8 *x, size_t codes, size_t scales) {
     arena_add(&m->arena, category, name, &x->code, codes);
@@ -210,7 +221,8 @@ static void add_weight_codes(Model *m, Fp8 *x, Fp8 *transposed, size_t size) {
 /* Codes of weights, and what one layer at a time makes of its activations and gradients. */
 static void plan_codes(Model *m) {
     const Config *c = &m->config;
-    const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, F = (size_t)c->width, weight = (size_t)c->experts * C * F;
+    const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, F = (size_t)c->width,
+        weight = (size_t)c->experts * C * F;
     const int S = (int)mlp_slots(c, m->batch.N, 1);
     const size_t rows = (size_t)S, blocks = (size_t)fp8_blocks(S, c->experts);
     if (!m->fp8_passes) return;
@@ -235,10 +247,12 @@ static void describe_scratch(Model *m) {
     const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, V = (size_t)c->vocab;
     const size_t GD = (size_t)(c->kv_heads * c->head_size);
     const size_t QGD = (size_t)c->query_heads * GD, F = c->experts > 1 ? (size_t)c->width : 0;
-    const size_t Fs = max((size_t)config_dense_width(c), c->experts > 1 ? (size_t)c->shared_width : 0);       /* of MLPs of all tokens */
+    /* of MLPs of all tokens */
+    const size_t Fs = max((size_t)config_dense_width(c), c->experts > 1 ? (size_t)c->shared_width : 0);
     const int train = m->mode == MODEL_TRAIN;
     const size_t gate = IS_GATED(c->activation) ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
-    const size_t SF = m->fp8_passes & FP8_BACKWARD && m->dev->fp8->columns ? 0 : S*F;                /* what their backward has as floatX */
+    /* what their backward has as floatX */
+    const size_t SF = m->fp8_passes & FP8_BACKWARD && m->dev->fp8->columns ? 0 : S*F;
     const size_t most = max(S, c->attention_experts > 1 ? N * (size_t)c->query_heads : N);
     Scratch *s = &m->s;
 
@@ -274,10 +288,11 @@ static void describe_scratch(Model *m) {
 #undef SHARED
 }
 
-/* ---- planning and memory ------------------------------------------------------------------------------- */
+/* ---- planning and memory --------------------------------------------------------------------- */
 
-/* Tokens whose logits exist at once. Every chunk reads and writes the whole gradient of the head, so where memory is plenty
- * and products want to be large, a chunk is 256 M logits; else 16 M. A multiple of 128 rows, if it is that many. */
+/* Tokens whose logits exist at once. Every chunk reads and writes the whole gradient of the head,
+ * so where memory is plenty and products want to be large, a chunk is 256 M logits; else 16 M. A
+ * multiple of 128 rows, if it is that many. */
 static int head_chunk(const Model *m) {
     const size_t logits = (size_t)(m->dev->is_gpu && m->mode == MODEL_TRAIN ? 256 : 16) << 20;
     const size_t rows = logits / (size_t)m->config.vocab + 1, N = (size_t)m->batch.N;
@@ -288,8 +303,8 @@ static size_t result_reals(const Model *m) {
     return (size_t)m->batch.all_micro_batches + (size_t)(2 * m->routers) + (size_t)m->manifest.count + 1;
 }
 
-/* The gradient of a layer's matrix comes from one product. If nothing is added to it, in a step of one micro-batch on one rank,
- * it may be rounded; sums are kept in reals. */
+/* The gradient of a layer's matrix comes from one product. If nothing is added to it, in a step of
+ * one micro-batch on one rank, it may be rounded; sums are kept in reals. */
 static void lay_out_gradients(Model *m, Dtype matrices) {
     const int once = m->batch.micro_batches == 1 && m->dp.ranks == 1 && !m->dp.ordered && !m->config.universal;
     m->matrix_gradients = matrices == FLOATX && once && m->dev->floatX_size < m->dev->real_size ? FLOATX : REAL;
@@ -306,14 +321,17 @@ static void plan_weights(Model *m) {
     Arena *a = &m->arena;
     const size_t total = m->manifest.total, ranks = (size_t)m->dp.ranks, shards = (size_t)m->dp.shards;
     if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, total / (m->dp.level >= 3 ? shards : 1) * X);
-    if (m->routers && !m->weights_of) arena_add(a, MEM_WEIGHTS, "router bias", &m->bias, router_offset(m, m->routers)*Re);
+    if (m->routers && !m->weights_of)
+        arena_add(a, MEM_WEIGHTS, "router bias", &m->bias, router_offset(m, m->routers)*Re);
     if (m->mode == MODEL_TRAIN)
-        arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.gradient_bytes / (m->dp.level >= 2 ? shards : 1));
+        arena_add(a, MEM_GRADIENTS, "gradients", &m->grads,
+                  m->manifest.gradient_bytes / (m->dp.level >= 2 ? shards : 1));
     if (m->dp.level >= 2 || (m->dp.level && parallel->one_process))
         arena_add(a, MEM_GRADIENTS, "gradients of other ranks", &m->dp.stage, manifest_largest(&m->manifest) * Re);
     if (m->dp.ordered && m->dp.level < 2) arena_add(a, MEM_GRADIENTS, "ordered sums", &m->dp.sums, total * Re);
     if (m->dp.ordered && ranks > 1 && (m->dp.level < 2 || shards < ranks))
-        arena_add(a, MEM_GRADIENTS, "gathered gradients", &m->dp.gathered, ranks * (total < GATHERED ? total : GATHERED) * Re);
+        arena_add(a, MEM_GRADIENTS, "gathered gradients", &m->dp.gathered,
+                  ranks * (total < GATHERED ? total : GATHERED) * Re);
     ranges_plan(m);
 }
 
@@ -379,8 +397,10 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     m->routers = (c->attention_experts > 1 ? c->layers : 0) + config_mixtures(c);
     m->batch.micro_batches = micro_batches;
     m->batch.all_micro_batches = micro_batches * m->dp.ranks;
-    m->manifest.shards = m->weights_of ? m->weights_of->manifest.shards : m->dp.shards;      /* the same layout as its weights */
-    m->manifest.by_matrix = m->weights_of ? m->weights_of->manifest.by_matrix : m->dp.level && m->dp.parallel->by_matrix;
+    /* the same layout as its weights */
+    m->manifest.shards = m->weights_of ? m->weights_of->manifest.shards : m->dp.shards;
+    m->manifest.by_matrix = m->weights_of ? m->weights_of->manifest.by_matrix
+                                          : m->dp.level && m->dp.parallel->by_matrix;
     describe_model(&m->manifest, c, m->from, m->to);
     lay_out_gradients(m, gradients);
     m->lp = mem_alloc(L * sizeof *m->lp);
@@ -391,21 +411,22 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     plan_batch(m);
     plan_cache(m);
 }
-void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, const Recompute *recompute, int micro_batches,
-                         Dtype gradients, const Parallel *parallel) {
-    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .batch = { .B = B, .T = T, .N = B * T }, .to = c->layers,
-                  .recompute = recompute ? *recompute : (Recompute){ { 0 } },
-                  .dp = { .parallel = parallel, .exchange = parallel_exchange(parallel), .ranks = parallel ? parallel->ranks : 1,
-                          .shards = parallel ? parallel_shards(parallel) : 1,
+void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, const Recompute *recompute,
+                         int micro_batches, Dtype gradients, const Parallel *parallel) {
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .batch = { .B = B, .T = T, .N = B * T },
+                  .to = c->layers, .recompute = recompute ? *recompute : (Recompute){ { 0 } },
+                  .dp = { .parallel = parallel, .exchange = parallel_exchange(parallel),
+                          .ranks = parallel ? parallel->ranks : 1, .shards = parallel ? parallel_shards(parallel) : 1,
                           .level = parallel && parallel->ranks > 1 ? parallel->level : 0,
                           .ordered = parallel && parallel->ordered } };
-    for (int p = 0; p < LAYER_PARTS; p++) if (m->recompute.layers[p] >= c->layers) m->recompute.layers[p] = c->layers - 1;
+    for (int p = 0; p < LAYER_PARTS; p++)
+        if (m->recompute.layers[p] >= c->layers) m->recompute.layers[p] = c->layers - 1;
     plan(m, micro_batches, gradients);
 }
-static void plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, const Model *weights_of, int from,
-                           int to) {
-    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .batch = { .B = B, .T = T, .N = B * T }, .from = from, .to = to,
-                  .dp = { .ranks = 1, .shards = 1 }, .cache_capacity = capacity, .weights_of = weights_of };
+static void plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
+                           const Model *weights_of, int from, int to) {
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .batch = { .B = B, .T = T, .N = B * T }, .from = from,
+                  .to = to, .dp = { .ranks = 1, .shards = 1 }, .cache_capacity = capacity, .weights_of = weights_of };
     plan(m, 1, REAL);
 }
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
@@ -472,8 +493,10 @@ int model_allocate(Model *m) {
         const int block = c->universal ? 0 : l;
         bind_tensors(m, block, &m->lp[l], &m->lg[l]);
         describe_acts(m, l, BIND_SHARED, NULL);
-        if (c->attention_experts > 1) bind_route(m, &m->acts[l].att, router++, c->attention_experts, c->attention_topk, 0);
-        if (config_has_experts(c, l)) m->acts[l].mlp.groups = (Groups){ c->groups, c->groups_chosen, c->groups_by_best };
+        if (c->attention_experts > 1)
+            bind_route(m, &m->acts[l].att, router++, c->attention_experts, c->attention_topk, 0);
+        if (config_has_experts(c, l))
+            m->acts[l].mlp.groups = (Groups){ c->groups, c->groups_chosen, c->groups_by_best };
         if (config_has_experts(c, l)) bind_route(m, &m->acts[l].mlp, router++, c->experts, c->topk, c->route_scale);
         if (config_has_experts(c, l) && c->shared_gate) m->acts[l].gate.plan.E = m->acts[l].gate.plan.K = 1;
     }
@@ -481,7 +504,8 @@ int model_allocate(Model *m) {
     return 1;
 }
 
-/* In parts that fit into caches: fresh pages for doubles of all elements would take longer than drawing them. */
+/* In parts that fit into caches: fresh pages for doubles of all elements would take longer than
+ * drawing them. */
 void model_initialize_tensor(Model *m, int tensor, uint64_t seed) {
     enum { PART = 1 << 18 };
     const int shards = m->dp.level ? m->dp.shards : 1, shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0;

@@ -18,8 +18,10 @@ static void plan_buffers(Model *m, Ranges *r, int layers, MemCategory category, 
     }
 }
 void ranges_plan(Model *m) {
-    if (m->dp.level >= 3) plan_buffers(m, &m->dp.weights, 3, MEM_WEIGHTS, "weights of whole ranges", m->dev->floatX_size);
-    if (m->dp.level >= 2) plan_buffers(m, &m->dp.gradients, 2, MEM_GRADIENTS, "gradients of whole ranges", m->dev->real_size);
+    if (m->dp.level >= 3)
+        plan_buffers(m, &m->dp.weights, 3, MEM_WEIGHTS, "weights of whole ranges", m->dev->floatX_size);
+    if (m->dp.level >= 2)
+        plan_buffers(m, &m->dp.gradients, 2, MEM_GRADIENTS, "gradients of whole ranges", m->dev->real_size);
 }
 
 floatX *model_weight(const Model *m, const Tensor *t) {

@@ -4,7 +4,8 @@
 #include <limits.h>
 #include <stdlib.h>
 
-static const char *const part_name[LAYER_PARTS] = { "norms", "QKV projections", "attention", "output projections", "up projections" };
+static const char *const part_name[LAYER_PARTS] = { "norms", "QKV projections", "attention", "output projections",
+                                                    "up projections" };
 
 Recompute recompute_parts(unsigned parts, int layers) {
     Recompute r = { { 0 } };
@@ -16,14 +17,14 @@ Recompute recompute_numbered(int number) {
     return recompute_parts(number <= 0 ? 0 : number == 1 ? 1u << PART_NORMS : ALL_PARTS, INT_MAX);
 }
 
-/* ---- bytes and work ------------------------------------------------------------------------------------------ */
+/* ---- bytes and work -------------------------------------------------------------------------- */
 
 /* Layers that can recompute a part: all but the last, which need not. */
 static int most(const Model *m) { return m->config.layers - 1; }
 static int clipped(const Model *m, int layers) { return layers < most(m) ? layers : most(m); }
 
-/* The time of a flop of a product, of a flop of attention, and of a byte read or written, in units of the mean time of a flop of a step.
- * Measured: docs/LOG.md, "Recomputing by parts". */
+/* The time of a flop of a product, of a flop of attention, and of a byte read or written, in units
+ * of the mean time of a flop of a step. Measured: docs/LOG.md, "Recomputing by parts". */
 typedef struct { double product, attention, byte; } Pace;
 static Pace pace_of(const Device *dev) { return dev->is_gpu ? (Pace){ 0.85, 1.3, 120 } : (Pace){ 0.65, 2.4, 5 }; }
 
@@ -39,13 +40,15 @@ static double layer_work(const Model *m, int l, LayerPart part) {
     case PART_NORMS:     moved = 4 * C; break;
     case PART_HEADS:     flop = 2 * config_projections(c, 0), moved = 2 * (QGD + GD); break;
     case PART_ATTENTION: return m->batch.N * pace.attention * 2 * QGD * (T - unseen);
-    case PART_MIDDLE:    flop = 2 * config_projections(c, 1), moved = (3 + (c->attention_experts > 1 ? c->query_heads : 1)) * C; break;
+    case PART_MIDDLE:
+        flop = 2 * config_projections(c, 1), moved = (3 + (c->attention_experts > 1 ? c->query_heads : 1)) * C; break;
     default:             flop = 2 * C * gate * F, moved = F;
     }
     return m->batch.N * (pace.product * flop + pace.byte * X * moved);
 }
 
-/* What recomputing a part in 0, 1, ... layers saves and costs. These share the last layer's buffer. */
+/* What recomputing a part in 0, 1, ... layers saves and costs. These share the last layer's
+ * buffer. */
 typedef struct { size_t bytes; double work; } Effect;
 static Effect *effects(const Model *m, LayerPart part) {
     Effect *e = mem_alloc((size_t)m->config.layers * sizeof *e);
@@ -76,10 +79,10 @@ double recompute_costs(const Model *m, Recompute r) {
     return effect_of(m, r).work / (m->batch.N * config_flops(&m->config, m->batch.T));
 }
 
-/* ---- the choice ------------------------------------------------------------------------------------------------ */
+/* ---- the choice ------------------------------------------------------------------------------ */
 
-/* Savings and costs of a part are in proportion to its layers, so the best choice is some parts in all layers and one in as many as it
- * takes. There are few such choices: all are tried. */
+/* Savings and costs of a part are in proportion to its layers, so the best choice is some parts in
+ * all layers and one in as many as it takes. There are few such choices: all are tried. */
 Recompute recompute_choose(const Model *m, size_t bytes) {
     Recompute best = recompute_parts(ALL_PARTS, most(m));
     double least = effect_of(m, best).work;
@@ -100,11 +103,12 @@ Recompute recompute_choose(const Model *m, size_t bytes) {
     return best;
 }
 
-/* ---- words --------------------------------------------------------------------------------------------------- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 static void add_effect(const Model *m, Recompute r, const char *less, const char *more, Text *out) {
     const double percent = 100 * recompute_costs(m, r), bytes = (double)recompute_saves(m, r);
-    text_add(out, "%.2f %s%s %.*f %%%s", bytes / (bytes < 1e9 ? 1e6 : 1e9), bytes < 1e9 ? "MB" : "GB", less, percent < 10 ? 1 : 0, percent, more);
+    text_add(out, "%.2f %s%s %.*f %%%s", bytes / (bytes < 1e9 ? 1e6 : 1e9), bytes < 1e9 ? "MB" : "GB", less,
+             percent < 10 ? 1 : 0, percent, more);
 }
 void recompute_describe(const Model *m, Recompute r, Text *out) {
     int kinds = 0, said = 0, same = 1;
@@ -117,7 +121,8 @@ void recompute_describe(const Model *m, Recompute r, Text *out) {
     for (int p = 0; p < LAYER_PARTS && !same; p++) {
         if (!r.layers[p]) continue;
         said++;
-        text_add(out, "%s of %d%s", part_name[p], r.layers[p], said == kinds ? " of" : said == kinds - 1 ? " and " : ", ");
+        text_add(out, "%s of %d%s", part_name[p], r.layers[p],
+                 said == kinds ? " of" : said == kinds - 1 ? " and " : ", ");
     }
     if (same) text_add(out, "%d of", r.layers[0]);
     text_add(out, " %d layers: ", m->config.layers);

@@ -1,9 +1,12 @@
-/* recompute.h: which parts of layers backward recomputes (model.h: LayerPart, Recompute), what that saves, and what it costs.
+/* recompute.h: which parts of layers backward recomputes (model.h: LayerPart, Recompute), what that
+ * saves, and what it costs.
  *
- * A layer's forward keeps buffers for its backward. Layers that recompute a part share one buffer for it, and backward computes it again
- * from what is kept: the same operations on the same numbers, so gradients have the same bits whatever is recomputed. n layers then need n
- * buffers less, and n more forwards of the part. Routing is never recomputed: it is small.
- * Source: Chen et al. 2016, arXiv 1604.06174; by parts: Korthikanti et al. 2022, arXiv 2205.05198. */
+ * A layer's forward keeps buffers for its backward. Layers that recompute a part share one buffer
+ * for it, and backward computes it again from what is kept: the same operations on the same
+ * numbers, so gradients have the same bits whatever is recomputed. n layers then need n buffers
+ * less, and n more forwards of the part. Routing is never recomputed: it is small.
+ * Source: Chen et al. 2016, arXiv 1604.06174; by parts: Korthikanti et al. 2022, arXiv
+ * 2205.05198. */
 #ifndef RECOMPUTE_H
 #define RECOMPUTE_H
 #include "llmc/base/text.h"
@@ -14,16 +17,17 @@ Recompute recompute_numbered(int number);               /* of -r: 0 nothing, 1 n
 
 /* The functions below are about a planned model, allocated or not. */
 
-/* Bytes that this saves over recomputing nothing; and its cost as a fraction of the step's work, estimated from counts of flop and bytes
- * and measured rates of devices. */
+/* Bytes that this saves over recomputing nothing; and its cost as a fraction of the step's work,
+ * estimated from counts of flop and bytes and measured rates of devices. */
 size_t recompute_saves(const Model *m, Recompute r);
 double recompute_costs(const Model *m, Recompute r);
 
-/* The cheapest choice that saves at least `bytes`: some parts in all layers, and one in as many as it takes. If none saves that much:
- * everything. */
+/* The cheapest choice that saves at least `bytes`: some parts in all layers, and one in as many as
+ * it takes. If none saves that much: everything. */
 Recompute recompute_choose(const Model *m, size_t bytes);
 
-/* Appends "up projections of 17 of 48 layers: 11.20 GB less, about 4 % more work"; nothing where r recomputes nothing. */
+/* Appends "up projections of 17 of 48 layers: 11.20 GB less, about 4 % more work"; nothing where r
+ * recomputes nothing. */
 void recompute_describe(const Model *m, Recompute r, Text *out);
 void recompute_list(const Model *m, Text *out);         /* each part, in all layers: what it saves and costs */
 #endif

@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A device before the last. Its thread waits for work: a device of the CUDA kind belongs to the thread that opened it. */
+/* A device before the last. Its thread waits for work: a device of the CUDA kind belongs to the
+ * thread that opened it. */
 typedef struct {
     Model m;
     int   from, to;                     /* its layers */
@@ -32,7 +33,7 @@ struct Relay {
     int    N;                           /* that these have room for */
 };
 
-/* ---- threads --------------------------------------------------------------------------------------------------- */
+/* ---- threads --------------------------------------------------------------------------------- */
 
 static void *serve(void *stage) {
     Stage *s = stage;
@@ -67,12 +68,13 @@ static int start(Relay *r, int device, int first) {
     s->work = nothing;                  /* opening the device */
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
-    if (pthread_create(&s->thread, NULL, serve, s)) fail(EXIT_MEMORY, "a thread for device %d cannot be started", device);
+    if (pthread_create(&s->thread, NULL, serve, s))
+        fail(EXIT_MEMORY, "a thread for device %d cannot be started", device);
     wait_for(s);
     return !s->why;
 }
 
-/* ---- dealing out the layers -------------------------------------------------------------------------------------- */
+/* ---- dealing out the layers ------------------------------------------------------------------ */
 
 /* Elements of each layer, its cache included, and of the tensors before and after the layers. */
 static void sizes_of(const Device *dev, const Config *c, size_t cache, size_t *layer, size_t *before, size_t *behind) {
@@ -89,13 +91,14 @@ static void sizes_of(const Device *dev, const Config *c, size_t cache, size_t *l
     if (c->tied) *behind += *before;
     model_free(&m);
 }
-/* Each device as many of the next layers as `most` elements allow, at least one, and one is left for each that follows. from (devices).
- * 1: the last has no more, either. */
+/* Each device as many of the next layers as `most` elements allow, at least one, and one is left
+ * for each that follows. from (devices). 1: the last has no more, either. */
 static int deal(const size_t *layer, int layers, size_t before, size_t behind, size_t most, int devices, int *from) {
     size_t held = before, largest = 0;
     for (int l = from[0] = 0, d = 0; l < layers; l++) {
         const int begins = l > from[d];
-        if (begins && d < devices - 1 && (held + layer[l] > most || layers - l == devices - 1 - d)) from[++d] = l, held = 0;
+        if (begins && d < devices - 1 && (held + layer[l] > most || layers - l == devices - 1 - d))
+            from[++d] = l, held = 0;
         held += layer[l];
         if (held > largest) largest = held;
     }
@@ -119,13 +122,14 @@ static void deal_evenly(Relay *r, size_t cache) {
     free(from);
 }
 
-/* ---- opening -------------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 Relay *relay_open(const Device *dev, int first, const Config *c, int devices, size_t cache, char why[256]) {
     Relay *r = mem_alloc(sizeof *r);
     *r = (Relay){ .dev = dev, .config = *c, .devices = devices, .at = mem_alloc((size_t)devices * sizeof(Stage)) };
     int ok = !c->universal && devices <= c->layers;
-    if (!ok) snprintf(why, 256, c->universal ? "all its layers are one block, which cannot be dealt out" : "it has only %d layer%s", c->layers, c->layers == 1 ? "" : "s");
+    if (!ok) snprintf(why, 256, c->universal ? "all its layers are one block, which cannot be dealt out"
+                                             : "it has only %d layer%s", c->layers, c->layers == 1 ? "" : "s");
     else deal_evenly(r, cache);
     for (int d = 0; d < devices - 1 && ok; d++) {
         ok = start(r, d, first);
@@ -170,7 +174,7 @@ size_t relay_memory(Relay *r, int device) {
     return bytes;
 }
 
-/* ---- a pass ------------------------------------------------------------------------------------------------------ */
+/* ---- a pass ---------------------------------------------------------------------------------- */
 
 static int pass(Model *m, void *last_model) {
     const Model *last = last_model;
@@ -195,7 +199,7 @@ static void bring(Relay *r, Model *last) {
     dev->upload(last->acts[last->from - 1].out, r->stream, N * (size_t)last->config.channels * dev->floatX_size);
 }
 
-/* ---- planning, and what the model of the last device calls -------------------------------------- */
+/* ---- planning, and what the model of the last device calls ----------------------------------- */
 
 static int allocate(Model *m, void *context) { (void)context; return model_allocate(m); }
 /* Pretended devices have one memory. */
@@ -217,7 +221,8 @@ static void free_all(Relay *r) {
 static const RelayCalls calls = { allocate_all, bring, free_all };
 
 void model_plan_dealt(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, Relay *r) {
-    for (int d = 0; r && d < r->devices - 1; d++) model_plan_layers(&r->at[d].m, dev, c, B, T, capacity, r->at[d].from, r->at[d].to);
+    for (int d = 0; r && d < r->devices - 1; d++)
+        model_plan_layers(&r->at[d].m, dev, c, B, T, capacity, r->at[d].from, r->at[d].to);
     model_plan_layers(m, dev, c, B, T, capacity, r ? r->last_from : 0, c->layers);
     if (!r) return;
     m->relay = r, m->relay_calls = &calls;

@@ -14,7 +14,8 @@ void replay_run(Replay *r, const Device *dev, uint64_t state, void (*work)(void 
             r->recording = dev->record_end(&why);
         }
         if (!r->recording) {
-            warn("the work of %s could not be recorded (%s) and is queued again each time, which is slower", dev->name, why);
+            warn("the work of %s could not be recorded (%s) and is queued again each time, which is slower",
+                 dev->name, why);
             r->off = 1;
         }
     }

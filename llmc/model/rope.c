@@ -9,7 +9,8 @@ static int rotated(const Config *c) { return c->rotated ? c->rotated : c->head_s
 
 int rope_head(const Config *c) { return c->kv_rank ? c->rotated : c->head_size; }
 
-/* Llama 3.1: slow pairs are slowed down by `factor`, fast ones are left, those between are a mean of both. */
+/* Llama 3.1: slow pairs are slowed down by `factor`, fast ones are left, those between are a mean
+ * of both. */
 static double llama3(const RopeScaling *s, double rate) {
     const double rotations = s->original * rate / (2 * PI);     /* of this pair within the original context */
     if (rotations < s->low) return rate / s->factor;
@@ -21,7 +22,8 @@ static double llama3(const RopeScaling *s, double rate) {
 static double pair_of_rotations(const Config *c, double rotations) {
     return rotated(c) * log(c->rope.original / (rotations * 2 * PI)) / (2 * log(c->rope_theta));
 }
-/* YaRN: the same with a ramp over the pairs' numbers. Source: Peng et al. 2023, arXiv 2309.00071. */
+/* YaRN: the same with a ramp over the pairs' numbers. Source: Peng et al. 2023, arXiv
+ * 2309.00071. */
 static double yarn(const Config *c, double rate, int i) {
     const RopeScaling *s = &c->rope;
     const int R = rotated(c);
@@ -41,7 +43,8 @@ void rope_table(const Device *dev, real *table, const Config *c, int T) {
     double *rate = mem_alloc((size_t)half * sizeof *rate), *rows = mem_alloc(ROWS * width * sizeof *rows);
     for (int i = 0; i < R/2; i++) {
         const double plain = pow(c->rope_theta, -2.0 * i / R);
-        rate[i] = c->rope.kind == ROPE_LINEAR ? plain / c->rope.factor : c->rope.kind == ROPE_LLAMA3 ? llama3(&c->rope, plain)
+        rate[i] = c->rope.kind == ROPE_LINEAR ? plain / c->rope.factor
+                                              : c->rope.kind == ROPE_LLAMA3 ? llama3(&c->rope, plain)
                 : c->rope.kind == ROPE_YARN ? yarn(c, plain, i) : plain;
     }
     const double both = c->kv_rank ? 1 : sqrt(config_score_scale(c));       /* of latent attention: latent.c */
@@ -54,7 +57,8 @@ void rope_table(const Device *dev, real *table, const Config *c, int T) {
                 rows[(size_t)t * width + 2 * (size_t)i]     = scale * cos(angle);
                 rows[(size_t)t * width + 2 * (size_t)i + 1] = scale * sin(angle);
             }
-        dev->reals_from_double((real *)((char *)table + (size_t)from * width * dev->real_size), rows, (size_t)count * width);
+        dev->reals_from_double((real *)((char *)table + (size_t)from * width * dev->real_size), rows,
+                               (size_t)count * width);
     }
     free(rate);
     free(rows);

@@ -15,32 +15,37 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *bias,
     if (bias) dev->bias_forward(r->logits, bias, N, E);
     dev->router_forward(choice, r->chosen_weight, r->lse, r->logits, r->bias, scores, r->groups, m->forced, N, E, K);
 
-    /* 2. The slots are sorted by expert, so that each expert has consecutive rows; rounded: whole tiles of them. */
+    /* 2. The slots are sorted by expert, so that each expert has consecutive rows; rounded: whole
+     *    tiles of them. */
     r->plan.N = N;
     r->plan.S = rounds ? (int)mlp_slots(&m->config, N, 1) : N * K;
     r->plan.first = rounds ? r->first : NULL;
-    if (rounds) dev->route_round(&r->plan, r->own_load, r->expert, r->chosen_weight, choice, r->logits, r->lse, scores, m->config.tile);
+    if (rounds) dev->route_round(&r->plan, r->own_load, r->expert, r->chosen_weight, choice, r->logits, r->lse, scores,
+                                 m->config.tile);
     else dev->route_plan(&r->plan, r->own_load, r->expert);
     if (r->weight != r->chosen_weight) dev->scale_weights(r->weight, r->chosen_weight, r->scale, (size_t)r->plan.S);
 }
 
 /* Tokens whose slots are counted in a router's load. */
 static int counted(const Model *m) { return m->dp.ordered ? m->batch.N : m->batch.N * m->dp.ranks; }
-/* Experts are to be balanced over a whole batch, whose tokens may be on several ranks: r->load counts all of them, or, if
- * the result is not to depend on the number of ranks, those of this rank's micro-batch. */
+/* Experts are to be balanced over a whole batch, whose tokens may be on several ranks: r->load
+ * counts all of them, or, if the result is not to depend on the number of ranks, those of this
+ * rank's micro-batch. */
 void route_losses(Model *m, Route *r) {
     const int N = m->batch.N, E = r->E, K = r->K;
     m->dev->router_losses(r->losses, r->logits, r->lse, r->load, counted(m), m->config.scores, N, E, K);
 }
 
-/* The choice of experts has no gradient; the weights and the two losses have. m->s.dweight: d loss / d weight. */
-void route_backward(Model *m, Route *r, const floatX *router, void *drouter, real *dbias, Sum *dx, const floatX *x, float scale,
-                    Write how) {
+/* The choice of experts has no gradient; the weights and the two losses have. m->s.dweight: d
+ * loss / d weight. */
+void route_backward(Model *m, Route *r, const floatX *router, void *drouter, real *dbias, Sum *dx, const floatX *x,
+                    float scale, Write how) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, E = r->E, K = r->K;
     if (r->weight != r->chosen_weight) dev->scale_weights(m->s.dweight, m->s.dweight, r->scale, (size_t)r->plan.S);
     dev->router_backward(m->s.dlogits, m->s.dweight, r->chosen_weight, r->lse, r->expert, r->plan.first,
-                         r->logits, r->load, m->balance_coef * scale, m->z_coef * scale, counted(m), m->config.scores, N, E, K);
+                         r->logits, r->load, m->balance_coef * scale, m->z_coef * scale, counted(m),
+                         m->config.scores, N, E, K);
     if (dbias) dev->bias_backward(dbias, m->s.dlogits, N, E);
     sum_add(dx, m->s.dlogits, router, E);
     dev->matmul_backward_weight(drouter, m->s.dlogits, x, N, C, E, how);

@@ -31,7 +31,8 @@ const char *router_name(const Model *m, int router, char text[48]) {
     return text;
 }
 
-/* Upper bound on slots: rounding adds at most half a tile to an expert, which never has more than N. */
+/* Upper bound on slots: rounding adds at most half a tile to an expert, which never has more than
+ * N. */
 int64_t mlp_slots(const Config *c, int N, int rounds) {
     const int64_t chosen = (int64_t)N * c->topk, all = (int64_t)N * c->experts, E = c->experts;
     if (!rounds || !c->rounding || E == 1) return chosen;
@@ -52,7 +53,8 @@ RouterStats router_stats(const Model *m, const int *load, const double *losses) 
             s.dead += own[e] == 0;
         }
         s.experts += experts;
-        if (total && (double)most * experts / (double)total > s.max_load) s.max_load = (double)most * experts / (double)total;
+        if (total && (double)most * experts / (double)total > s.max_load)
+            s.max_load = (double)most * experts / (double)total;
         if (is_attention(m, r)) { s.att_balance += losses[2*r]; attention++; }
         else                    { s.balance += losses[2*r]; mlp++; }
         s.z += losses[2*r + 1] / m->routers;
@@ -64,6 +66,6 @@ RouterStats router_stats(const Model *m, const int *load, const double *losses) 
 
 void routers_update_bias(Model *m, float rate, int relative) {
     for (int r = 0; r < m->routers; r++)
-        m->dev->router_bias(real_at(m, m->bias, router_offset(m, r)), m->results.load + router_offset(m, r), rate, relative,
-                            router_width(m, r));
+        m->dev->router_bias(real_at(m, m->bias, router_offset(m, r)), m->results.load + router_offset(m, r), rate,
+                            relative, router_width(m, r));
 }

@@ -1,20 +1,23 @@
 /* shards.c: levels 2 and 3 (parallel.h): buffers for whole ranges, and when they hold which range.
  *
- * Weights: the range in use and the next two in the direction of the pass; the second next is gathered into the buffer of the range that
- * was just used. Gradients: the range that is computed, and the one computed before it, which is being sent to its owners. The
- * embedding, and the head unless it is the embedding, use one buffer of their own at different times. */
+ * Weights: the range in use and the next two in the direction of the pass; the second next is
+ * gathered into the buffer of the range that was just used. Gradients: the range that is computed,
+ * and the one computed before it, which is being sent to its owners. The embedding, and the head
+ * unless it is the embedding, use one buffer of their own at different times. */
 #include "shards.h"
 #include "gradients.h"
 #include "ranges.h"
 
 static Comm *comm_of(const Model *m) { return m->dp.parallel->node; }
 /* Of a range: the elements of one rank, and where this rank has them. */
-static size_t own_count(const Model *m, int range) { return m->manifest.ranges[range].count / (size_t)comm_of(m)->size; }
+static size_t own_count(const Model *m, int range) {
+    return m->manifest.ranges[range].count / (size_t)comm_of(m)->size;
+}
 static char *own(const Model *m, void *shards, int range, size_t element) {
     return (char *)shards + m->manifest.ranges[range].offset / (size_t)comm_of(m)->size * element;
 }
 
-/* ---- weights ------------------------------------------------------------------------------------------------- */
+/* ---- weights --------------------------------------------------------------------------------- */
 
 void shards_forget(Model *m) {
     for (int b = 0; b < RANGE_BUFFERS; b++) m->dp.weights.held[b] = m->dp.weights.moving[b] = 0;
@@ -57,7 +60,7 @@ void shards_keep(Model *m, int range) {
     m->dev->copy(own(m, m->params, range, X), full + (size_t)comm_of(m)->rank * bytes, bytes);
 }
 
-/* ---- gradients ----------------------------------------------------------------------------------------------- */
+/* ---- gradients ------------------------------------------------------------------------------- */
 
 /* Numbers of events: ranges have those of weights. */
 static int event_of(const Model *m, int buffer) { return m->manifest.range_count + buffer; }
@@ -71,7 +74,8 @@ void shards_open(Model *m, int range) {
 }
 static real *own_sums(const Model *m, int range) {
     const Range *r = &m->manifest.ranges[range];
-    const size_t at = m->dp.level < 2 ? r->offset + (size_t)comm_of(m)->rank * own_count(m, range) : r->offset / (size_t)comm_of(m)->size;
+    const size_t at = m->dp.level < 2 ? r->offset + (size_t)comm_of(m)->rank * own_count(m, range)
+                                      : r->offset / (size_t)comm_of(m)->size;
     return real_at(m, m->grads, at);
 }
 /* A piece at a time, as large as m->dp.gathered has room for. */
@@ -93,7 +97,8 @@ static void add_in_order(Model *m, int range) {
     for (int i = 0; i < comm_of(m)->size; i++)
         sum_in_order(m, i == comm_of(m)->rank ? own_sums(m, range) : NULL, real_at(m, full, (size_t)i * n), n);
 }
-/* A range's sums are those of the node when the next range has been sent, which took the device long enough: then it need not wait. */
+/* A range's sums are those of the node when the next range has been sent, which took the device
+ * long enough: then it need not wait. */
 void shards_cross(Model *m, int sent) {
     Comm *c = comm_of(m), *across = m->dp.parallel->across;
     const int event = m->manifest.range_count + RANGE_BUFFERS, range = m->dp.crossing - 1;

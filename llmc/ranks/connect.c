@@ -1,5 +1,5 @@
-/* connect.c: how a process joins the others and leaves them (group.h). How processes find each other: rendezvous.c. How
- * they watch each other: watch.c. */
+/* connect.c: how a process joins the others and leaves them (group.h). How processes find each
+ * other: rendezvous.c. How they watch each other: watch.c. */
 #define _POSIX_C_SOURCE 200809L
 #include "group_impl.h"
 #include "llmc/base/text.h"

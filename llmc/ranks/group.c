@@ -1,5 +1,5 @@
-/* group.c: see group.h. Collectives: the threads of one process, the star of processes, and both together. How
- * processes join and leave: connect.c. */
+/* group.c: see group.h. Collectives: the threads of one process, the star of processes, and both
+ * together. How processes join and leave: connect.c. */
 #define _POSIX_C_SOURCE 200809L
 #include "group_impl.h"
 #include "net.h"
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- the threads of one process: a barrier, then they read each other's memory ---------------------------- */
+/* ---- the threads of one process: a barrier, then they read each other's memory --------------- */
 
 static void thread_barrier(ProcessGroup *g) {
     pthread_mutex_lock(&g->mutex);
@@ -22,7 +22,8 @@ static void thread_barrier(ProcessGroup *g) {
     pthread_mutex_unlock(&g->mutex);
 }
 
-/* A data connection, which has no deadline, broke. The watching thread knows why, or will soon, and ends this process. */
+/* A data connection, which has no deadline, broke. The watching thread knows why, or will soon, and
+ * ends this process. */
 static _Noreturn void wait_for_watcher(ProcessGroup *g) {
     const double end = now() + g->silence + LINGER;
     while (now() < end) sleep(1);
@@ -36,10 +37,10 @@ static void must_receive(ProcessGroup *g, int process, void *data, size_t bytes)
     if (!net_receive(g->link[process].data, data, bytes, NET_FOREVER)) wait_for_watcher(g);
 }
 
-/* ---- the star of processes: one thread of each process communicates ---------------------------------------- */
+/* ---- the star of processes: one thread of each process communicates -------------------------- */
 
-/* all (size, bytes): before, a process has the blocks of its own ranks; afterwards, those of every rank. A process's own
- * blocks are not sent back, because its other threads may be reading them. */
+/* all (size, bytes): before, a process has the blocks of its own ranks; afterwards, those of every
+ * rank. A process's own blocks are not sent back, because its other threads may be reading them. */
 static void exchange_processes(ProcessGroup *g, char *all, size_t bytes) {
     for (int p = 1; p < g->processes; p++) {
         char *const own = all + (size_t)g->at[p].first * bytes;
@@ -58,9 +59,9 @@ static void exchange_processes(ProcessGroup *g, char *all, size_t bytes) {
     }
 }
 
-/* On entry, x of the hub's first rank is the sum over the hub's ranks; the ranks of the other processes are added in rank
- * order. Processes send the values of every rank, not their sum, so that the order does not depend on how ranks are
- * spread over processes. */
+/* On entry, x of the hub's first rank is the sum over the hub's ranks; the ranks of the other
+ * processes are added in rank order. Processes send the values of every rank, not their sum, so
+ * that the order does not depend on how ranks are spread over processes. */
 static void reduce_processes(ProcessGroup *g, char *x, size_t bytes,
                              void (*add)(void *x, const void *y, size_t bytes)) {
     for (size_t from = 0; from < bytes; from += PIECE) {
@@ -79,7 +80,7 @@ static void reduce_processes(ProcessGroup *g, char *x, size_t bytes,
     }
 }
 
-/* ---- both together: Group's exchange and reduce ------------------------------------------------------------- */
+/* ---- both together: Group's exchange and reduce ---------------------------------------------- */
 
 static int is_leader(const Rank *r) { return r == r->processes->rank; }
 
@@ -106,7 +107,8 @@ static void exchange(Group *group, void *all, const void *mine, size_t bytes) {
     thread_barrier(g);                                      /* no thread reads another's buffers after this */
 }
 
-/* In the hub's process each thread sums one slice over the ranks there; then the ranks of other processes follow. */
+/* In the hub's process each thread sums one slice over the ranks there; then the ranks of other
+ * processes follow. */
 static void reduce(Group *group, void *x, size_t bytes, void (*add)(void *x, const void *y, size_t bytes)) {
     Rank *r = (Rank *)group;
     ProcessGroup *g = r->processes;
@@ -127,14 +129,16 @@ static void reduce(Group *group, void *x, size_t bytes, void (*add)(void *x, con
     thread_barrier(g);
 }
 
-/* ---- parts of a group ---------------------------------------------------------------------------------------- */
+/* ---- parts of a group ------------------------------------------------------------------------ */
 
 typedef struct { Group group; Group *parent; int first, step; } Part;
 
-/* 1: all parts of this shape are within a process. Parts of consecutive ranks are, if each process has some whole ones. */
+/* 1: all parts of this shape are within a process. Parts of consecutive ranks are, if each process
+ * has some whole ones. */
 static int is_within_processes(const ProcessGroup *g, const Part *part) {
     int within = part->step == 1;
-    for (int p = 0; p < g->processes; p++) within &= g->at[p].first % part->group.size == 0 && g->at[p].ranks % part->group.size == 0;
+    for (int p = 0; p < g->processes; p++)
+        within &= g->at[p].first % part->group.size == 0 && g->at[p].ranks % part->group.size == 0;
     return within || g->processes == 1;
 }
 /* Else the blocks of all ranks come here, in pieces, and this part's are kept. */
@@ -174,11 +178,12 @@ static void reduce_part(Group *group, void *x, size_t bytes, void (*add)(void *x
 }
 Group *group_part(Group *parent, int first, int step, int size) {
     Part *part = mem_alloc(sizeof *part);
-    *part = (Part){ .group = { (parent->rank - first) / step, size, exchange_part, reduce_part }, .parent = parent, .first = first, .step = step };
+    *part = (Part){ .group = { (parent->rank - first) / step, size, exchange_part, reduce_part }, .parent = parent,
+                    .first = first, .step = step };
     return &part->group;
 }
 
-/* ---- what hosts agree on ------------------------------------------------------------------------------------ */
+/* ---- what hosts agree on --------------------------------------------------------------------- */
 
 void group_barrier(Group *group) {
     char *all = mem_alloc((size_t)group->size), mine = 0;

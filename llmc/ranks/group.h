@@ -1,21 +1,22 @@
-/* group.h: the ranks of a run and the processes that drive them: how they find each other, what hosts agree on, and how
- * the run ends everywhere when one of them is lost.
+/* group.h: the ranks of a run and the processes that drive them: how they find each other, what
+ * hosts agree on, and how the run ends everywhere when one of them is lost.
  *
- * A launcher (torchrun, mpirun, mpiexec, srun, or flags) starts `processes` numbered processes. Each drives one or more
- * ranks, one thread per rank; ranks are numbered consecutively, process by process. Process 0 is the hub of a star of TCP
- * connections, two to each other process:
+ * A launcher (torchrun, mpirun, mpiexec, srun, or flags) starts `processes` numbered processes.
+ * Each drives one or more ranks, one thread per rank; ranks are numbered consecutively, process by
+ * process. Process 0 is the hub of a star of TCP connections, two to each other process:
  *   - the data connection carries what hosts exchange (Group.exchange, Group.reduce);
- *   - the watch connection has a thread of its own on both sides, which sends a heartbeat every second with the state of
- *     its ranks. A process whose watch connection closes or stays silent is lost: the hub names it to all others,
- *     and every process ends with EXIT_PEER. Only the watching thread diagnoses. A thread that waits for a lost rank, in
- *     a socket or in NCCL, may wait forever; the watching thread ends the process under it. */
+ *   - the watch connection has a thread of its own on both sides, which sends a heartbeat every
+ *     second with the state of its ranks. A process whose watch connection closes or stays silent
+ *     is lost: the hub names it to all others, and every process ends with EXIT_PEER. Only the
+ *     watching thread diagnoses. A thread that waits for a lost rank, in a socket or in NCCL, may
+ *     wait forever; the watching thread ends the process under it. */
 #ifndef GROUP_H
 #define GROUP_H
 #include "kernels/comm.h"
 #include "llmc/base/base.h"
 #include "launch.h"
 
-/* ---- what hosts agree on: collective calls; every rank gets the same result ------------------------------- */
+/* ---- what hosts agree on: collective calls; every rank gets the same result ------------------ */
 
 void   group_barrier(Group *group);
 void   group_broadcast(Group *group, void *data, size_t bytes);             /* rank 0's data */
@@ -24,39 +25,43 @@ int    group_min(Group *group, int x);
 int    group_or(Group *group, int bits);
 void   group_gather(Group *group, OUT double *all, double x);               /* all (size) */
 
-/* Ranks first, first + step, ... as a group of their own: rank i of it is the i-th of them. The ranks are divided into such parts of
- * equal size, and every operation of a part is called by all parts at once, with the same sizes. free() it. If every part is within
- * a process, nothing is sent. */
+/* Ranks first, first + step, ... as a group of their own: rank i of it is the i-th of them. The
+ * ranks are divided into such parts of equal size, and every operation of a part is called by all
+ * parts at once, with the same sizes. free() it. If every part is within a process, nothing is
+ * sent. */
 Group *group_part(Group *parent, int first, int step, int size);
 
-/* ---- watching: ranks that make no progress ---------------------------------------------------------------- */
+/* ---- watching: ranks that make no progress --------------------------------------------------- */
 
-/* This rank starts a phase that should end, by the next call, within `limit` seconds (0: no limit). If it does not, the
- * run ends and the message names the rank that is behind. phase: a few words; they are copied. */
+/* This rank starts a phase that should end, by the next call, within `limit` seconds (0: no limit).
+ * If it does not, the run ends and the message names the rank that is behind. phase: a few words;
+ * they are copied. */
 void   group_phase(Group *group, const char *phase, double limit);
-void   group_watch(Group *group, Comm *c);                  /* poll c->error too, of up to 3; NULL, none, before they are closed */
+void   group_watch(Group *group, Comm *c);      /* poll c->error too, of up to 3; NULL, none, before they are closed */
 
-/* ---- joining and leaving ---------------------------------------------------------------------------------- */
+/* ---- joining and leaving --------------------------------------------------------------------- */
 
 typedef struct ProcessGroup ProcessGroup;
 typedef struct {
     Launch launch;                      /* which process this is, and where process 0 listens */
     int    ranks;                       /* driven by this process; processes may differ */
     const char *version;                /* of the program; must be the same in all processes */
-    const char *secret;                 /* of the run (secret.h), which each process proves to know; NULL: only for one process */
-    const char *settings;               /* a JSON object; must be the same in all processes, else the first difference is shown */
+    const char *secret;     /* of the run (secret.h), which each process proves to know; NULL: only for one process */
+    const char *settings;   /* a JSON object; must be the same in all processes, else the first difference is shown */
     double join_seconds;                /* how long to wait for the other processes; 0: 300 */
     double silence_seconds;             /* a process that is silent for longer is lost; 0: 10 */
     void (*lost)(const char *why);      /* must end the process; NULL: prints why and exits with EXIT_PEER */
 } GroupOptions;
 
-/* Connects to the other processes. NULL and e if one is missing, has other settings, or the address is wrong; every
- * process that can be reached gets the same reason. */
+/* Connects to the other processes. NULL and e if one is missing, has other settings, or the address
+ * is wrong; every process that can be reached gets the same reason. */
 ProcessGroup *group_join(const GroupOptions *o, Error *e);
 int    group_size(const ProcessGroup *g);                   /* ranks of all processes */
-int    group_host_ranks(const ProcessGroup *g, Error *e);   /* of each host; 0 and e: processes_host_ranks says why (messages.h) */
+int    group_host_ranks(const ProcessGroup *g, Error *e);   /* of each host; 0 and e:
+                                                             * processes_host_ranks says why
+                                                             * (messages.h) */
 Group *group_of(ProcessGroup *g, int local);                /* the local-th rank of this process; for its thread only */
-/* Called once the threads of all local ranks have ended. Waits for the other processes, then closes the connections. A
- * process that exits without this call is lost to the others. */
+/* Called once the threads of all local ranks have ended. Waits for the other processes, then closes
+ * the connections. A process that exits without this call is lost to the others. */
 void   group_leave(ProcessGroup *g);
 #endif

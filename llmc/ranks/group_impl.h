@@ -1,4 +1,5 @@
-/* group_impl.h: shared by group.c, connect.c, rendezvous.c and watch.c, and included by nothing else. */
+/* group_impl.h: shared by group.c, connect.c, rendezvous.c and watch.c, and included by nothing
+ * else. */
 #ifndef GROUP_IMPL_H
 #define GROUP_IMPL_H
 #include <pthread.h>
@@ -9,7 +10,7 @@
 #include "messages.h"
 
 enum { ATTEMPT = 2,                         /* seconds for one attempt to connect */
-       PATIENCE = 10,                       /* seconds that a process waits for the proof of process 0 before it connects again */
+       PATIENCE = 10,           /* seconds that a process waits for the proof of process 0 before it connects again */
        COMMS = 3,                           /* of a rank: with all, within its node, with other nodes */
        PIECE = 1 << 20 };                   /* bytes of a reduction in flight between processes at a time */
 
@@ -25,7 +26,8 @@ typedef struct {                            /* this process's connections to ano
     int    data, watch;                     /* -1: none, or closed */
     int    said_goodbye;
     double last_message;                    /* when one last arrived as a whole */
-    char  *inbox;  size_t have, most;       /* of the watch connection: bytes that are not a whole message yet, and their limit */
+    char  *inbox;  size_t have, most;       /* of the watch connection: bytes that are not a whole
+                                             * message yet, and their limit */
 } Link;
 
 typedef enum { RUNNING, LEAVING, EXITING } Ending;          /* EXITING: by exit(), without group_leave */
@@ -46,22 +48,23 @@ struct ProcessGroup {
     Introductions *introductions;           /* of process 0, if there are others */
     double silence;
     void (*lost)(const char *why);
-    RankStatus *status;  double *since;     /* (size) the hub's: latest status of each rank, and when its count changed */
+    RankStatus *status;  double *since;   /* (size) the hub's: latest status of each rank, and when its count changed */
     atomic_int ending;                      /* an Ending */
     pid_t  pid;
 };
 
-/* ---- group.c ---------------------------------------------------------------------------------------------- */
+/* ---- group.c --------------------------------------------------------------------------------- */
 
 void group_begin(ProcessGroup *g);          /* numbers the ranks, once all processes are known */
 void group_end(ProcessGroup *g);            /* waits for the other processes */
 
-/* ---- rendezvous.c ---------------------------------------------------------------------------------------- */
+/* ---- rendezvous.c ---------------------------------------------------------------------------- */
 
-int rendezvous(ProcessGroup *g, const GroupOptions *o, double seconds, Error *e);   /* fills at, link and the hub's introductions */
+/* fills at, link and the hub's introductions */
+int rendezvous(ProcessGroup *g, const GroupOptions *o, double seconds, Error *e);
 
-/* ---- watch.c --------------------------------------------------------------------------------------------- */
+/* ---- watch.c --------------------------------------------------------------------------------- */
 
 void watch_begin(ProcessGroup *g);          /* starts the watching thread */
-void watch_end(ProcessGroup *g);            /* after all processes have reached the end: says goodbye, ends the thread */
+void watch_end(ProcessGroup *g);        /* after all processes have reached the end: says goodbye, ends the thread */
 #endif

@@ -55,7 +55,8 @@ int introductions_wrong(const Introductions *s, char text[64]) {
 
 int introductions_poll(Introductions *s, struct pollfd *fds, double *until) {
     int n = 0;
-    if (now() >= s->rest) for (; n < s->listeners; n++) fds[n] = (struct pollfd){ .fd = s->listener[n], .events = POLLIN };
+    if (now() >= s->rest)
+        for (; n < s->listeners; n++) fds[n] = (struct pollfd){ .fd = s->listener[n], .events = POLLIN };
     else if (s->rest < *until) *until = s->rest;
     for (int i = 0; i < s->count; i++) {
         fds[n++] = (struct pollfd){ .fd = s->at[i].fd, .events = POLLIN };
@@ -80,7 +81,8 @@ static void accept_newcomers(Introductions *s) {
                 break;
             }
             Newcomer new = { .fd = fd, .deadline = now() + INTRODUCTION_SECONDS };
-            if ((s->count == MOST_INTRODUCTIONS && !drop_oldest(s)) || !random_bytes(new.is.nonce, sizeof new.is.nonce)) close(fd);
+            if ((s->count == MOST_INTRODUCTIONS && !drop_oldest(s)) || !random_bytes(new.is.nonce, sizeof new.is.nonce))
+                close(fd);
             else s->at[s->count++] = new;
         }
 }
@@ -90,7 +92,8 @@ static void note_wrong(Introductions *s, int fd) {
     socklen_t size = sizeof from;
     s->wrong += s->wrong < 1000000;
     if (getpeername(fd, (struct sockaddr *)&from, &size)
-        || getnameinfo((struct sockaddr *)&from, size, s->latest_wrong, sizeof s->latest_wrong, NULL, 0, NI_NUMERICHOST))
+        || getnameinfo((struct sockaddr *)&from, size, s->latest_wrong, sizeof s->latest_wrong, NULL, 0,
+                       NI_NUMERICHOST))
         strcpy(s->latest_wrong, "?");
 }
 

@@ -7,9 +7,9 @@
 
 enum { MAX_PROCESSES = 1 << 20, DEFAULT_PORT = 29501 };
 
-/* In order of precedence. A launcher is recognized by its `size` variable; a `rank` without `size` is an error. Slurm sets
- * SLURM_PROCID and SLURM_NTASKS in every shell of a job, so only the variables of a job step (srun) count: rank_alone 1,
- * a rank without a size is ignored. */
+/* In order of precedence. A launcher is recognized by its `size` variable; a `rank` without `size`
+ * is an error. Slurm sets SLURM_PROCID and SLURM_NTASKS in every shell of a job, so only the
+ * variables of a job step (srun) count: rank_alone 1, a rank without a size is ignored. */
 static const struct { const char *launcher, *rank, *size, *local, *locals, *job; int rank_alone; } launchers[] = {
     { "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", 0 },
     { "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -75,8 +75,8 @@ static int slurm_locals(Launch *l, const char *(*get)(const char *), Error *e) {
     return 1;
 }
 
-/* Where process 0 listens. Torchrun's agent may occupy MASTER_PORT, so the next port is used. Slurm jobs derive the port
- * from the job number, so that two jobs on one node get different ports. */
+/* Where process 0 listens. Torchrun's agent may occupy MASTER_PORT, so the next port is used. Slurm
+ * jobs derive the port from the job number, so that two jobs on one node get different ports. */
 static int find_address(Launch *l, const Launch *flags, const char *(*get)(const char *), Error *e) {
     const char *nodes = get("SLURM_STEP_NODELIST"), *master = get("MASTER_ADDR"), *port = get("MASTER_PORT");
     int job = 0;
@@ -101,8 +101,8 @@ int launch_find(Launch *l, const Launch *flags, const char *(*get)(const char *n
     *l = (Launch){ .launcher = "none", .processes = 1, .locals = 1, .port = DEFAULT_PORT };
     if (flags->process >= 0 || flags->processes > 0) {
         if (flags->process < 0 || flags->processes < 1 || flags->process >= flags->processes)
-            return error_set(e, "process %d of %d: both numbers must be given, and the first must be at least 0 and less "
-                             "than the second", flags->process, flags->processes);
+            return error_set(e, "process %d of %d: both numbers must be given, and the first must be at least 0 and "
+                             "less than the second", flags->process, flags->processes);
         *l = *flags;
         l->launcher = "flags";
         return find_address(l, flags, get, e);

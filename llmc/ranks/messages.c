@@ -20,7 +20,7 @@ void one_line(char *text, size_t capacity, const char *bytes, size_t n) {
 }
 static void end_text(char *text, size_t capacity) { one_line(text, capacity, text, capacity); }
 
-/* ---- introductions ----------------------------------------------------------------------------------------- */
+/* ---- introductions --------------------------------------------------------------------------- */
 
 void proof_make(unsigned char proof[PROOF_BYTES], const char *secret, Direction direction, const Greeting *g,
                 const unsigned char nonce[NONCE_BYTES]) {
@@ -79,7 +79,8 @@ size_t introduction_advance(Introduction *i, size_t bytes, const char *secret, u
     return missing || i->stage > SETTINGS ? 0 : next_stage(i, secret, answer);
 }
 
-/* Describes the first difference between two lists {"name": value, ...}. An item begins after a comma or brace. */
+/* Describes the first difference between two lists {"name": value, ...}. An item begins after a
+ * comma or brace. */
 static void first_difference(char *text, size_t capacity, const char *a, const char *b) {
     size_t at = 0, item = 0;
     for (; a[at] && a[at] == b[at]; at++) if (strchr(",{", a[at])) item = at + 1;
@@ -91,11 +92,13 @@ static void first_difference(char *text, size_t capacity, const char *a, const c
 void hello_name(char name[128], const Hello *h, uint32_t process) {
     snprintf(name, 128, "process %u (host %.63s, pid %d)", (unsigned)process, h->host, h->pid);
 }
-int hello_check(const Hello *mine, const char *my_settings, const Hello *h, uint32_t process, const char *settings, Error *e) {
+int hello_check(const Hello *mine, const char *my_settings, const Hello *h, uint32_t process,
+                const char *settings, Error *e) {
     char name[128], what[400], line[400];
     hello_name(name, h, process);
     if (strcmp(h->version, mine->version))
-        return error_set(e, "%s is version %s of this program, process 0 is version %s", name, h->version, mine->version);
+        return error_set(e, "%s is version %s of this program, process 0 is version %s", name, h->version,
+                         mine->version);
     if (h->processes != mine->processes)
         return error_set(e, "%s was started as one of %d processes, process 0 as one of %d", name, h->processes,
                          mine->processes);
@@ -112,7 +115,7 @@ int hello_check(const Hello *mine, const char *my_settings, const Hello *h, uint
     return 1;
 }
 
-/* ---- the list of processes ---------------------------------------------------------------------------------- */
+/* ---- the list of processes ------------------------------------------------------------------- */
 
 int processes_number(Process *at, int processes, Error *e) {
     int64_t ranks = 0;
@@ -132,9 +135,11 @@ int processes_host_ranks(const Process *at, int processes, Error *e) {
         for (q = p; q < processes && !strcmp(at[q].host, host); q++) ranks += at[q].ranks;
         for (int later = q; later < processes; later++)
             if (!strcmp(at[later].host, host))
-                return error_set(e, "ranks %d and %d are on host %s, and those between are not all", at[p].first, at[later].first, host);
+                return error_set(e, "ranks %d and %d are on host %s, and those between are not all", at[p].first,
+                                 at[later].first, host);
         if (!first) first = ranks;
-        if (ranks != first) return error_set(e, "host %s has %d ranks and host %s has %d", at[0].host, first, host, ranks);
+        if (ranks != first)
+            return error_set(e, "host %s has %d ranks and host %s has %d", at[0].host, first, host, ranks);
     }
     return first;
 }
@@ -143,17 +148,18 @@ int processes_check(Process *at, int processes, int me, const Process *mine, Err
     int64_t ranks = 0;
     for (int p = 0; p < processes; ranks += at[p++].ranks) {
         end_text(at[p].host, sizeof at[p].host);
-        if (at[p].ranks < 1 || at[p].ranks > MOST_RANKS_HERE || at[p].first != ranks || ranks + at[p].ranks > MOST_RANKS)
-            return error_set(e, "process 0 sent an impossible list of processes: process %d with %d ranks, the first of number %d",
-                             p, at[p].ranks, at[p].first);
+        if (at[p].ranks < 1 || at[p].ranks > MOST_RANKS_HERE || at[p].first != ranks
+            || ranks + at[p].ranks > MOST_RANKS)
+            return error_set(e, "process 0 sent an impossible list of processes: process %d with %d ranks, the "
+                             "first of number %d", p, at[p].ranks, at[p].first);
     }
     if (at[me].ranks != mine->ranks || at[me].pid != mine->pid)
-        return error_set(e, "process 0 takes another process (host %s, pid %d) for number %d, which is this one", at[me].host,
-                         at[me].pid, me);
+        return error_set(e, "process 0 takes another process (host %s, pid %d) for number %d, which is this one",
+                         at[me].host, at[me].pid, me);
     return 1;
 }
 
-/* ---- messages after the introduction ------------------------------------------------------------------------ */
+/* ---- messages after the introduction --------------------------------------------------------- */
 
 RankStatus status_read(const char *bytes) {
     RankStatus s;

@@ -1,19 +1,23 @@
-/* messages.h: what the processes of a run send each other, as bytes in memory. No sockets here. Everything that arrives is checked
- * here before it is used: sizes, numbers, sums of numbers, the end of each text.
+/* messages.h: what the processes of a run send each other, as bytes in memory. No sockets here.
+ * Everything that arrives is checked here before it is used: sizes, numbers, sums of numbers, the
+ * end of each text.
  *
- * Every connection begins with an introduction. Its numbers are in memory order: all machines of a run have the same byte order.
+ * Every connection begins with an introduction. Its numbers are in memory order: all machines of a
+ * run have the same byte order.
  *
- *   another process                          process 0
- *   Greeting: what it claims, a nonce   ->
- *                                       <-   a nonce
- *   its proof                           ->                       process 0 closes, or answers with zeros, if this is wrong
- *                                       <-   its own proof
- *   Hello, settings                     ->
- *                                       <-   MESSAGE_ADMITTED, or MESSAGE_LOST and the reason
+ *   another process                        process 0
+ *   Greeting: what it claims, a nonce  ->
+ *                                      <-  a nonce
+ *   its proof        ->                   process 0 closes, or answers with zeros, if this is wrong
+ *                    <-  its own proof
+ *   Hello, settings  ->
+ *                    <-  MESSAGE_ADMITTED, or MESSAGE_LOST and the reason
  *
- * A proof is HMAC-SHA-256 with the run's secret over the direction, the Greeting and both nonces. So it serves for one connection, one
- * claim and one direction: proofs that are replayed or reflected are wrong. Before it has received the right proof, process 0 sends a
- * stranger 32 random bytes at most, and 32 zeros; a process sends no version, no name and no settings to a stranger. */
+ * A proof is HMAC-SHA-256 with the run's secret over the direction, the Greeting and both nonces.
+ * So it serves for one connection, one claim and one direction: proofs that are replayed or
+ * reflected are wrong. Before it has received the right proof, process 0 sends a stranger 32 random
+ * bytes at most, and 32 zeros; a process sends no version, no name and no settings to a
+ * stranger. */
 #ifndef MESSAGES_H
 #define MESSAGES_H
 #include "llmc/base/base.h"
@@ -25,7 +29,7 @@ enum { MOST_RANKS_HERE = 4096,              /* of a process */
        MOST_REASON = 1023,                  /* bytes of the text of MESSAGE_LOST */
        NONCE_BYTES = 32, PROOF_BYTES = SHA256_BYTES };
 
-/* ---- introductions ----------------------------------------------------------------------------------------- */
+/* ---- introductions --------------------------------------------------------------------------- */
 
 typedef struct {
     char     magic[8];                      /* greeting_magic */
@@ -44,7 +48,8 @@ typedef struct {                            /* follows the proofs */
     uint32_t settings;                      /* bytes of settings that follow */
 } Hello;
 
-/* Process 0's side of an introduction, a state machine. Start with stage GREETING and a random nonce. */
+/* Process 0's side of an introduction, a state machine. Start with stage GREETING and a random
+ * nonce. */
 typedef enum { GREETING, PROVING, HELLO, SETTINGS, INTRODUCED, WRONG, WRONG_SECRET } Stage;
 typedef struct {
     Stage    stage;
@@ -54,15 +59,19 @@ typedef struct {
     char    *settings;                      /* free() it */
     unsigned char nonce[NONCE_BYTES], proof[PROOF_BYTES];
 } Introduction;
-void  *introduction_buffer(Introduction *i, size_t *bytes);         /* where the next bytes belong, and how many; 0: none are due */
-/* `bytes` more have been stored there. Returns the length of the answer to be sent, which may be 0. */
+/* where the next bytes belong, and how many; 0: none are due */
+void  *introduction_buffer(Introduction *i, size_t *bytes);
+/* `bytes` more have been stored there. Returns the length of the answer to be sent, which may be
+ * 0. */
 size_t introduction_advance(Introduction *i, size_t bytes, const char *secret, unsigned char answer[PROOF_BYTES]);
 
-/* May a process with this Hello, which claims this number, be part of a run of mine.processes? name: 128 bytes, describes it. */
-int hello_check(const Hello *mine, const char *my_settings, const Hello *h, uint32_t process, const char *settings, Error *e);
+/* May a process with this Hello, which claims this number, be part of a run of mine.processes?
+ * name: 128 bytes, describes it. */
+int hello_check(const Hello *mine, const char *my_settings, const Hello *h, uint32_t process,
+                const char *settings, Error *e);
 void hello_name(char name[128], const Hello *h, uint32_t process);
 
-/* ---- the list of processes ---------------------------------------------------------------------------------- */
+/* ---- the list of processes ------------------------------------------------------------------- */
 
 typedef struct {                            /* a process, as all know it after the rendezvous */
     int32_t ranks, first, pid;              /* first: number of its first rank */
@@ -70,12 +79,13 @@ typedef struct {                            /* a process, as all know it after t
 } Process;
 /* Numbers the ranks of all processes. 0 and e: there are too many. */
 int processes_number(Process *at, int processes, Error *e);
-/* Ranks of each host, by its name. 0 and e: they have not equally many, or those of a host are not consecutive. */
+/* Ranks of each host, by its name. 0 and e: they have not equally many, or those of a host are not
+ * consecutive. */
 int processes_host_ranks(const Process *at, int processes, Error *e);
 /* Is this a valid list, in which process `me` is what it said of itself? Ends its texts. */
 int processes_check(Process *at, int processes, int me, const Process *mine, Error *e);
 
-/* ---- messages after the introduction ------------------------------------------------------------------------ */
+/* ---- messages after the introduction --------------------------------------------------------- */
 
 typedef enum { MESSAGE_ALIVE, MESSAGE_LOST, MESSAGE_GOODBYE, MESSAGE_WELCOME, MESSAGE_ADMITTED } MessageKind;
 typedef struct { uint32_t kind, bytes; } MessageHead;               /* precedes every message */
@@ -85,14 +95,16 @@ typedef struct {                            /* the state of a rank, sent to proc
     float    limit;                         /* seconds; 0: none */
     char     phase[40];
 } RankStatus;
-RankStatus status_read(const char *bytes);                          /* of an ALIVE, ranks * sizeof(RankStatus): its text ends */
+RankStatus status_read(const char *bytes);                  /* of an ALIVE, ranks * sizeof(RankStatus): its text ends */
 
 typedef struct { MessageKind kind; const char *data; size_t bytes; } Message;
-/* The first of the messages on a watch connection, of which `have` bytes have arrived. Returns the bytes that it takes, 0 if it is
- * not complete yet, -1 if it is none that a process of `ranks` ranks sends. */
+/* The first of the messages on a watch connection, of which `have` bytes have arrived. Returns the
+ * bytes that it takes, 0 if it is not complete yet, -1 if it is none that a process of `ranks`
+ * ranks sends. */
 long message_read(Message *m, const char *bytes, size_t have, int ranks);
 size_t message_most(int ranks);                                     /* bytes of the longest one, head included */
 
-/* A text of another process on one line: control characters become '?'. Copies at most capacity - 1 bytes, up to a NUL. */
+/* A text of another process on one line: control characters become '?'. Copies at most capacity - 1
+ * bytes, up to a NUL. */
 void one_line(char *text, size_t capacity, const char *bytes, size_t n);
 #endif

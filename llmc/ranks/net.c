@@ -17,7 +17,7 @@
 #define MSG_NOSIGNAL 0
 #endif
 
-/* ---- addresses --------------------------------------------------------------------------------------------- */
+/* ---- addresses ------------------------------------------------------------------------------- */
 
 static int four_is_loopback(struct in_addr a) { return ntohl(a.s_addr) >> 24 == 127; }
 static int is_loopback(const struct sockaddr *a) {
@@ -42,9 +42,10 @@ static struct addrinfo *resolve(const char *address, int port, Error *e) {
     return unknown ? NULL : all;
 }
 
-/* ---- listening, connecting, accepting ------------------------------------------------------------------------- */
+/* ---- listening, connecting, accepting -------------------------------------------------------- */
 
-/* Small messages are sent at once; a dead connection is detected eventually; child processes do not inherit it. */
+/* Small messages are sent at once; a dead connection is detected eventually; child processes do not
+ * inherit it. */
 static int set_up(int fd) {
     const int one = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -62,7 +63,8 @@ static int listen_on(const struct addrinfo *a) {
         const int only = !IN6_IS_ADDR_UNSPECIFIED(&((struct sockaddr_in6 *)(void *)a->ai_addr)->sin6_addr);
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof only);
     }
-    if (!bind(fd, a->ai_addr, a->ai_addrlen) && !listen(fd, 1024) && fcntl(fd, F_SETFL, O_NONBLOCK) >= 0) return set_up(fd);
+    if (!bind(fd, a->ai_addr, a->ai_addrlen) && !listen(fd, 1024) && fcntl(fd, F_SETFL, O_NONBLOCK) >= 0)
+        return set_up(fd);
     const int why = errno;
     close(fd);
     errno = why;
@@ -89,12 +91,15 @@ int net_listen(const char *address, int port, int for_others, int fd[NET_LISTENE
     const int works = count && why != EADDRINUSE && (reachable || !for_others);
     if (works) return count;
     if (why == EADDRINUSE)
-        error_set(e, "port %d of this machine is occupied by another program, perhaps another run: choose another", port);
+        error_set(e, "port %d of this machine is occupied by another program, perhaps another run: choose another",
+                  port);
     else if (count)
-        error_set(e, "%s stands for a loopback address here, to which other machines cannot connect: give process 0's address in the "
-                  "network with -ps or MASTER_ADDR (or -ps 0.0.0.0 to process 0 alone, to listen on all of its addresses)", address);
+        error_set(e, "%s stands for a loopback address here, to which other machines cannot connect: give process 0's "
+                  "address in the network with -ps or MASTER_ADDR (or -ps 0.0.0.0 to process 0 alone, to listen on all "
+                  "of its addresses)", address);
     else if (why == EADDRNOTAVAIL)
-        error_set(e, "%s is no address of this machine: choose one that it has (of several processes, -ps or MASTER_ADDR names the machine of process 0)", address);
+        error_set(e, "%s is no address of this machine: choose one that it has (of several processes, -ps or "
+                  "MASTER_ADDR names the machine of process 0)", address);
     else error_set(e, "cannot listen at %s port %d: %s", address, port, strerror(why));
     while (count) close(fd[--count]);
     return 0;
@@ -140,9 +145,10 @@ int net_accept(int listener) {
     return set_up(fd);
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------------------------ */
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
-/* After a call that moved n bytes or failed: may it be tried again? Waits for the descriptor if it is not ready. */
+/* After a call that moved n bytes or failed: may it be tried again? Waits for the descriptor if it
+ * is not ready. */
 static int again(ssize_t n, int fd, short events, double deadline) {
     const int why = n < 0 ? errno : 0;
     errno = why;

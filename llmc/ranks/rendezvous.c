@@ -1,5 +1,6 @@
-/* rendezvous.c: how the processes of a run find each other. Process 0 listens until every other process has connected
- * twice and introduced itself (messages.h). Then it sends each the list of all processes, or the reason why the run cannot begin. */
+/* rendezvous.c: how the processes of a run find each other. Process 0 listens until every other
+ * process has connected twice and introduced itself (messages.h). Then it sends each the list of
+ * all processes, or the reason why the run cannot begin. */
 #define _DEFAULT_SOURCE
 #include "group_impl.h"
 #include "introductions.h"
@@ -16,20 +17,21 @@
 #include <unistd.h>
 
 static Hello introduction(const ProcessGroup *g, const GroupOptions *o) {
-    Hello h = { .processes = g->processes, .ranks = g->ranks, .pid = (int32_t)g->pid, .settings = (uint32_t)strlen(o->settings) };
+    Hello h = { .processes = g->processes, .ranks = g->ranks, .pid = (int32_t)g->pid,
+                .settings = (uint32_t)strlen(o->settings) };
     snprintf(h.version, sizeof h.version, "%s", o->version);
     snprintf(h.job, sizeof h.job, "%s", o->launch.job);
     memcpy(h.host, g->at[g->process].host, sizeof h.host);
     return h;
 }
 
-/* ---- process 0 ------------------------------------------------------------------------------------------- */
+/* ---- process 0 ------------------------------------------------------------------------------- */
 
 typedef struct {
     ProcessGroup *g;
     const GroupOptions *o;
     Hello  mine;
-    int    ok, missing;                     /* ok 0: the run cannot begin; missing: processes that do not know why yet */
+    int    ok, missing;                 /* ok 0: the run cannot begin; missing: processes that do not know why yet */
     Error *e;                               /* why */
 } Gathering;
 
@@ -44,7 +46,8 @@ static int admit(void *to, int fd, const Greeting *greeting, const Hello *h, con
         return 0;
     }
     if (strcmp(h->job, r->mine.job))
-        return error_set(why, "another run is using this port: it is of job '%s', you are of '%s'", r->mine.job, h->job);
+        return error_set(why, "another run is using this port: it is of job '%s', you are of '%s'",
+                         r->mine.job, h->job);
     if (!hello_check(&r->mine, r->o->settings, h, greeting->process, settings, why)) r->ok = 0;
     else {
         Process *p = &g->at[greeting->process];
@@ -81,7 +84,8 @@ static int list_missing(const ProcessGroup *g, char *list, size_t capacity) {
     return count;
 }
 
-/* A process that has introduced itself sends nothing more. fds (2, processes): its connections, after poll. */
+/* A process that has introduced itself sends nothing more. fds (2, processes): its connections,
+ * after poll. */
 static int all_still_connected(const ProcessGroup *g, const struct pollfd *fds, Error *e) {
     for (int i = 2; i < 2 * g->processes; i++) {
         const Process *p = &g->at[i / 2];
@@ -89,8 +93,8 @@ static int all_still_connected(const ProcessGroup *g, const struct pollfd *fds, 
         if (fds[i].fd < 0 || !fds[i].revents) continue;
         const ssize_t n = recv(fds[i].fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) continue;
-        return error_set(e, "process %d (host %s, pid %d) %s before all processes had connected", i / 2, p->host, p->pid,
-                         n > 0 ? "sent something that this program does not send" : "ended");
+        return error_set(e, "process %d (host %s, pid %d) %s before all processes had connected", i / 2, p->host,
+                         p->pid, n > 0 ? "sent something that this program does not send" : "ended");
     }
     return 1;
 }
@@ -109,7 +113,8 @@ static void gather_some(Gathering *r, struct pollfd *fds, double until) {
     introductions_step(g->introductions, admit, r);
 }
 
-/* The run cannot begin. Sends the reason to all connected processes, and for LINGER seconds to those that still connect. */
+/* The run cannot begin. Sends the reason to all connected processes, and for LINGER seconds to
+ * those that still connect. */
 static void refuse_all(Gathering *r, struct pollfd *fds) {
     const double end = now() + LINGER;
     ProcessGroup *g = r->g;
@@ -126,7 +131,8 @@ static void refuse_all(Gathering *r, struct pollfd *fds) {
 /* Notes to the user every ten seconds. */
 static void note_missing(const Gathering *r, int left, const char *list, const char *wrong) {
     const Launch *l = &r->o->launch;
-    text_print(stderr, "waiting at %s port %d for %d of %d processes: %s%s\n", l->address, l->port, left, r->g->processes, list, wrong);
+    text_print(stderr, "waiting at %s port %d for %d of %d processes: %s%s\n", l->address, l->port, left,
+               r->g->processes, list, wrong);
 }
 
 static int gather_all(ProcessGroup *g, const GroupOptions *o, double seconds, Error *e) {
@@ -148,28 +154,30 @@ static int gather_all(ProcessGroup *g, const GroupOptions *o, double seconds, Er
             snprintf(wrong, sizeof wrong, " (connections with another secret: %d, the latest from %s)", others, from);
         if (!r.ok) r.missing--;                             /* the offending one has its reason already */
         else if (now() >= start + seconds && (r.missing = list_missing(g, list, sizeof list)) > 0)
-            r.ok = error_set(e, "%d of %d processes have not connected to %s port %d in %.0f s: %s%s", r.missing, g->processes,
-                             l->address, l->port, seconds, list, wrong);
+            r.ok = error_set(e, "%d of %d processes have not connected to %s port %d in %.0f s: %s%s", r.missing,
+                             g->processes, l->address, l->port, seconds, list, wrong);
         else if (now() >= next_note) {
             note_missing(&r, list_missing(g, list, sizeof list), list, wrong);
             next_note += 10;
         }
     }
     if (r.ok) r.ok = processes_number(g->at, g->processes, e);
-    for (int p = 1; r.ok && p < g->processes; p++)          /* one that does not read it is lost, which the watching thread finds */
+    /* one that does not read it is lost, which the watching thread finds */
+    for (int p = 1; r.ok && p < g->processes; p++)
         message_send(g->link[p].data, MESSAGE_WELCOME, g->at, (size_t)g->processes * sizeof *g->at, now() + ATTEMPT);
     if (!r.ok) refuse_all(&r, fds);
     free(fds);
     return r.ok;
 }
 
-/* ---- the other processes ----------------------------------------------------------------------------------- */
+/* ---- the other processes --------------------------------------------------------------------- */
 
 /* Nobody at process 0's address speaks as it would. */
 static int unanswered(const Launch *l, Error *e) {
-    return error_set(e, errno == EAGAIN ? "the program that listens at %s port %d does not answer: is it another program?"
-                     : "the program that listens at %s port %d closed the connection: another program, another version of this one, "
-                     "or process 0 ended", l->address, l->port);
+    return error_set(e,
+                     errno == EAGAIN ? "the program that listens at %s port %d does not answer: is it another program?"
+                     : "the program that listens at %s port %d closed the connection: another program, another version "
+                     "of this one, or process 0 ended", l->address, l->port);
 }
 
 /* After a MESSAGE_LOST. */
@@ -182,21 +190,24 @@ static int read_reason(int fd, const MessageHead *head, double deadline, Error *
 }
 
 /* Each side proves that it knows the secret. 0 and e. *final: another attempt would not help. */
-static int exchange_proofs(int fd, const Launch *l, const char *secret, int watch, double deadline, int *final, Error *e) {
+static int exchange_proofs(int fd, const Launch *l, const char *secret, int watch, double deadline,
+                           int *final, Error *e) {
     static const unsigned char zeros[PROOF_BYTES];
     unsigned char nonce[NONCE_BYTES], proof[PROOF_BYTES], right[PROOF_BYTES];
     Greeting g = { .watch = (uint32_t)watch, .process = (uint32_t)l->process };
     memcpy(g.magic, greeting_magic, sizeof g.magic);
     if (!random_bytes(g.nonce, sizeof g.nonce)) return error_set(e, "/dev/urandom: %s", strerror(errno));
-    if (!net_send(fd, &g, sizeof g, deadline) || !net_receive(fd, nonce, sizeof nonce, deadline)) return unanswered(l, e);
+    if (!net_send(fd, &g, sizeof g, deadline) || !net_receive(fd, nonce, sizeof nonce, deadline))
+        return unanswered(l, e);
     proof_make(right, secret, FROM_PROCESS, &g, nonce);
-    if (!net_send(fd, right, sizeof right, deadline) || !net_receive(fd, proof, sizeof proof, deadline)) return unanswered(l, e);
+    if (!net_send(fd, right, sizeof right, deadline) || !net_receive(fd, proof, sizeof proof, deadline))
+        return unanswered(l, e);
     proof_make(right, secret, FROM_HUB, &g, nonce);
     if (same_in_constant_time(proof, right, sizeof right)) return 1;
     *final = !memcmp(proof, zeros, sizeof zeros);
-    return error_set(e, *final ? "process 0 at %s port %d has another secret: it is another run (choose another port), or MOE_SECRET "
-                     "is not the same for all processes" : "the program that listens at %s port %d does not know this run's secret: it "
-                     "is another program", l->address, l->port);
+    return error_set(e, *final ? "process 0 at %s port %d has another secret: it is another run (choose another port), "
+                     "or MOE_SECRET is not the same for all processes" : "the program that listens at %s port %d does "
+                     "not know this run's secret: it is another program", l->address, l->port);
 }
 
 /* One attempt to open a connection and to be admitted. -1 and e. */
@@ -222,7 +233,8 @@ static int has_arrived(int fd) {
     return poll(&p, 1, 0) > 0;
 }
 
-/* Tries until `until`, with pauses of 0.05 to 0.5 s. data: a connection that process 0 may have sent a reason on; -1: none. */
+/* Tries until `until`, with pauses of 0.05 to 0.5 s. data: a connection that process 0 may have
+ * sent a reason on; -1: none. */
 static int introduce_until(const GroupOptions *o, const Hello *h, int data, double until, double seconds, Error *e) {
     double note_at = until - seconds + 3;
     int fd, final = 0;
@@ -232,8 +244,8 @@ static int introduce_until(const GroupOptions *o, const Hello *h, int data, doub
         if (!*last.text || now() < until) last = latest;    /* an attempt that the deadline cut short says less */
         if (data >= 0 && has_arrived(data)) return -1;
         if (now() >= until) {
-            error_set(e, "process 0 was not found in %.0f s: %s. It has not started, has given up, or runs elsewhere", seconds,
-                      last.text);
+            error_set(e, "process 0 was not found in %.0f s: %s. It has not started, has given up, or runs elsewhere",
+                      seconds, last.text);
             return -1;
         }
         if (now() > note_at) {

@@ -32,7 +32,8 @@ char *secret_path(const char *folder) {
     return text_format("%.*s.secret", (int)n, folder);
 }
 
-/* The file's text, or NULL. *missing: there is none yet. Else e says why it is not to be trusted. */
+/* The file's text, or NULL. *missing: there is none yet. Else e says why it is not to be
+ * trusted. */
 static char *read_file(const char *path, int *missing, Error *e) {
     struct stat s;
     char text[TEXT + 2] = "";
@@ -42,10 +43,11 @@ static char *read_file(const char *path, int *missing, Error *e) {
     const ssize_t n = fstat(fd, &s) || !S_ISREG(s.st_mode) ? -1 : read(fd, text, sizeof text);
     close(fd);
     if (n >= 0 && s.st_uid != geteuid())
-        error_set(e, "%s belongs to user %ld, not to you: set MOE_SECRET, or use another folder (-o)", path, (long)s.st_uid);
+        error_set(e, "%s belongs to user %ld, not to you: set MOE_SECRET, or use another folder (-o)", path,
+                  (long)s.st_uid);
     else if (n >= 0 && s.st_mode & 077)
-        error_set(e, "%s has mode %o, so others may know it: remove it, and process 0 makes a new one; or set MOE_SECRET", path,
-                  (unsigned)s.st_mode & 07777);
+        error_set(e, "%s has mode %o, so others may know it: remove it, and process 0 makes a new one; or "
+                  "set MOE_SECRET", path, (unsigned)s.st_mode & 07777);
     else if (n != TEXT + 1 || strspn(text, "0123456789abcdef") != TEXT || text[TEXT] != '\n')
         error_set(e, "%s is not a secret that this program wrote: remove it, and process 0 makes a new one", path);
     else return text_format("%.*s", TEXT, text);
@@ -92,8 +94,8 @@ static char *file_find(const Launch *l, const char *path, double seconds, Error 
         secret = read_file(path, &missing, e);
     }
     if (!secret && missing)
-        error_exit(e, EXIT_PEER, "process 0 has not written %s in %.0f s: it has not started, was started in another folder or with another "
-                   "-o, or runs on another machine", path, seconds);
+        error_exit(e, EXIT_PEER, "process 0 has not written %s in %.0f s: it has not started, was started in another "
+                   "folder or with another -o, or runs on another machine", path, seconds);
     return secret;
 }
 
@@ -101,11 +103,11 @@ int secret_check(const Launch *l, const char *(*get)(const char *name), Error *e
     const char *given = get("MOE_SECRET");
     if (l->processes == 1 || (given && strlen(given) >= LEAST_SECRET)) return 1;
     if (given && *given)
-        return error_set(e, "MOE_SECRET has %zu characters; it needs at least %d that nobody can guess: %s", strlen(given),
-                         LEAST_SECRET, remedy);
+        return error_set(e, "MOE_SECRET has %zu characters; it needs at least %d that nobody can guess: %s",
+                         strlen(given), LEAST_SECRET, remedy);
     return launch_is_local(l)
-        || error_set(e, "processes on several machines need a secret, by which they know each other: set MOE_SECRET to the same text "
-                     "for all of them, for example: %s", remedy);
+        || error_set(e, "processes on several machines need a secret, by which they know each other: set MOE_SECRET to "
+                     "the same text for all of them, for example: %s", remedy);
 }
 
 char *secret_find(const Launch *l, const char *folder, const char *(*get)(const char *name), double seconds, Error *e) {

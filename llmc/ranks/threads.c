@@ -28,9 +28,10 @@ void threads_settle(char **argv) {
 #endif
 }
 
-/* ---- a busy machine -------------------------------------------------------------------------------------- */
+/* ---- a busy machine -------------------------------------------------------------------------- */
 
-/* Seconds that the threads of this process ran, and that they were ready to run but had to wait for a core. 0: unknown here. */
+/* Seconds that the threads of this process ran, and that they were ready to run but had to wait for
+ * a core. 0: unknown here. */
 static int processor_seconds(double *ran, double *waited) {
     DIR *tasks = opendir("/proc/self/task");
     int known = 0;
@@ -48,8 +49,8 @@ static int processor_seconds(double *ran, double *waited) {
 }
 
 #ifdef _OPENMP
-/* libgomp spins a hundred times at most while the process has more OpenMP threads than the machine has cores. This thread holds a
- * team that never works, so that it has. */
+/* libgomp spins a hundred times at most while the process has more OpenMP threads than the machine
+ * has cores. This thread holds a team that never works, so that it has. */
 static pthread_mutex_t idle_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t idle_change = PTHREAD_COND_INITIALIZER;
 static int idle_wanted;
@@ -96,7 +97,7 @@ double threads_follow_load(void) {
     return busy && !reported++ ? fraction : 0;
 }
 
-/* ---- ranks --------------------------------------------------------------------------------------------------- */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
 typedef struct { void (*work)(void *run, int local); void *run; int local, threads; } Job;
 

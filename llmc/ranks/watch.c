@@ -1,4 +1,5 @@
-/* watch.c: the thread that watches the other processes and ends this one when one of them is lost. */
+/* watch.c: the thread that watches the other processes and ends this one when one of them is
+ * lost. */
 #define _POSIX_C_SOURCE 200809L
 #include "group_impl.h"
 #include "net.h"
@@ -57,7 +58,8 @@ static void take_message(ProcessGroup *g, int process, const Message *m) {
     }
 }
 
-/* Reads what has arrived from a process, and takes whole messages of it. 0: the connection has ended. */
+/* Reads what has arrived from a process, and takes whole messages of it. 0: the connection has
+ * ended. */
 static int receive_messages(ProcessGroup *g, int process) {
     Link *l = &g->link[process];
     Message m;
@@ -78,8 +80,8 @@ static int receive_messages(ProcessGroup *g, int process) {
 /* Seconds between heartbeats. */
 static double period(const ProcessGroup *g) { return g->silence < 4 ? g->silence / 4 : 1; }
 
-/* Ends the run if a rank exceeds its limit. The cause is the rank with the fewest phases begun; after two heartbeat
- * periods every rank's count is current. */
+/* Ends the run if a rank exceeds its limit. The cause is the rank with the fewest phases begun;
+ * after two heartbeat periods every rank's count is current. */
 static void check_progress(ProcessGroup *g) {
     int late = -1, behind = 0;
     for (int r = 0; r < g->size; r++) {
@@ -92,14 +94,15 @@ static void check_progress(ProcessGroup *g) {
     for (int r = 0; r < g->size; r++) equal &= g->status[r].count == g->status[behind].count;
     while (g->at[process].first + g->at[process].ranks <= behind) process++;
     name_ranks(name, sizeof name, g, process, behind);
-    if (equal) snprintf(why, sizeof why, "no rank has made progress for %.1f s, all are in '%s'", now() - g->since[late],
-                        g->status[late].phase);
+    if (equal) snprintf(why, sizeof why, "no rank has made progress for %.1f s, all are in '%s'",
+                        now() - g->since[late], g->status[late].phase);
     else snprintf(why, sizeof why, "%s has been in '%s' for %.1f s, and others wait for it", name,
                   g->status[behind].phase, now() - g->since[behind]);
     declare_lost(g, why);
 }
 
-/* Sends the state of this process's ranks, and polls their communicators for errors. statuses (ranks): a buffer. */
+/* Sends the state of this process's ranks, and polls their communicators for errors. statuses
+ * (ranks): a buffer. */
 static void heartbeat(ProcessGroup *g, RankStatus *statuses) {
     const char *error = NULL;
     char why[400];
@@ -108,7 +111,8 @@ static void heartbeat(ProcessGroup *g, RankStatus *statuses) {
         statuses[r] = g->rank[r].status;
         for (int i = 0; i < COMMS; i++) {
             Comm *const c = g->rank[r].comm[i];
-            if (c && !error && (error = c->error(c))) snprintf(why, sizeof why, "rank %d: %s", g->rank[r].group.rank, error);
+            if (c && !error && (error = c->error(c)))
+                snprintf(why, sizeof why, "rank %d: %s", g->rank[r].group.rank, error);
         }
     }
     pthread_mutex_unlock(&g->mutex);
@@ -121,19 +125,22 @@ static void heartbeat(ProcessGroup *g, RankStatus *statuses) {
         if (statuses[r].count != g->status[r].count) g->since[r] = now();
         g->status[r] = statuses[r];
     }
-    for (int p = 0; p < g->processes; p++)                  /* half a message in a full buffer would be the end of the connection */
-        if (g->link[p].watch >= 0 && !message_send(g->link[p].watch, MESSAGE_ALIVE, statuses, (size_t)g->ranks * sizeof *statuses,
-                                                   now() + period(g) / 4) && errno == EAGAIN)
+    for (int p = 0; p < g->processes; p++)      /* half a message in a full buffer would be the end of the connection */
+        if (g->link[p].watch >= 0 && !message_send(g->link[p].watch, MESSAGE_ALIVE, statuses, (size_t)g->ranks
+                                                   * sizeof *statuses, now() + period(g) / 4) && errno == EAGAIN)
             declare_process_lost(g, p, "does not read what it is sent");
 }
 
 /* A process connects although the run is complete. An Admit (introductions.h). */
-static int refuse_latecomer(void *group, int fd, const Greeting *greeting, const Hello *h, const char *settings, Error *why) {
+static int refuse_latecomer(void *group, int fd, const Greeting *greeting, const Hello *h, const char *settings,
+                            Error *why) {
     (void)fd; (void)greeting; (void)h; (void)settings;
-    return error_set(why, "this run already has all its %d processes: was one started twice?", ((ProcessGroup *)group)->processes);
+    return error_set(why, "this run already has all its %d processes: was one started twice?",
+                     ((ProcessGroup *)group)->processes);
 }
 
-/* Waits up to `seconds` for messages and connections. fds (WATCH_FDS + processes): the wake pipe, the processes, introductions. */
+/* Waits up to `seconds` for messages and connections. fds (WATCH_FDS + processes): the wake pipe,
+ * the processes, introductions. */
 static void poll_once(ProcessGroup *g, struct pollfd *fds, double seconds) {
     double until = now() + seconds;
     int n = 0;
@@ -164,7 +171,8 @@ static void check_silence(ProcessGroup *g) {
         if ((g->link[p].watch >= 0 || g->link[p].said_goodbye) && now() - g->link[p].last_message > g->silence)
             declare_process_lost(g, p, "is silent: it was stopped, its network failed, or its machine is down");
 }
-/* At the start, and after this process itself was suspended or in a debugger: time before now counts for nothing. */
+/* At the start, and after this process itself was suspended or in a debugger: time before now
+ * counts for nothing. */
 static void restart_clocks(ProcessGroup *g) {
     for (int p = 0; p < g->processes; p++) g->link[p].last_message = now();
     for (int r = 0; r < g->size; r++) g->since[r] = now();
@@ -189,7 +197,8 @@ static void *watch(void *argument) {
         sleep(5 * LINGER);
         _exit(EXIT_PEER);
     }
-    /* A connection is closed once both sides have said goodbye: closing it with unread data would destroy that data. */
+    /* A connection is closed once both sides have said goodbye: closing it with unread data would
+     * destroy that data. */
     for (int p = 0; p < g->processes; p++)
         if (g->link[p].watch >= 0) {
             message_send(g->link[p].watch, MESSAGE_GOODBYE, "", 0, now());
@@ -218,7 +227,8 @@ void group_watch(Group *group, Comm *c) {
     pthread_mutex_unlock(&r->processes->mutex);
 }
 
-/* exit() without group_leave: the others learn of it at once, without waiting for the last exit handler. */
+/* exit() without group_leave: the others learn of it at once, without waiting for the last exit
+ * handler. */
 static void exit_without_leaving(void) {
     if (!current || current->pid != getpid()) return;
     current->ending = EXITING;
@@ -238,7 +248,8 @@ void watch_begin(ProcessGroup *g) {
     restart_clocks(g);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);            /* the working threads handle signals */
-    if (pipe(g->wake) || pthread_create(&g->watcher, NULL, watch, g)) fail(EXIT_MEMORY, "cannot start the thread that watches the ranks");
+    if (pipe(g->wake) || pthread_create(&g->watcher, NULL, watch, g))
+        fail(EXIT_MEMORY, "cannot start the thread that watches the ranks");
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     current = g;
     if (!registered++) atexit(exit_without_leaving);

@@ -41,8 +41,8 @@ const char *converse_end(const Conversation *v, const Tokenizer *t, int *ids, in
     return "";
 }
 
-/* The tokens of the conversation up to the answer, at most `most`: drops the oldest messages (chat_oldest) until it fits. -1 and a message if
- * the last one alone does not. */
+/* The tokens of the conversation up to the answer, at most `most`: drops the oldest messages
+ * (chat_oldest) until it fits. -1 and a message if the last one alone does not. */
 static int64_t encode(Conversation *v, const Tokenizer *t, int most, int **ids, Error *e) {
     for (;;) {
         const int64_t n = chat_encode(&v->chat, t, v->message, v->count, 1, ids, NULL, e);
@@ -51,13 +51,14 @@ static int64_t encode(Conversation *v, const Tokenizer *t, int most, int **ids, 
         *ids = NULL;
         size_t first, gone = chat_oldest(v->message, v->count, &first);
         if (!gone)
-            return error_set(e, "the message has %lld tokens with all that is around it; %d fit into the context and leave room for an answer",
-                             (long long)n, most) - 1;
+            return error_set(e, "the message has %lld tokens with all that is around it; %d fit into the context and "
+                             "leave room for an answer", (long long)n, most) - 1;
         for (; gone; gone--, v->forgotten++) drop(v, first);
     }
 }
 
-/* Reads the tokens, but not those that the cache begins with. One by one is slower than many at once, which an empty cache can. */
+/* Reads the tokens, but not those that the cache begins with. One by one is slower than many at
+ * once, which an empty cache can. */
 static void read(Generator *g, const int *ids, int n) {
     int same = 0;
     while (same < n - 1 && same < g->d.length && g->window[same] == ids[same]) same++;

@@ -6,7 +6,8 @@
 #include <string.h>
 #include <strings.h>
 
-/* A launcher may show every process all GPUs of the machine, or only its own: first wraps around. */
+/* A launcher may show every process all GPUs of the machine, or only its own: first wraps
+ * around. */
 static void complete(const Device *d, LocalDevices *s) {
     const int visible = d->count(), locals = s->locals > 1 ? s->locals : 1, requested = s->count;
     if (!s->count) s->count = d->is_gpu && visible > locals ? visible / locals : 1;
@@ -33,7 +34,8 @@ const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[
         text_add(&names, "%s %s", d->is_gpu && !gpus++ ? " cuda" : "", d->name);
     }
     if (!d) fail(EXIT_USAGE, "-dv %s: no such device in this build. It has: auto cpu%s%s", name, names.at,
-                 strncmp(name, "cuda", 4) ? "" : ". To plan a training run for a GPU that is not here: train_moe -x 0 -gm h100");
+                 strncmp(name, "cuda", 4)
+                 ? "" : ". To plan a training run for a GPU that is not here: train_moe -x 0 -gm h100");
     if (d->is_gpu) *why_cpu = 0;
     free(names.at);
     return d;
@@ -53,9 +55,9 @@ static int imagined_count(void) { return imagined_gpus; }
 
 const Device *device_imagine(const char *name, const char *memory, int gpus, Error *e) {
     static const struct { const char *name; int gigabytes; } known[] = {
-        { "a10", 24 }, { "a30", 24 }, { "a40", 48 }, { "a6000", 48 }, { "a100", 80 }, { "l4", 24 }, { "l40", 48 }, { "l40s", 48 },
-        { "rtx3060", 12 }, { "rtx3090", 24 }, { "rtx4090", 24 }, { "rtx5090", 32 }, { "h100", 80 }, { "h200", 141 }, { "b200", 180 },
-    };
+        { "a10", 24 }, { "a30", 24 }, { "a40", 48 }, { "a6000", 48 }, { "a100", 80 }, { "l4", 24 }, { "l40", 48 },
+        { "l40s", 48 }, { "rtx3060", 12 }, { "rtx3090", 24 }, { "rtx4090", 24 }, { "rtx5090", 32 }, { "h100", 80 },
+        { "h200", 141 }, { "b200", 180 }, };
     static Device d;
     char *end;
     double gigabytes = strtod(memory, &end);

@@ -1,24 +1,29 @@
-/* device.h: choosing the device that a user asks for by name (-dv). The list of devices: kernels/devices.c. */
+/* device.h: choosing the device that a user asks for by name (-dv). The list of devices:
+ * kernels/devices.c. */
 #ifndef DEVICE_H
 #define DEVICE_H
 #include "kernels/kernels.h"
 #include "llmc/base/base.h"
 
-/* The GPUs that this process drives, one thread each: `count` of the machine's GPUs from number `first`. The machine runs
- * `locals` processes of the run, of which this is number `local`. A CPU counts as one device. */
+/* The GPUs that this process drives, one thread each: `count` of the machine's GPUs from number
+ * `first`. The machine runs `locals` processes of the run, of which this is number `local`. A CPU
+ * counts as one device. */
 typedef struct { int local, locals, count, first; } LocalDevices;
 
-/* name: auto, the best device that works here; cpu or cuda, the best of that kind; or a device's name. Opens this process's
- * first device for this thread. local: on entry, local, locals and count (0: the machine's GPUs divided by locals); on
- * return, count and first. Fails with EXIT_USAGE (not in this build, or too few GPUs) or EXIT_CUDA (this GPU cannot be
- * used). why_cpu: the reason if auto finds no usable GPU in a build for GPUs; else "". */
+/* name: auto, the best device that works here; cpu or cuda, the best of that kind; or a device's
+ * name. Opens this process's first device for this thread. local: on entry, local, locals and count
+ * (0: the machine's GPUs divided by locals); on return, count and first. Fails with EXIT_USAGE (not
+ * in this build, or too few GPUs) or EXIT_CUDA (this GPU cannot be used). why_cpu: the reason if
+ * auto finds no usable GPU in a build for GPUs; else "". */
 const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[256]);
 
-/* A device with the sizes of a GPU that is not here, for plans: nothing can be computed on it. name: cuda, or the name of a device
- * for GPUs; memory: of the GPU, as a name (h100) or in GB (80), "" if it is not known. NULL if the memory is neither. */
+/* A device with the sizes of a GPU that is not here, for plans: nothing can be computed on it.
+ * name: cuda, or the name of a device for GPUs; memory: of the GPU, as a name (h100) or in GB (80),
+ * "" if it is not known. NULL if the memory is neither. */
 const Device *device_imagine(const char *name, const char *memory, int gpus, Error *e);
 int           device_usable(const char *name);              /* would device_choose find it? */
 
-/* Bytes per second, read plus written, of large copies in the device's memory. 0: it has no 512 MB left. */
+/* Bytes per second, read plus written, of large copies in the device's memory. 0: it has no 512 MB
+ * left. */
 double device_copy_rate(const Device *dev);
 #endif

@@ -1,6 +1,6 @@
-/* evaluate.c: see evaluate.h. Questions are taken in blocks of several batches. Within a block the sequences, a context and a choice
- * each, are sorted by length, so that a batch holds sequences of about the same length and little padding. Padding is at their ends,
- * where no token sees it. */
+/* evaluate.c: see evaluate.h. Questions are taken in blocks of several batches. Within a block the
+ * sequences, a context and a choice each, are sorted by length, so that a batch holds sequences of
+ * about the same length and little padding. Padding is at their ends, where no token sees it. */
 #include "evaluate.h"
 #include "llmc/base/text.h"
 #include "llmc/data/meter.h"
@@ -74,7 +74,8 @@ static int run_batch(Model *m, const Sequence *s, int n, double *logp, Error *e)
     }
     free(loss);
     free(tokens);
-    return ok || error_set(e, "a likelihood is not finite on %s: the weights are damaged, or too large for this device (-dv)", m->dev->name);
+    return ok || error_set(e, "a likelihood is not finite on %s: the weights are damaged, or too large for "
+                           "this device (-dv)", m->dev->name);
 }
 
 static int add_details(FileWriter *to, const Question *q, const double *logp, Error *e) {
@@ -102,9 +103,10 @@ static size_t block_end(const Questions *q, size_t from, int tokens) {
     return from;
 }
 
-/* The sequences of questions from.. to-1, and logp (of all their choices, in order). 0: failed, or interrupted. */
-static int run_block(Model *m, const Questions *q, size_t from, size_t to, const volatile sig_atomic_t *interrupted, Meter *meter,
-                     double *logp, int tokens, Error *e) {
+/* The sequences of questions from.. to-1, and logp (of all their choices, in order). 0: failed, or
+ * interrupted. */
+static int run_block(Model *m, const Questions *q, size_t from, size_t to, const volatile sig_atomic_t *interrupted,
+                     Meter *meter, double *logp, int tokens, Error *e) {
     size_t n = 0, k = 0;
     int ok = 1;
     for (size_t i = from; i < to; i++) n += (size_t)q->at[i].choices;
@@ -122,8 +124,8 @@ static int run_block(Model *m, const Questions *q, size_t from, size_t to, const
     return ok;
 }
 
-int evaluate(Model *m, const Questions *q, const volatile sig_atomic_t *interrupted, int visible, FileWriter *details, Evaluation *out,
-             Error *e) {
+int evaluate(Model *m, const Questions *q, const volatile sig_atomic_t *interrupted, int visible, FileWriter *details,
+             Evaluation *out, Error *e) {
     const int tokens = m->batch.N;
     size_t choices = 0, most = 0;
     Meter meter;
@@ -142,7 +144,8 @@ int evaluate(Model *m, const Questions *q, const volatile sig_atomic_t *interrup
         const double *at = logp;
         for (size_t i = from; i < to && ok; at += q->at[i++].choices) {
             const Question *one = &q->at[i];
-            for (int by = 0; by < MEASURES; by++) out->right[by] += evaluate_answer(one, at, (Measure)by) == one->answer;
+            for (int by = 0; by < MEASURES; by++)
+                out->right[by] += evaluate_answer(one, at, (Measure)by) == one->answer;
             for (int k = 0; k < one->choices; k++) out->has_characters &= one->choice[k].characters > 0;
             out->questions++;
             if (details) ok = add_details(details, one, at, e);

@@ -1,5 +1,6 @@
-/* evaluate.h: how many questions a model answers rightly, when its answer is the most likely choice. "Most likely" is measured in
- * three ways, because a sum over the tokens of a choice favours short ones. */
+/* evaluate.h: how many questions a model answers rightly, when its answer is the most likely
+ * choice. "Most likely" is measured in three ways, because a sum over the tokens of a choice
+ * favours short ones. */
 #ifndef EVALUATE_H
 #define EVALUATE_H
 #include <signal.h>
@@ -22,14 +23,16 @@ typedef struct {
 /* The index of the largest value; of equal ones the first, as numpy's argmax. */
 int evaluate_answer(const Question *q, const double *logp, Measure by);
 
-/* Plans a model for batches of such questions, each of several choices of several questions; allocates nothing. relay: NULL, or the
- * devices that its layers are dealt out to. */
+/* Plans a model for batches of such questions, each of several choices of several questions;
+ * allocates nothing. relay: NULL, or the devices that its layers are dealt out to. */
 void evaluate_plan(Model *m, const Device *dev, const Config *c, const Questions *q, Relay *relay);
 
-/* details: NULL, or where a line of JSON is added for each question: {"line", "answer", "logprobs", "tokens", "characters"}.
- * visible: progress is shown on stderr. 0 and an error: a likelihood is not finite, or details cannot be written. */
-int evaluate(Model *m, const Questions *q, const volatile sig_atomic_t *interrupted, int visible, FileWriter *details, Evaluation *out,
-             Error *e);
+/* details: NULL, or where a line of JSON is added for each question: {"line", "answer", "logprobs",
+ * "tokens", "characters"}.
+ * visible: progress is shown on stderr. 0 and an error: a likelihood is not finite, or details
+ * cannot be written. */
+int evaluate(Model *m, const Questions *q, const volatile sig_atomic_t *interrupted, int visible, FileWriter *details,
+             Evaluation *out, Error *e);
 
 /* The standard error of a mean of n values that are 0 or 1, `right` of which are 1. */
 double evaluate_error(int64_t right, int64_t n);

@@ -13,7 +13,8 @@ int generator_open(Generator *g, const Config *c, int capacity, const TextStyle 
     g->window = mem_alloc(B * (size_t)capacity * sizeof *g->window);
     for (size_t b = 0; b < B; b++) stream_open(&g->stream[b], style);
     if (g->relay) decoder_plan_dealt(&g->d, g->dev, c, g->sequences, capacity, g->relay);
-    return g->relay ? model_allocate(&g->d.model) : decoder_open(&g->d, g->dev, c, g->sequences, capacity, g->weights_of);
+    return g->relay ? model_allocate(&g->d.model)
+                    : decoder_open(&g->d, g->dev, c, g->sequences, capacity, g->weights_of);
 }
 void generator_close(Generator *g) {
     for (int b = 0; b < g->sequences; b++) stream_close(&g->stream[b]);
@@ -35,10 +36,11 @@ void generator_restart(Generator *g) {
     for (int b = 0; b < g->sequences; b++) stream_restart(&g->stream[b]);
 }
 
-/* ---- reading tokens ------------------------------------------------------------------------------------------ */
+/* ---- reading tokens -------------------------------------------------------------------------- */
 
-/* tokens (sequences, count), which must fit. experts (count): the first choices of the watched router, or NULL. While
- * experts are watched there is one sequence, and passes are cut so that none overwrites the choices of another. */
+/* tokens (sequences, count), which must fit. experts (count): the first choices of the watched
+ * router, or NULL. While experts are watched there is one sequence, and passes are cut so that none
+ * overwrites the choices of another. */
 static void feed(Generator *g, const int *tokens, int count, int *experts) {
     const int watched = experts && g->view.main;
     for (int t = 0, n; t < count; t += n) {
@@ -49,8 +51,8 @@ static void feed(Generator *g, const int *tokens, int count, int *experts) {
     }
 }
 
-/* Makes room in a full context by reading its last half again. Cached keys and values cannot be moved instead: they were
- * computed with the other half in view. */
+/* Makes room in a full context by reading its last half again. Cached keys and values cannot be
+ * moved instead: they were computed with the other half in view. */
 static void slide(Generator *g) {
     const int B = g->sequences, length = g->d.length, keep = length < g->capacity / 2 ? length : g->capacity / 2;
     int *last = mem_alloc((size_t)B * (size_t)keep * sizeof *last);
@@ -69,7 +71,8 @@ static void slide(Generator *g) {
 static void check_logits(const Generator *g) {
     if (g->trusts || decoder_is_finite(&g->d)) return;
     fflush(stdout);
-    fail(EXIT_NUMERICS, "the model's logits are not finite on %s: its weights are damaged, or too large for this device (-dv)", g->dev->name);
+    fail(EXIT_NUMERICS, "the model's logits are not finite on %s: its weights are damaged, or too large for "
+         "this device (-dv)", g->dev->name);
 }
 
 static void read_tokens(Generator *g, const int *tokens, int count, int *experts) {
@@ -94,7 +97,7 @@ void generator_read(Generator *g, const int *ids, int count, const char *text, s
     free(experts);
 }
 
-/* ---- drawing tokens ------------------------------------------------------------------------------------------ */
+/* ---- drawing tokens -------------------------------------------------------------------------- */
 
 static int all_ended(const Generator *g) {
     for (int b = 0; b < g->sequences; b++) if (!g->stream[b].ended) return 0;
@@ -112,8 +115,8 @@ static int is_end(const Generator *g, int token) {
     for (int i = 0; i < g->end_tokens; i++) if (g->end_token[i] == token) return 1;
     return 0;
 }
-/* One token of every sequence has been drawn and read. Sequences that have ended stay in the batch; their tokens are
- * ignored. */
+/* One token of every sequence has been drawn and read. Sequences that have ended stay in the batch;
+ * their tokens are ignored. */
 static void take(Generator *g, const int *tokens, int expert, int ends) {
     for (int b = 0; b < g->sequences; b++) {
         Stream *o = &g->stream[b];
@@ -132,8 +135,9 @@ static void step_over(Generator *g, int *tokens, int *expert) {
     set_sampler(g);
 }
 
-/* A GPU is kept busy by double buffering: the next AHEAD steps are queued before the tokens of the last AHEAD steps are
- * read back. If a text turns out to have ended earlier, the steps after its end are discarded. */
+/* A GPU is kept busy by double buffering: the next AHEAD steps are queued before the tokens of the
+ * last AHEAD steps are read back. If a text turns out to have ended earlier, the steps after its
+ * end are discarded. */
 void generator_write(Generator *g, int limit, int ends) {
     enum { AHEAD = 12 };
     Decoder *d = &g->d;
@@ -162,7 +166,8 @@ void generator_write(Generator *g, int limit, int ends) {
         if (count[older]) decoder_collect(d, tokens, older);
         if (count[older] && g->view.main) view_read(&g->view, tokens, 1, &expert);
         for (int i = 0; i < count[older] && !all_ended(g); i++, read++) {
-            for (size_t b = 0; b < B; b++) g->window[b * (size_t)g->capacity + (size_t)read] = tokens[(size_t)i * B + b];
+            for (size_t b = 0; b < B; b++)
+                g->window[b * (size_t)g->capacity + (size_t)read] = tokens[(size_t)i * B + b];
             take(g, tokens + (size_t)i * B, expert, ends);
             g->positions += read + 1;
         }
@@ -179,12 +184,12 @@ void generator_write(Generator *g, int limit, int ends) {
     free(tokens);
 }
 
-/* ---- speed --------------------------------------------------------------------------------------------------- */
+/* ---- speed ----------------------------------------------------------------------------------- */
 
 static double per(double x, double y) { return y > 0 ? x / y : 0; }
 
-/* Bytes that a decoding step reads per sequence: active weights, keys and values. An embedding that is not also the head is
- * not counted: a token reads one row of it. */
+/* Bytes that a decoding step reads per sequence: active weights, keys and values. An embedding that
+ * is not also the head is not counted: a token reads one row of it. */
 static double bytes_per_token(const Generator *g) {
     const Model *m = &g->d.model;
     const Config *c = &m->config;

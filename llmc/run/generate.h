@@ -1,7 +1,9 @@
-/* generate.h: generating texts: the prompt is read into the cache (prefill), then tokens are drawn and read (decode). When the
- * context is full, its last half is read again, as if the text began there.
+/* generate.h: generating texts: the prompt is read into the cache (prefill), then tokens are drawn
+ * and read (decode). When the context is full, its last half is read again, as if the text began
+ * there.
  *
- * The text of sequence b is a function of the weights, the prompt, the sampling options and (seed, b). */
+ * The text of sequence b is a function of the weights, the prompt, the sampling options and (seed,
+ * b). */
 #ifndef GENERATE_H
 #define GENERATE_H
 #include <signal.h>
@@ -22,7 +24,7 @@ typedef struct {
     const volatile sig_atomic_t *interrupted;               /* decoding stops when it is not 0 */
     int      silent;                    /* 1: nothing is printed: the caller takes the text from the stream */
     int      trusts;                    /* 1: logits that are not finite do not end the program */
-    const Model *weights_of;            /* a model with weights loaded, which this one uses, too; NULL: it has its own */
+    const Model *weights_of;        /* a model with weights loaded, which this one uses, too; NULL: it has its own */
     Relay   *relay;                     /* the layers are dealt out over these devices; NULL: all are on dev */
     View     view;                      /* opened after generator_open; main NULL: no experts are watched */
 
@@ -33,12 +35,13 @@ typedef struct {
     int      rounds;                    /* how often the cache was emptied: the sampler starts again with another key */
     int      slides;                    /* how often because it was full */
     int      full;                      /* 1: the last text ended because the context was full */
-    int64_t  prompt_tokens, steps, tokens;      /* read; decoding steps, and the tokens drawn in them, of all sequences */
+    int64_t  prompt_tokens, steps, tokens;  /* read; decoding steps, and the tokens drawn in them, of all sequences */
     int64_t  positions;                 /* of the cache read by attention in these steps, in each sequence */
     double   prompt_time, time;         /* seconds of prefill and of decoding */
 } Generator;
 
-/* 0: the device does not have d.model.arena.total bytes. Weights of its own must then be loaded into d.model. */
+/* 0: the device does not have d.model.arena.total bytes. Weights of its own must then be loaded
+ * into d.model. */
 int  generator_open(Generator *g, const Config *c, int capacity, const TextStyle *style);
 void generator_close(Generator *g);
 void generator_reset(Generator *g);     /* forgets what was read */
@@ -47,8 +50,9 @@ void generator_restart(Generator *g);   /* and is as if just opened: the next te
 /* Reads the prompt in every sequence. text (bytes): what to print of it; NULL: nothing. */
 void generator_read(Generator *g, const int *ids, int count, const char *text, size_t bytes);
 
-/* Draws and reads tokens until every text has ended, and prints the first sequence's text meanwhile. tokens: at most this many
- * per sequence; 0: until the context is full; -1: no limit. ends: 0: no token ends a text. */
+/* Draws and reads tokens until every text has ended, and prints the first sequence's text
+ * meanwhile. tokens: at most this many per sequence; 0: until the context is full; -1: no limit.
+ * ends: 0: no token ends a text. */
 void generator_write(Generator *g, int tokens, int ends);
 
 /* A line about speed and context. On a GPU also in percent of the memory's bandwidth. */

@@ -11,11 +11,12 @@ int http_is_name(HttpText t, const char *name) {
     return t.at && t.bytes == strlen(name) && !strncasecmp(t.at, name, t.bytes);
 }
 
-/* ---- requests ----------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
-static int is_token(HttpText t) {                       /* of letters, digits and some signs: methods, names of fields */
+static int is_token(HttpText t) {                   /* of letters, digits and some signs: methods, names of fields */
     for (size_t i = 0; i < t.bytes; i++)
-        if (!strchr("!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", t.at[i]) || !t.at[i]) return 0;
+        if (!strchr("!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", t.at[i])
+            || !t.at[i]) return 0;
     return t.bytes > 0;
 }
 static int is_between(HttpText t, unsigned char low, unsigned char high, unsigned char also) {
@@ -62,8 +63,8 @@ static int read_length(HttpText value, size_t *bytes) {
 
 static int read_field(HttpText line, HttpRequest *r, HttpText *length) {
     const struct { const char *name; HttpText *to; } known[] = {
-        { "Host", &r->host }, { "Origin", &r->origin }, { "Sec-Fetch-Site", &r->site }, { "Authorization", &r->authorization },
-        { "Content-Type", &r->type }, { "Content-Length", length },
+        { "Host", &r->host }, { "Origin", &r->origin }, { "Sec-Fetch-Site", &r->site },
+        { "Authorization", &r->authorization }, { "Content-Type", &r->type }, { "Content-Length", length },
     };
     if (!memchr(line.at, ':', line.bytes)) return 400;
     const HttpText name = cut(&line, ':'), value = trim(line);
@@ -98,14 +99,14 @@ int http_parse(const char *text, size_t bytes, HttpRequest *r) {
     return length.at ? read_length(length, &r->body) : 200;
 }
 
-/* ---- answers ------------------------------------------------------------------------------------------------------- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 const char *http_reason(int status) {
     static const struct { int status; const char *reason; } known[] = {
         { 200, "OK" }, { 400, "Bad Request" }, { 401, "Unauthorized" }, { 403, "Forbidden" }, { 404, "Not Found" },
-        { 405, "Method Not Allowed" }, { 408, "Request Timeout" }, { 413, "Content Too Large" }, { 415, "Unsupported Media Type" },
-        { 421, "Misdirected Request" }, { 431, "Request Header Fields Too Large" }, { 501, "Not Implemented" },
-        { 503, "Service Unavailable" }, { 505, "HTTP Version Not Supported" },
+        { 405, "Method Not Allowed" }, { 408, "Request Timeout" }, { 413, "Content Too Large" },
+        { 415, "Unsupported Media Type" }, { 421, "Misdirected Request" }, { 431, "Request Header Fields Too Large" },
+        { 501, "Not Implemented" }, { 503, "Service Unavailable" }, { 505, "HTTP Version Not Supported" },
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) if (known[i].status == status) return known[i].reason;
     return "Error";
@@ -115,7 +116,8 @@ void http_answer(Text *out, int status, const char *type, long bytes, const char
     text_add(out, "HTTP/1.1 %d %s\r\nContent-Type: %s\r\n", status, http_reason(status), type);
     if (bytes >= 0) text_add(out, "Content-Length: %ld\r\n", bytes);
     else text_add_string(out, "Transfer-Encoding: chunked\r\n");
-    text_add(out, "Connection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n"
+    text_add(out, "Connection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nReferrer-Policy: "
+             "no-referrer\r\n"
              "Cross-Origin-Resource-Policy: same-origin\r\nCross-Origin-Opener-Policy: same-origin\r\n%s\r\n", more);
 }
 void http_chunk(Text *out, const char *data, size_t bytes) {

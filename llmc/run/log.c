@@ -13,7 +13,7 @@
 
 static Log *current;                    /* receives warnings; one log is open at a time */
 
-/* ---- events and lines --------------------------------------------------------------------------------------- */
+/* ---- events and lines ------------------------------------------------------------------------ */
 
 static void write_line(Log *l, FILE *file, const char *text) {
     if (!file) return;
@@ -58,7 +58,7 @@ void log_line(Log *l, const char *format, ...) {
     fflush(stdout);
 }
 
-/* ---- opening and closing -------------------------------------------------------------------------------------- */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 static void on_warning(const char *text) {
     if (!current) return;
@@ -79,7 +79,8 @@ static int64_t main_step(const char *line, size_t n) {
     return n > 2 && line[0] == 's' && line[1] == ':' ? strtoll(line + 2, NULL, 10) : -1;
 }
 
-/* Removes the lines after `step` from a log. A line without a step belongs to the line before it. */
+/* Removes the lines after `step` from a log. A line without a step belongs to the line before
+ * it. */
 static void cut(const char *path, int64_t step, int64_t (*step_of)(const char *, size_t)) {
     size_t bytes, kept = 0;
     Error e;
@@ -126,7 +127,7 @@ void log_close(Log *l) {
     free(l->curve);
 }
 
-/* ---- steps and validations ------------------------------------------------------------------------------------- */
+/* ---- steps and validations ------------------------------------------------------------------- */
 
 static void add_point(Log *l, double x, double y) {
     if ((l->points & (l->points - 1)) == 0)                 /* full: capacities are powers of two */
@@ -161,8 +162,9 @@ static void print_step(Log *l, const StepStats *s, int keep_line) {
                                 s->norm, norm_z, s->lr, s->ms, s->tok_s, balance, attention, eta);
     if (!l->terminal) puts(line);
     else if (keep_line || now() - l->refreshed > 0.05) {    /* at most 20 times a second */
-        struct winsize size;                                /* a line that goes on in the next row could not be refreshed */
-        if (!keep_line && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) && size.ws_col > 1 && size.ws_col <= sizeof line) line[size.ws_col - 1] = 0;
+        struct winsize size;                            /* a line that goes on in the next row could not be refreshed */
+        if (!keep_line && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) && size.ws_col > 1 && size.ws_col <= sizeof line)
+            line[size.ws_col - 1] = 0;
         printf("\r%s\033[K", line);
         l->open_line = 1;
         if (keep_line) finish_line(l);
@@ -213,7 +215,7 @@ void log_validation(Log *l, const ValidationStats *v) {
     log_event(l, &e);
 }
 
-/* ---- the end ----------------------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static int terminal_is_utf8(void) {
     const char *locale = getenv("LC_ALL");
@@ -245,7 +247,7 @@ void log_end(Log *l, const Progress *p, uint64_t fingerprint, double peak_memory
     if (l->points >= 8) draw_curve(l);
 }
 
-/* ---- samples and loads --------------------------------------------------------------------------------------------- */
+/* ---- samples and loads ----------------------------------------------------------------------- */
 
 void log_sample(Log *l, int64_t step, const char *text, size_t bytes) {
     log_line(l, "---");

@@ -1,4 +1,5 @@
-/* log.h: the log of a run: lines for the terminal, main.log (llm.c's keys) and log.jsonl (one JSON object per line). */
+/* log.h: the log of a run: lines for the terminal, main.log (llm.c's keys) and log.jsonl (one JSON
+ * object per line). */
 #ifndef LOG_H
 #define LOG_H
 #include <stdio.h>
@@ -30,9 +31,10 @@ typedef struct {
     double *curve;  int points;         /* (points,2) step and loss, for the terminal's curve */
 } Log;
 
-/* Opens folder/main.log and folder/log.jsonl. resume_step >= 0: continues after that step; lines of later steps, which
- * the resumed run repeats, are removed. Otherwise log.jsonl is created with the line `start` in it: a run that is killed before
- * its first checkpoint is restarted from that line. */
+/* Opens folder/main.log and folder/log.jsonl. resume_step >= 0: continues after that step; lines of
+ * later steps, which the resumed run repeats, are removed. Otherwise log.jsonl is created with the
+ * line `start` in it: a run that is killed before its first checkpoint is restarted from that
+ * line. */
 int  log_open(Log *l, const char *folder, int64_t resume_step, const char *start, Error *e);
 void log_silence(Log *l);                                   /* instead of log_open: nothing is written */
 void log_close(Log *l);
@@ -50,6 +52,7 @@ void log_validation(Log *l, const ValidationStats *v);
 /* load (routers, E). show: also a table on the terminal. */
 void log_loads(Log *l, int64_t step, const Model *m, const int *load, int show);
 void log_sample(Log *l, int64_t step, const char *text, size_t bytes);
-void log_end(Log *l, const Progress *p, uint64_t fingerprint, double peak_memory);  /* on a terminal, draws the curve of the loss */
+/* on a terminal, draws the curve of the loss */
+void log_end(Log *l, const Progress *p, uint64_t fingerprint, double peak_memory);
 void log_line(Log *l, const char *format, ...) PRINTF(2, 3);                /* to stdout, below the refreshed line */
 #endif

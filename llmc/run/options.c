@@ -16,11 +16,12 @@ static int chosen(const char *choices, const char *text) {
 }
 static int is_text(const Option *o) { return o->kind == OPTION_TEXT || o->kind == OPTION_CHOICE; }
 
-/* What earlier versions had: old command lines, files of settings and checkpoints still name it. values NULL: a whole option. */
+/* What earlier versions had: old command lines, files of settings and checkpoints still name it.
+ * values NULL: a whole option. */
 static const struct { const char *letter, *name, *values, *instead; } removed[] = {
     { "tb", "tensorboard", NULL, "scripts/tensorboard.py makes event files from the log of a run" },
-    { "rt", "rounding", "stochastic|up|down", "-rt nearest costs no loss; -rt off rounds nothing. The last version with it is c776785" },
-};
+    { "rt", "rounding", "stochastic|up|down",
+      "-rt nearest costs no loss; -rt off rounds nothing. The last version with it is c776785" }, };
 enum { REMOVED = sizeof removed / sizeof *removed };
 
 int option_removed(const char *option, int in_use) {
@@ -29,7 +30,8 @@ int option_removed(const char *option, int in_use) {
     for (int i = 0; i < REMOVED; i++) {
         const int is_name = !strncmp(option, removed[i].name, n) && !removed[i].name[n];
         if (removed[i].values || (strcmp(option, removed[i].letter) && !is_name)) continue;
-        if (in_use && !warned++) warn("-%s (--%s) was removed and is ignored: %s", removed[i].letter, removed[i].name, removed[i].instead);
+        if (in_use && !warned++)
+            warn("-%s (--%s) was removed and is ignored: %s", removed[i].letter, removed[i].name, removed[i].instead);
         return 1;
     }
     return 0;
@@ -40,8 +42,10 @@ const char *option_value_removed(const Option *o, const char *value) {
     return NULL;
 }
 
-/* Checks and stores a value. text: as the user or a file wrote it; v: its number, if is_number. NaN fails every range. */
-static int accept(const Option *o, void *settings, const char *text, int is_number, int is_integer, double v, Error *e) {
+/* Checks and stores a value. text: as the user or a file wrote it; v: its number, if is_number. NaN
+ * fails every range. */
+static int accept(const Option *o, void *settings, const char *text, int is_number, int is_integer,
+                  double v, Error *e) {
     void *field = (char *)settings + o->field;
     const int integer = o->kind != OPTION_FLOAT;
     if (is_text(o)) {
@@ -49,25 +53,28 @@ static int accept(const Option *o, void *settings, const char *text, int is_numb
         const char *instead = option_value_removed(o, text);
         if (instead) return error_set(e, "-%s %s was removed: %s", o->letter, text, instead);
         if (o->choices && choice < 0)
-            return error_set(e, "-%s %.200s: expected one of %s (--%s: %s)", o->letter, text, o->choices, o->name, o->help);
+            return error_set(e, "-%s %.200s: expected one of %s (--%s: %s)", o->letter, text, o->choices,
+                             o->name, o->help);
         if (o->kind == OPTION_CHOICE) *(int *)field = choice;
         else *(const char **)field = text;
         return 1;
     }
     if (!is_number || (integer && !is_integer) || !(v >= o->low && v <= o->high))
-        return error_set(e, "-%s %.200s: expected %s%s%s from %.10g to %.10g (--%s: %s)", o->letter, text, o->choices ? o->choices : "",
-                         o->choices ? ", or " : "", integer ? "a whole number" : "a number", o->choices ? o->low + 1 : o->low, o->high,
-                         o->name, o->help);
+        return error_set(e, "-%s %.200s: expected %s%s%s from %.10g to %.10g (--%s: %s)", o->letter, text, o->choices
+                         ? o->choices : "", o->choices ? ", or " : "", integer ? "a whole number" : "a number",
+                         o->choices ? o->low + 1 : o->low, o->high, o->name, o->help);
     if (o->kind == OPTION_INT)  *(int *)field = (int)v;
     if (o->kind == OPTION_LONG) *(int64_t *)field = (int64_t)v;      /* exact: ranges end below 2^53 */
     if (o->kind == OPTION_FLOAT) *(float *)field = (float)v;
     return 1;
 }
 
-/* A value as the user wrote it. A number must use the whole text; one that overflows is out of range. */
+/* A value as the user wrote it. A number must use the whole text; one that overflows is out of
+ * range. */
 static int set(const Option *o, void *settings, const char *text, Error *e) {
     char *end = NULL;
-    if (o->kind == OPTION_INT && o->choices && !strcmp(text, o->choices)) return accept(o, settings, text, 1, 1, o->low, e);
+    if (o->kind == OPTION_INT && o->choices && !strcmp(text, o->choices))
+        return accept(o, settings, text, 1, 1, o->low, e);
     errno = 0;
     const double v = o->kind == OPTION_FLOAT ? strtod(text, &end) : (double)strtoll(text, &end, 10);
     const int is_number = end > text && !*end && (!errno || (errno == ERANGE && fabs(v) < 1));
@@ -90,7 +97,8 @@ int option_read(const Option *o, void *settings, const JsonValue *value, Error *
 
 void option_value(const Option *o, const void *settings, char *text, size_t capacity) {
     const void *field = (const char *)settings + o->field;
-    if (o->kind == OPTION_INT && o->choices && *(const int *)field == (int)o->low) snprintf(text, capacity, "%s", o->choices);
+    if (o->kind == OPTION_INT && o->choices && *(const int *)field == (int)o->low)
+        snprintf(text, capacity, "%s", o->choices);
     else if (o->kind == OPTION_INT) snprintf(text, capacity, "%d", *(const int *)field);
     if (o->kind == OPTION_LONG)  snprintf(text, capacity, "%lld", (long long)*(const int64_t *)field);
     /* the fewest digits that give the same float */
@@ -127,14 +135,14 @@ void options_help(Options o, const char *usage, int as_set) {
         option_value(row, o.settings, value, sizeof value);
         if (!as_set) snprintf(value, sizeof value, "%s", row->init);
         const int choices = row->choices && is_text(row);
-        char *help = text_format(*value ? "%s%s%s [%s]%s" : "%s%s%s%s%s", row->help, choices ? ": " : "", choices ? row->choices : "",
-                                 value, as_set && o.given[i] ? " (given)" : "");
+        char *help = text_format(*value ? "%s%s%s [%s]%s" : "%s%s%s%s%s", row->help, choices ? ": " : "",
+                                 choices ? row->choices : "", value, as_set && o.given[i] ? " (given)" : "");
         print_help(row->letter, row->name, help);
         free(help);
     }
     putchar('\n');
-    print_help("cf", "config", "a file of settings: lines \"name = value\", names as here, long or short; lines that begin with # are comments. "
-               "Options of the command line take precedence");
+    print_help("cf", "config", "a file of settings: lines \"name = value\", names as here, long or short; lines that "
+               "begin with # are comments. Options of the command line take precedence");
     printf("  -h   --help            this text\n       --version         the version\n");
 }
 
@@ -177,7 +185,8 @@ static _Noreturn void unknown(Options o, const char *flag) {
     for (const Option *row = o.rows; row < o.rows + o.count; row++) {
         const char *value = flag + 1 + strlen(row->letter);
         if (!strncmp(flag + 1, row->letter, strlen(row->letter)) && (*value == '=' || (*value >= '0' && *value <= '9')))
-            fail(EXIT_USAGE, "%s: no such option. A value stands after a space: -%s %s", flag, row->letter, value + (*value == '='));
+            fail(EXIT_USAGE, "%s: no such option. A value stands after a space: -%s %s", flag, row->letter,
+                 value + (*value == '='));
         const int d = !strcmp(bare, row->name) ? 0 : strlen(bare) < 3 ? 99 : edits(bare, row->name);
         const int begins = strlen(row->name) > 3 && !strncmp(bare, row->name, strlen(row->name));
         if (begins || d < fewest || (d == fewest && !best)) { fewest = begins ? 0 : d; best = row; }
@@ -202,7 +211,7 @@ static int find_flag(Options o, const char *flag, const char **value) {
     return -1;
 }
 
-/* ---- a file of settings -------------------------------------------------------------------------------------- */
+/* ---- a file of settings ---------------------------------------------------------------------- */
 
 enum { BY_USER = 1, BY_FILE };          /* Options.given */
 
@@ -234,7 +243,8 @@ static int read_setting(Options o, char *line, Error *e) {
 
 int options_read(Options o, char *text, size_t bytes, Error *e) {
     int number = 1;
-    char *first = text + (strncmp(text, "\xef\xbb\xbf", 3) ? 0 : 3);       /* a byte-order mark, which editors on Windows write */
+    /* a byte-order mark, which editors on Windows write */
+    char *first = text + (strncmp(text, "\xef\xbb\xbf", 3) ? 0 : 3);
     if (memchr(text, 0, bytes)) return error_set(e, "this is not a file of settings, but binary");
     for (char *line = first, *end; line < text + bytes; line = end + 1, number++) {
         Error why;
@@ -263,11 +273,12 @@ void options_write(Options o, Text *out) {
         const size_t n = strlen(value);
         const char *quote = n && (strchr(" \t=\"", value[0]) || strchr(" \t", value[n - 1])) ? "\"" : "";
         if (!strpbrk(value, "\r\n")) text_add(out, "%-17s = %s%s%s\n", row->name, quote, value, quote);
-        else text_add(out, "# %s cannot be written here: to be given on the command line (-%s)\n", row->name, row->letter);
+        else text_add(out, "# %s cannot be written here: to be given on the command line (-%s)\n", row->name,
+                      row->letter);
     }
 }
 
-/* ---- the command line ---------------------------------------------------------------------------------------- */
+/* ---- the command line ------------------------------------------------------------------------ */
 
 static int is_help(const char *flag) { return !strcmp(flag, "--help") || !strcmp(flag, "-h") || !strcmp(flag, "-?"); }
 
@@ -294,7 +305,8 @@ void options_parse(Options o, int argc, char **argv, const char *usage, const ch
         if (!strcmp(flag, "--version")) { printf("smoe.c %s\n", MOE_VERSION); exit(EXIT_DONE); }
         if (flag[0] != '-' || !flag[1]) {
             if (word == max_words)
-                fail(EXIT_USAGE, "%s: not an option (options begin with -, such as -%s, --%s; --help lists them)", flag, o.rows->letter, o.rows->name);
+                fail(EXIT_USAGE, "%s: not an option (options begin with -, such as -%s, --%s; --help lists them)", flag,
+                     o.rows->letter, o.rows->name);
             words[word++] = flag;
             continue;
         }
@@ -336,7 +348,8 @@ void options_print(Options o) {
         char value[256];
         if (strcmp(group, row->group)) printf("| %s\n", group = row->group);
         option_value(row, o.settings, value, sizeof value);
-        text_print(stdout, "|   -%-3s %-15s | %s%s\n", row->letter, row->name, *value ? value : "-", o.given[i] ? "  (given)" : "");
+        text_print(stdout, "|   -%-3s %-15s | %s%s\n", row->letter, row->name, *value ? value : "-",
+                   o.given[i] ? "  (given)" : "");
     }
 }
 void options_json(Options o, Text *out) {
@@ -346,7 +359,8 @@ void options_json(Options o, Text *out) {
         char value[4096];
         option_value(row, o.settings, value, sizeof value);
         text_add(out, "%s\"%s\": ", i ? ", " : "", row->name);
-        if (row->kind == OPTION_INT) text_add(out, "%d", *(const int *)(const void *)((const char *)o.settings + row->field));
+        if (row->kind == OPTION_INT)
+            text_add(out, "%d", *(const int *)(const void *)((const char *)o.settings + row->field));
         else if (is_text(row)) text_add_json(out, value, strlen(value));
         else text_add_string(out, value);
     }

@@ -1,20 +1,23 @@
-/* options.h: every setting of a program is one row of a table. The table drives parsing, --help, the start-up table and the
- * copy in logs and checkpoints. To add a setting: a field in the program's struct and a row. */
+/* options.h: every setting of a program is one row of a table. The table drives parsing, --help,
+ * the start-up table and the copy in logs and checkpoints. To add a setting: a field in the
+ * program's struct and a row. */
 #ifndef OPTIONS_H
 #define OPTIONS_H
 #include "llmc/base/base.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 
-/* CHOICE: one of the words of `choices`, kept as its number: an enum with its values in the same order. */
+/* CHOICE: one of the words of `choices`, kept as its number: an enum with its values in the same
+ * order. */
 typedef enum { OPTION_INT, OPTION_LONG, OPTION_FLOAT, OPTION_TEXT, OPTION_CHOICE } OptionKind;
 typedef struct {
     const char *group, *letter, *name;  /* -letter, --name */
     OptionKind kind;
-    size_t field;                       /* offset of an int, int64_t, float, const char * or enum in the program's struct */
+    size_t field;                   /* offset of an int, int64_t, float, const char * or enum in the program's struct */
     const char *init;                   /* the default, as the user would write it */
     double low, high;                   /* range of a number, both ends included */
-    const char *choices;                /* of texts and choices: "cosine|linear"; NULL: any text. Of an OPTION_INT: a word for `low`, or NULL */
+    const char *choices;                /* of texts and choices: "cosine|linear"; NULL: any text. Of
+                                         * an OPTION_INT: a word for `low`, or NULL */
     const char *help;
 } Option;
 
@@ -26,24 +29,26 @@ typedef struct Options {
     void (*help)(struct Options o, const char *topic);      /* prints --help [TOPIC], "" for none; NULL: options_help */
 } Options;
 
-/* Sets every field to its default, then reads the command line and the file of settings that it names (-cf). words: takes up to
- * max_words arguments that are not options. Errors end the program with EXIT_USAGE and a message; --help and --version print and
- * exit with 0. */
+/* Sets every field to its default, then reads the command line and the file of settings that it
+ * names (-cf). words: takes up to max_words arguments that are not options. Errors end the program
+ * with EXIT_USAGE and a message; --help and --version print and exit with 0. */
 void options_parse(Options o, int argc, char **argv, const char *usage, const char **words, int max_words);
-/* The list of all options. as_set: brackets contain what is set now, instead of the defaults of the table. */
+/* The list of all options. as_set: brackets contain what is set now, instead of the defaults of the
+ * table. */
 void options_help(Options o, const char *usage, int as_set);
 
-/* A file of settings: lines "name = value" with long or short names, lines that begin with #, empty lines. read: the text has a NUL
- * behind its last byte, is changed, and must stay, for settings point into it; what the command line has given is kept; 0 and the line
- * that is wrong. write: all settings in this form. */
+/* A file of settings: lines "name = value" with long or short names, lines that begin with #, empty
+ * lines. read: the text has a NUL behind its last byte, is changed, and must stay, for settings
+ * point into it; what the command line has given is kept; 0 and the line that is wrong. write: all
+ * settings in this form. */
 int  options_read(Options o, char *text, size_t bytes, Error *e);
 void options_write(Options o, Text *out);
 
 /* Sets an option that the user did not give: a default that depends on the machine or the data. */
 void options_default(Options o, const char *letter, const char *value);
 
-/* 1: an earlier version had this option (a letter or a name), and what a run learns did not depend on it. It is ignored, with a
- * warning if it was in use. */
+/* 1: an earlier version had this option (a letter or a name), and what a run learns did not depend
+ * on it. It is ignored, with a warning if it was in use. */
 int  option_removed(const char *option, int in_use);
 /* Had an earlier version this value of the option? What to do instead, or NULL. */
 const char *option_value_removed(const Option *option, const char *value);
@@ -57,5 +62,6 @@ int  option_given(Options o, const char *letter);
 void options_print(Options o);                       /* the start-up table */
 void options_json(Options o, Text *out);             /* {"name": value, ...} */
 void options_given_json(Options o, Text *out);       /* ["name", ...] of those that the user gave */
-void option_value(const Option *option, const void *settings, char *text, size_t capacity);     /* as the user would write it */
+/* as the user would write it */
+void option_value(const Option *option, const void *settings, char *text, size_t capacity);
 #endif

@@ -28,11 +28,13 @@ static int window_from_json(const JsonValue *v, const char *name, Window *w, Err
     const JsonValue *list = json_get(v, "x");
     int64_t next;
     *w = (Window){ 0 };
-    if (!json_is(list, JSON_ARRAY) || list->length > WINDOW) return error_set(e, "\"%s\" is no list of at most %d numbers", name, WINDOW);
+    if (!json_is(list, JSON_ARRAY) || list->length > WINDOW)
+        return error_set(e, "\"%s\" is no list of at most %d numbers", name, WINDOW);
     for (const JsonValue *x = json_first(list); x; x = x->next)
         if (!json_read_double(x, name, -1e308, 1e308, &w->x[w->count++], e)) return 0;
     /* next: anywhere in a full window; else at the end of its values */
-    if (!json_read_int(json_get(v, "next"), name, w->count < WINDOW ? w->count : 0, w->count < WINDOW ? w->count : WINDOW - 1, &next, e))
+    if (!json_read_int(json_get(v, "next"), name, w->count < WINDOW ? w->count : 0,
+                       w->count < WINDOW ? w->count : WINDOW - 1, &next, e))
         return 0;
     w->next = (int)next;
     return 1;
@@ -40,15 +42,16 @@ static int window_from_json(const JsonValue *v, const char *name, Window *w, Err
 
 /* 64-bit numbers are hexadecimal strings, because many JSON readers would round them. */
 void progress_to_json(const Progress *p, const char *device, Text *out) {
-    text_add(out, "  \"step\": %lld,\n  \"samples\": %lld,\n  \"tokens\": %lld,\n  \"updates\": %d,\n  \"bad_steps\": %d,\n",
+    text_add(out,
+             "  \"step\": %lld,\n  \"samples\": %lld,\n  \"tokens\": %lld,\n  \"updates\": %d,\n  \"bad_steps\": %d,\n",
              (long long)p->step, (long long)p->samples, (long long)p->tokens, p->updates, p->bad_steps);
     text_add(out, "  \"seed\": \"%016llx\",\n  \"data\": \"%016llx\",\n  \"device\": \"%s\",\n  \"seconds\": ",
              (unsigned long long)p->seed, (unsigned long long)p->data, device);
     text_add_double(out, p->seconds);
     text_add(out, ",\n  \"best_loss\": ");
     text_add_double(out, p->best.step < 0 ? 0 : p->best.loss);
-    text_add(out, ",\n  \"best_step\": %lld,\n  \"best_tokens\": %lld,\n  \"best_length\": %lld,\n  \"loss_window\": ", (long long)p->best.step,
-             (long long)p->best.tokens, (long long)p->best.length);
+    text_add(out, ",\n  \"best_step\": %lld,\n  \"best_tokens\": %lld,\n  \"best_length\": %lld,\n  \"loss_window\": ",
+             (long long)p->best.step, (long long)p->best.tokens, (long long)p->best.length);
     window_to_json(out, &p->loss);
     text_add(out, ",\n  \"norm_window\": ");
     window_to_json(out, &p->norm);
@@ -58,7 +61,8 @@ void progress_to_json(const Progress *p, const char *device, Text *out) {
 /* Members of run.json. The last row is read by llmc/files/checkpoint.c, settings.c, and people. */
 static int is_known(const char *key) {
     static const char *const members[] = {
-        "step", "samples", "tokens", "updates", "bad_steps", "seed", "data", "seconds", "best_loss", "best_step", "best_tokens", "best_length",
+        "step", "samples", "tokens", "updates", "bad_steps", "seed", "data", "seconds", "best_loss", "best_step",
+        "best_tokens", "best_length",
         "loss_window", "norm_window", "unvalidated",
         "format", "device", "files", "config", "options", "crc32c",
     };
@@ -88,7 +92,8 @@ int progress_from_json(const JsonValue *run, Progress *p, Error *e) {
         || (json_get(run, "unvalidated") && !json_read_int(GET("unvalidated"), 0, 1, &unvalidated, e))) return 0;
 #undef GET
     for (const JsonValue *v = json_first(run); v; v = v->next)
-        if (!is_known(v->key)) return error_set(e, "\"%.100s\": no such member is known; is it of a newer program?", v->key);
+        if (!is_known(v->key))
+            return error_set(e, "\"%.100s\": no such member is known; is it of a newer program?", v->key);
     p->updates = (int)updates;
     p->bad_steps = (int)bad_steps;
     p->unvalidated = (int)unvalidated;

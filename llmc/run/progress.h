@@ -1,5 +1,5 @@
-/* progress.h: how far a run has come: what resuming needs besides the weights and the optimizer's state. Checkpoints store it as
- * JSON that they do not interpret. */
+/* progress.h: how far a run has come: what resuming needs besides the weights and the optimizer's
+ * state. Checkpoints store it as JSON that they do not interpret. */
 #ifndef PROGRESS_H
 #define PROGRESS_H
 #include "llmc/base/json.h"
@@ -8,12 +8,13 @@
 enum { WINDOW = 128 };
 typedef struct { double x[WINDOW]; int count, next; } Window;    /* the latest values of a statistic, for its z-score */
 
-/* The best validation. step -1: none yet. Over how many tokens, in sequences of which length; 0: a run that did not note it. */
+/* The best validation. step -1: none yet. Over how many tokens, in sequences of which length; 0: a
+ * run that did not note it. */
 typedef struct { double loss; int64_t step, tokens, length; } Best;
 
 typedef struct {
     int64_t  step, samples, tokens;     /* optimizer steps done, training samples and tokens used */
-    int      updates, bad_steps;        /* steps that changed the weights; consecutive steps without a finite gradient */
+    int      updates, bad_steps;    /* steps that changed the weights; consecutive steps without a finite gradient */
     int      unvalidated;               /* 1: stopped in the validation of `step`, which the resumed run repeats */
     double   seconds;                   /* of training, over all sessions */
     Best     best;
@@ -21,11 +22,14 @@ typedef struct {
     Window   loss, norm;
 } Progress;
 
-/* The z-score of x relative to the window (NAN until it is full). Then x enters the window, if it is finite. */
+/* The z-score of x relative to the window (NAN until it is full). Then x enters the window, if it
+ * is finite. */
 double window_score(Window *w, double x);
 
-/* Members of a JSON object, without the braces. device: the name of the device, for the reader's information. */
+/* Members of a JSON object, without the braces. device: the name of the device, for the reader's
+ * information. */
 void     progress_to_json(const Progress *p, const char *device, Text *out);
-/* run: a whole run.json. 0 and an error if a member is missing, has another type, is out of range, or is unknown. */
+/* run: a whole run.json. 0 and an error if a member is missing, has another type, is out of range,
+ * or is unknown. */
 int      progress_from_json(const JsonValue *run, Progress *p, Error *e);
 #endif

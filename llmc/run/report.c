@@ -1,17 +1,21 @@
 /* report.c: see report.h.
  *
- * The log is read on from where it was read to. Two passes over what is new. A run that stopped at step 480 and resumed from step
- * 400 has logged steps 401 to 480 twice, and the first of each is void. So the first pass collects the cuts, lines at which the
- * step goes back; a line is void if a later cut goes back to before its step. The second pass reads the remaining lines, in order
- * of steps. A new cut may void what was read before: then the second pass begins again at the first line.
+ * The log is read on from where it was read to. Two passes over what is new. A run that stopped at
+ * step 480 and resumed from step 400 has logged steps 401 to 480 twice, and the first of each is
+ * void. So the first pass collects the cuts, lines at which the step goes back; a line is void if a
+ * later cut goes back to before its step. The second pass reads the remaining lines, in order of
+ * steps. A new cut may void what was read before: then the second pass begins again at the first
+ * line.
  *
- * Thinning a series of unknown length. A curve has a fixed number of buckets of `stride` points each. When all are full,
- * neighbours are merged and the stride doubles: constant memory, constant work per point, and in the end between half and
- * all of the buckets are used. A bucket keeps mean, minimum and maximum, so a spike of one step stays visible in a run of
- * millions. Expert loads are thinned in the same way, with one bucket per column of the heat map.
+ * Thinning a series of unknown length. A curve has a fixed number of buckets of `stride` points
+ * each. When all are full, neighbours are merged and the stride doubles: constant memory, constant
+ * work per point, and in the end between half and all of the buckets are used. A bucket keeps mean,
+ * minimum and maximum, so a spike of one step stays visible in a run of millions. Expert loads are
+ * thinned in the same way, with one bucket per column of the heat map.
  *
- * The page itself is report/page.html, page.css and page.js, which the build puts into report_page. It draws; here are only data.
- * They are JSON inside of a script element, which ends at the first "</script": text from outside has no "<" there. */
+ * The page itself is report/page.html, page.css and page.js, which the build puts into report_page.
+ * It draws; here are only data. They are JSON inside of a script element, which ends at the first
+ * "</script": text from outside has no "<" there. */
 #define _POSIX_C_SOURCE 200809L
 #include "report.h"
 #include "llmc/base/json.h"
@@ -33,10 +37,12 @@ enum {
     RESUMES = 64, MEMBERS = 512,        /* marked; of an object or array of the log */
     TEXT_BYTES = 4000                   /* of one string */
 };
-static const double LARGEST = 1e30, LAST_STEP = 1e15;   /* larger values are treated as damage; sums of the rest are finite */
-static const double EVERY = 3, FRACTION = 0.005;  /* seconds from one page to the next at least; largest part of the time spent on pages */
+/* larger values are treated as damage; sums of the rest are finite */
+static const double LARGEST = 1e30, LAST_STEP = 1e15;
+/* seconds from one page to the next at least; largest part of the time spent on pages */
+static const double EVERY = 3, FRACTION = 0.005;
 
-/* ---- what is drawn of a run ------------------------------------------------------------------------------------- */
+/* ---- what is drawn of a run ------------------------------------------------------------------ */
 
 typedef struct { int64_t taken, finite; double step, sum, min, max; } Bucket;       /* step: also a sum */
 typedef struct { int n; int64_t stride; Bucket *at; } Curve;
@@ -49,7 +55,7 @@ typedef struct {
     HeatRows  router[ROUTERS];
     int     routers, hidden, rows, capacity, n;                          /* capacity, n: columns */
     int64_t stride, *taken;                                          /* [capacity] load events in a column */
-    double *sum, *last;                                              /* load/mean: [capacity][rows]; [rows] of the last */
+    double *sum, *last;                                         /* load/mean: [capacity][rows]; [rows] of the last */
     double *step;                                                    /* [capacity] of the last event in a column */
 } Heat;
 
@@ -76,7 +82,8 @@ typedef struct {                                /* what the second pass has foun
     Curve   curve[CURVES];
     Heat    heat;
     List    samples, warnings;
-    double  last_step, seconds, validation_seconds, peak_memory, tokens, loss, best, best_step, best_bits, resume[RESUMES];
+    double  last_step, seconds, validation_seconds, peak_memory, tokens, loss, best, best_step, best_bits,
+                resume[RESUMES];
     int64_t resumes;
 } Summary;
 struct Report {
@@ -110,7 +117,8 @@ static void curve_add(Curve *c, double step, double y) {
     const Bucket point = { 1, 1, step, y, y, y }, gap = { .taken = 1 };
     c->at[c->n - 1] = bucket_merge(c->at[c->n - 1], fabs(y) <= LARGEST ? point : gap);
 }
-/* Is there something to see? A model without attention experts logs no attention balance, or zeros. */
+/* Is there something to see? A model without attention experts logs no attention balance, or
+ * zeros. */
 static int curve_shown(const Curve *c) {
     for (int i = 0; i < c->n; i++)
         if (c->at[i].finite && (c->at[i].min < 0 || c->at[i].max > 0)) return 1;
@@ -132,9 +140,10 @@ static void list_free(List *l) {
     for (int i = 0; i < LAST; i++) free(l->last[i].text);
 }
 
-/* ---- text -------------------------------------------------------------------------------------------------------- */
+/* ---- text ------------------------------------------------------------------------------------ */
 
-/* Text of the log as a string of the page's data: by text_show, and without what HTML might read as its own. Long text is cut. */
+/* Text of the log as a string of the page's data: by text_show, and without what HTML might read as
+ * its own. Long text is cut. */
 static void add_outside(Text *t, const char *s, size_t bytes) {
     size_t at = 0, n;
     text_add_bytes(t, "\"", 1);
@@ -168,7 +177,7 @@ static void add_number(Text *t, double x, int digits) {
     if (isfinite(x)) text_add(t, "%.*g", digits, x); else text_add_string(t, "null");
 }
 
-/* ---- reading the log --------------------------------------------------------------------------------------------- */
+/* ---- reading the log ------------------------------------------------------------------------- */
 
 static const JsonValue *root_of(const Json *doc) { return doc ? json_root(doc) : NULL; }
 static double number(const JsonValue *object, const char *key) { return json_double(json_get(object, key), NAN); }
@@ -333,11 +342,12 @@ static int take_load(Summary *r, Json *doc, double step) {
 
 static const struct { const char *name; int (*take)(Summary *r, Json *doc, double step); int can_be_void; } events[] = {
     { "start", take_start, 0 }, { "resume", take_resume, 0 }, { "step", take_step, 1 }, { "val", take_val, 1 },
-    { "load", take_load, 1 }, { "usage", take_usage, 1 }, { "sample", take_sample, 1 }, { "warning", take_warning, 0 }, { "skip", take_skip, 0 },
-    { "end", take_end, 0 },
+    { "load", take_load, 1 }, { "usage", take_usage, 1 }, { "sample", take_sample, 1 }, { "warning", take_warning, 0 },
+    { "skip", take_skip, 0 }, { "end", take_end, 0 },
 };
 
-/* First pass. A cut replaces earlier cuts with later steps, so the steps of the remaining ones ascend. 1: there is a new one. */
+/* First pass. A cut replaces earlier cuts with later steps, so the steps of the remaining ones
+ * ascend. 1: there is a new one. */
 static int find_cut(Report *r, const char *event, double step, int64_t line) {
     const int resume = !strcmp(event, "resume"), again = !strcmp(event, "step") && step <= r->before;
     if (step < 0) return 0;
@@ -373,16 +383,20 @@ static void summary_free(Summary *r) {
     json_free(r->resumed);
     json_free(r->end);
 }
-static void summary_start(Summary *r) { *r = (Summary){ .last_step = -1, .loss = NAN, .best = NAN, .best_bits = NAN, .peak_memory = NAN }; }
+static void summary_start(Summary *r) {
+    *r = (Summary){ .last_step = -1, .loss = NAN, .best = NAN, .best_bits = NAN, .peak_memory = NAN };
+}
 
-/* One pass over the whole lines from r->read on, or, second, up to the line where the first pass stopped: the run may still be
- * writing. *end: behind the last of them. 1: a new cut was found; 0: none; -1: the file cannot be read. */
+/* One pass over the whole lines from r->read on, or, second, up to the line where the first pass
+ * stopped: the run may still be writing. *end: behind the last of them. 1: a new cut was found; 0:
+ * none; -1: the file cannot be read. */
 static int read_lines(Report *r, FILE *f, int second, off_t *end) {
     char *text = NULL;
     size_t capacity = 0;
     ssize_t bytes = 0;
     int cut = 0;
-    while ((!second || r->summary.line < r->lines) && (bytes = getline(&text, &capacity, f)) > 0 && text[bytes - 1] == '\n') {
+    while ((!second || r->summary.line < r->lines) && (bytes = getline(&text, &capacity, f)) > 0
+           && text[bytes - 1] == '\n') {
         Error why;
         Json *doc = json_parse(text, (size_t)bytes, &why);
         const JsonValue *o = root_of(doc);
@@ -416,7 +430,7 @@ static int read_on(Report *r, Error *e) {
     return ok;
 }
 
-/* ---- the data of the page ---------------------------------------------------------------------------------------- */
+/* ---- the data of the page -------------------------------------------------------------------- */
 
 static void add_key(Text *t, const char *name) {
     text_add(t, "%s\"%s\":", strchr("{[", t->at[t->length - 1]) ? "" : ",", name);
@@ -459,7 +473,8 @@ static void add_curves(Text *t, const Summary *r) {
     }
     text_add_string(t, "}");
 }
-/* Loads in hundredths of the mean: "load" for each column the experts of the router, "last" those of the last event. */
+/* Loads in hundredths of the mean: "load" for each column the experts of the router, "last" those
+ * of the last event. */
 static void add_loads(Text *t, const Heat *h) {
     add_key(t, "loads");
     text_add(t, "{\"hidden\":%d,\"steps\":[", h->hidden);
@@ -489,7 +504,7 @@ static void add_list(Text *t, const char *name, const List *l) {
 static void add_data(Text *t, const Summary *r, double every) {
     const int live = every > 0 && !r->end;
     text_add_string(t, "{");
-    add_member(t, "every", live ? every : 0);               /* seconds from one page to the next; 0: this is the last one */
+    add_member(t, "every", live ? every : 0);           /* seconds from one page to the next; 0: this is the last one */
     add_member(t, "written", live ? (double)time(NULL) : 0);
     add_member(t, "damaged", (double)r->damaged);
     add_event(t, "start", r->start);
@@ -515,7 +530,7 @@ static void add_data(Text *t, const Summary *r, double every) {
     text_add_string(t, "}\n");
 }
 
-/* ---- the page ---------------------------------------------------------------------------------------------------- */
+/* ---- the page -------------------------------------------------------------------------------- */
 
 Report *report_open(const char *folder) {
     Report *r = mem_alloc(sizeof *r);
@@ -537,7 +552,7 @@ void report_close(Report *r) {
 int report_due(const Report *r) { return now() >= r->next; }
 int report_update(Report *r, int live, Error *e) {
     int ok = read_on(r, e);
-    const double start = now();                             /* the first page of a resumed run reads all of its log: not counted */
+    const double start = now();                 /* the first page of a resumed run reads all of its log: not counted */
     if (ok) {
         Text page = {0};
         for (int i = 0; report_page[i]; i++)

@@ -14,7 +14,8 @@ void requests_protect(void) {
     int fd;
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
-    /* If stdout is closed at start-up, the next open() would get descriptor 1 and receive our terminal output. */
+    /* If stdout is closed at start-up, the next open() would get descriptor 1 and receive our
+     * terminal output. */
     while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd <= STDERR_FILENO);
     if (fd >= 0) close(fd);
 }

@@ -1,5 +1,5 @@
-/* requests.h: what a user or a job scheduler asks of a running trainer: stop after this step, or save and continue;
- * and what rank 0 asks by its clock. */
+/* requests.h: what a user or a job scheduler asks of a running trainer: stop after this step, or
+ * save and continue; and what rank 0 asks by its clock. */
 #ifndef REQUESTS_H
 #define REQUESTS_H
 #include "kernels/comm.h"
@@ -7,17 +7,19 @@
 /* BUSY: this rank is still writing the last checkpoint. */
 enum { REQUEST_STOP = 1, REQUEST_SAVE = 2, REQUEST_TIMED_SAVE = 4, REQUEST_BUSY = 8 };
 
-/* Called before anything is opened. A closed pipe (`| head`) and a limit on file sizes become errors of write(), not
- * signals; descriptors 0 to 2 are open afterwards. */
+/* Called before anything is opened. A closed pipe (`| head`) and a limit on file sizes become
+ * errors of write(), not signals; descriptors 0 to 2 are open afterwards. */
 void requests_protect(void);
 
-/* From now on SIGINT, SIGTERM and SIGUSR2 ask to stop, SIGUSR1 asks to save, and SIGHUP is ignored. A second SIGINT exits at
- * once. */
+/* From now on SIGINT, SIGTERM and SIGUSR2 ask to stop, SIGUSR1 asks to save, and SIGHUP is ignored.
+ * A second SIGINT exits at once. */
 void requests_listen(void);
 
-/* What any process was asked for, the same on all ranks; collective. Later requests count for the next call.
- * signals: 1 on the one rank that reports its process's signals. folder: where to look for a file named STOP, on one rank of
- * the run; NULL on the others. A STOP file is consumed: it stops one run. own: requests of this rank itself. */
+/* What any process was asked for, the same on all ranks; collective. Later requests count for the
+ * next call.
+ * signals: 1 on the one rank that reports its process's signals. folder: where to look for a file
+ * named STOP, on one rank of the run; NULL on the others. A STOP file is consumed: it stops one
+ * run. own: requests of this rank itself. */
 int  requests_collect(Group *group, int signals, const char *folder, int own);
 /* 1: a signal asked this process to stop. Long work between steps ends early then. */
 int  requests_stopping(void);

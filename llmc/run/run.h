@@ -1,6 +1,6 @@
-/* run.h: a training run: how it starts, from settings to a model that can be trained (run_open.c, run_plan.c,
- * run_start.c), and what it shows and reports meanwhile (run_validate.c, run_record.c). What it saves: saves.h. The
- * training itself: train_moe.c. */
+/* run.h: a training run: how it starts, from settings to a model that can be trained (run_open.c,
+ * run_plan.c, run_start.c), and what it shows and reports meanwhile (run_validate.c, run_record.c).
+ * What it saves: saves.h. The training itself: train_moe.c. */
 #ifndef RUN_H
 #define RUN_H
 #include "llmc/data/data.h"
@@ -12,7 +12,8 @@
 #include "report.h"
 #include "saves.h"
 
-/* Everything that belongs to a run, for one rank. The ranks of a process share data, tokenizer and checkpoint. */
+/* Everything that belongs to a run, for one rank. The ranks of a process share data, tokenizer and
+ * checkpoint. */
 typedef struct {
     Settings      s;
     Tokenizer    *tokenizer;            /* NULL: the data are ids of an unknown tokenizer */
@@ -25,7 +26,7 @@ typedef struct {
     int           leads;                /* 1: rank 0; before there are ranks, process 0 */
     int           takes_signals;        /* 1: the rank that reports its process's signals */
     const Device *dev;
-    Config        config, dense;        /* dense: of the model in a folder whose MLPs became experts (-up); else unused */
+    Config        config, dense;    /* dense: of the model in a folder whose MLPs became experts (-up); else unused */
     Recompute     recompute;            /* what -r means here */
     Model         model;
     Optimizer     optimizer;
@@ -35,7 +36,8 @@ typedef struct {
     Log           log;
     Report       *report;               /* of rank 0 */
     char        **arguments;            /* the command line, then NULL */
-    Replay        replay_micro[PHASES], replay_update[MUON_PERIODS];    /* of a micro-batch in each phase, and of the update of each slice */
+    /* of a micro-batch in each phase, and of the update of each slice */
+    Replay        replay_micro[PHASES], replay_update[MUON_PERIODS];
     int           records;              /* 1: steps are recorded and replayed */
     Checkpoint   *from;                 /* the checkpoint that is resumed, or NULL */
     int           node;                 /* ranks of a node, or all (-zn) */
@@ -53,7 +55,9 @@ typedef struct {
     int           finished;             /* 1: ran to the end; 0: stopped on request */
 } Run;
 
-static inline int64_t samples_per_step(const Run *r) { return (int64_t)r->s.batch * r->parallel.ranks * r->micro_batches; }
+static inline int64_t samples_per_step(const Run *r) {
+    return (int64_t)r->s.batch * r->parallel.ranks * r->micro_batches;
+}
 static inline int64_t tokens_per_step(const Run *r) { return samples_per_step(r) * r->s.seq; }
 static inline int run_only_plans(const Run *r) { return r->s.steps == 0 && settings_given(&r->s, "x"); }
 
@@ -78,10 +82,11 @@ _Noreturn void run_out_of_memory(const Run *r);
 
 /* Reports. */
 void run_begin_log(Run *r);
-void run_forewarn(Run *r, const StepStats *t);              /* once, on a CPU: of a run that would take half a day or more */
-void run_bad_step(Run *r, const StepStats *t, int tensor);  /* its gradient is not finite; fails after too many in a row */
-double run_seconds_left(const Run *r, int64_t step);        /* after `step`: of the steps and the validations that are left */
-int  run_validate(Run *r);                                  /* saves the best weights; 0: a request to stop came before the end */
+void run_forewarn(Run *r, const StepStats *t);      /* once, on a CPU: of a run that would take half a day or more */
+void run_bad_step(Run *r, const StepStats *t, int tensor);  /* its gradient is not finite; fails
+                                                             * after too many in a row */
+double run_seconds_left(const Run *r, int64_t step);  /* after `step`: of the steps and the validations that are left */
+int  run_validate(Run *r);                      /* saves the best weights; 0: a request to stop came before the end */
 void run_show_sample(Run *r);
 void run_report(Run *r);                                    /* renews report.html every few seconds */
 double run_peak_memory(void);                               /* of this process, in bytes */

@@ -8,9 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- folder and settings --------------------------------------------------------------------------------- */
+/* ---- folder and settings --------------------------------------------------------------------- */
 
-/* A run that was killed before its first checkpoint: its settings are in the first line of its log. */
+/* A run that was killed before its first checkpoint: its settings are in the first line of its
+ * log. */
 static void restore_settings_from_log(Run *r) {
     Error e;
     size_t bytes;
@@ -71,7 +72,8 @@ static int model_is_in(const char *model, const char *out) {
 void run_open_folder(Run *r) {
     Settings *s = &r->s;
     Error e;
-    if (run_only_plans(r) && s->resume) fail(EXIT_USAGE, "-x 0 prints the plan of a new run: it cannot be combined with -y 1");
+    if (run_only_plans(r) && s->resume)
+        fail(EXIT_USAGE, "-x 0 prints the plan of a new run: it cannot be combined with -y 1");
     if (s->check || run_only_plans(r)) return;
     if (!*s->out) fail(EXIT_USAGE, "-o needs the name of a folder");
     if (is_file(s->out)) fail(EXIT_DISK, "%s is a file; -o needs a folder, or the name of a new one", s->out);
@@ -88,7 +90,8 @@ void run_open_folder(Run *r) {
         fail(EXIT_CHECKPOINT, "%s holds a model, but no state to resume from. "
              "To train it further: -e %s and another folder with -o. To discard it: -y 0", s->out, s->out);
     if (!(holding == HOLDS_STATE && s->resume) && model_is_in(s->model, s->out))
-        fail(EXIT_USAGE, "-e %s would be discarded with what is in %s before the trained model is saved: another folder with -o", s->model, s->out);
+        fail(EXIT_USAGE, "-e %s would be discarded with what is in %s before the trained model is saved: another "
+             "folder with -o", s->model, s->out);
     lock_folder(r);
     if (holding == HOLDS_STATE && s->resume) {
         char *newest = step_path(s->out, checkpoint_newest(s->out));
@@ -113,7 +116,7 @@ void run_claim_folder(Run *r) {
     } else if (!checkpoint_clear(r->s.out, &e)) fail_with(&e, EXIT_DISK);
 }
 
-/* ---- device, data, model --------------------------------------------------------------------------------- */
+/* ---- device, data, model --------------------------------------------------------------------- */
 
 void run_choose_device(Run *r) {
     char why_cpu[256];
@@ -139,7 +142,8 @@ static int starts_from_model(const Run *r) {
     return is_folder(r->s.model) || (r->from && !config_parse(&described, r->s.model, &e));
 }
 
-/* The tokenizer of a run that names none (-tk): that of the model it starts from; of a resumed run, its own copy. NULL: none. */
+/* The tokenizer of a run that names none (-tk): that of the model it starts from; of a resumed run,
+ * its own copy. NULL: none. */
 static char *own_tokenizer(const Run *r) {
     const Settings *s = &r->s;
     if (*s->tokenizer || !starts_from_model(r)) return NULL;
@@ -157,7 +161,8 @@ static char *own_tokenizer(const Run *r) {
 static void keep_chat_template(Run *r) {
     Error e;
     Chat own;
-    if (!*r->s.chat || !data_has_chats(r->data) || !chat_open(&own, "", r->from ? r->s.out : is_folder(r->s.model) ? r->s.model : NULL, &e)) return;
+    if (!*r->s.chat || !data_has_chats(r->data)
+        || !chat_open(&own, "", r->from ? r->s.out : is_folder(r->s.model) ? r->s.model : NULL, &e)) return;
     if (own.ours || (!own.form && !own.unknown)) tokenizer_set_chat(r->tokenizer, chat_jinja(data_chat(r->data)));
     chat_close(&own);
 }
@@ -168,22 +173,26 @@ void run_open_data(Run *r) {
     char *trained = text_format("%s/tokenizer.json", s->out), *own = own_tokenizer(r);
     Tokenizer *readable = own ? tokenizer_load(own, &why) : NULL;
     const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = readable ? own : s->tokenizer,
-                                  .pattern = s->pattern, .chat = s->chat, .cache = s->out, .show = r->leads, .any_bytes = s->any_bytes,
+                                  .pattern = s->pattern,
+                                  .chat = s->chat, .cache = s->out, .show = r->leads, .any_bytes = s->any_bytes,
                                   .trained = r->from && checkpoint_has_tokenizer(r->from, trained) ? trained : NULL };
     if (r->from && is_file(s->tokenizer) && !s->allow_data && !checkpoint_has_tokenizer(r->from, s->tokenizer))
-        fail(EXIT_CHECKPOINT, "%s is not the tokenizer of the run in %s, which is %s. To continue anyway: --allow-data-change 1",
-             s->tokenizer, s->out, trained);
+        fail(EXIT_CHECKPOINT, "%s is not the tokenizer of the run in %s, which is %s. To continue anyway: "
+             "--allow-data-change 1", s->tokenizer, s->out, trained);
     if (!(r->data = data_open_text(&request, &r->tokenizer, &e))) fail_with(&e, EXIT_INPUT);
-    if (r->from && r->tokenizer && data_trains_tokenizer(&request) && tokenizer_vocab(r->tokenizer) != strtol(s->tokenizer, NULL, 10))
-        fail(EXIT_USAGE, "-tk %s: the run in %s goes on with its own tokenizer, of %d tokens. Another one needs a new run (-o)",
-             s->tokenizer, s->out, tokenizer_vocab(r->tokenizer));
+    if (r->from && r->tokenizer && data_trains_tokenizer(&request)
+        && tokenizer_vocab(r->tokenizer) != strtol(s->tokenizer, NULL, 10))
+        fail(EXIT_USAGE, "-tk %s: the run in %s goes on with its own tokenizer, of %d tokens. Another one needs "
+             "a new run (-o)", s->tokenizer, s->out, tokenizer_vocab(r->tokenizer));
     if (own && !readable && data_is_text(r->data))
-        fail(EXIT_INPUT, "%s. Encode the text with its own program and train on the tokens (*.bin), or name another tokenizer (-tk)", why.text);
+        fail(EXIT_INPUT, "%s. Encode the text with its own program and train on the tokens (*.bin), or name another "
+             "tokenizer (-tk)", why.text);
     if (own && !readable && r->leads) warn("%s; it is copied as it is", why.text);
     tokenizer_free(readable);
     free(trained);
     free(own);
-    r->origin = starts_from_model(r) ? hf_origin_open(r->from ? s->out : s->model, is_folder(s->model) ? s->model : s->out) : NULL;
+    r->origin = starts_from_model(r)
+        ? hf_origin_open(r->from ? s->out : s->model, is_folder(s->model) ? s->model : s->out) : NULL;
     if (!r->tokenizer && data_is_text(r->data)) r->tokenizer = tokenizer_bytes();
     keep_chat_template(r);
     if (!r->restored) settings_suit(&r->s, r->dev->is_gpu, data_tokens(r->data, DATA_TRAIN));
@@ -203,21 +212,24 @@ static void describe_config(const Settings *s, Config *c) {
     describe_kinds(s, c);
 }
 
-/* A resumed run: the model is the checkpoint's, and one that the user gives must be the same. The -e with which the run began always
- * means that model, even if the defaults of a descriptor's fields have changed since. */
+/* A resumed run: the model is the checkpoint's, and one that the user gives must be the same. The
+ * -e with which the run began always means that model, even if the defaults of a descriptor's
+ * fields have changed since. */
 static void resume_config(Run *r, int given) {
     Error e;
     Config *c = &r->config, requested;
     const char *path = checkpoint_path(r->from);
     *c = checkpoint_config(r->from);
-    if (settings_given(&r->s, "up")) fail(EXIT_USAGE, "-up makes the model of a new run; %s has its model, and goes on without", path);
+    if (settings_given(&r->s, "up"))
+        fail(EXIT_USAGE, "-up makes the model of a new run; %s has its model, and goes on without", path);
     if (!given) return;
     const JsonValue *word = json_get(checkpoint_options(r->from), "model");
     const int same = json_is(word, JSON_STRING) && !strcmp(word->is.string, r->s.model);
     requested = *c;
     if (is_folder(r->s.model)) {
         if (same) return;
-        if (!hf_load_config(r->s.model, &requested, &e) || (*r->s.upcycle && requested.experts == 1 && !family_upcycle(&requested, r->s.upcycle, &e)))
+        if (!hf_load_config(r->s.model, &requested, &e)
+            || (*r->s.upcycle && requested.experts == 1 && !family_upcycle(&requested, r->s.upcycle, &e)))
             fail_with(&e, EXIT_INPUT);
     } else if (same) describe_kinds(&r->s, &requested);
     else describe_config(&r->s, &requested);
@@ -236,7 +248,8 @@ static void load_config(Run *r) {
     Error e;
     if (!hf_load_config(s->model, c, &e)) fail_with(&e, EXIT_INPUT);
     if (r->tokenizer && tokenizer_vocab(r->tokenizer) > c->vocab)
-        fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, tokenizer_vocab(r->tokenizer));
+        fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab,
+             tokenizer_vocab(r->tokenizer));
     if (!hf_check_weights(r->dev, c, s->model, &e)) fail_with(&e, EXIT_INPUT);
     r->dense = *c;
     if (*s->upcycle && !family_upcycle(c, s->upcycle, &e)) fail_with(&e, EXIT_USAGE);
@@ -244,10 +257,12 @@ static void load_config(Run *r) {
         settings_fine_tune(&r->s, r->dev->is_gpu, c->channels, c->context, data_has_chats(r->data));
     char *theirs = text_format("%s/tokenizer.json", s->model);
     if (r->tokenizer && !*s->tokenizer && !is_file(theirs) && c->vocab > tokenizer_vocab(r->tokenizer))
-        fail(EXIT_INPUT, "%s is missing, and of bytes this model has learned nothing. To make it of the folder's other files: python3 -c \"import "
-             "transformers as t; t.AutoTokenizer.from_pretrained('FOLDER').save_pretrained('FOLDER')\"; or name one (-tk)", theirs);
+        fail(EXIT_INPUT, "%s is missing, and of bytes this model "
+             "has learned nothing. To make it of the folder's other files: python3 -c \"import transformers as t; "
+             "t.AutoTokenizer.from_pretrained('FOLDER').save_pretrained('FOLDER')\"; or name one (-tk)", theirs);
     if (*s->tokenizer && is_file(theirs) && r->leads)
-        warn("-tk %s replaces the model's own tokenizer: if its ids mean other text, the model has to learn them again", s->tokenizer);
+        warn("-tk %s replaces the model's own tokenizer: if its ids mean other text, the model has to learn them again",
+             s->tokenizer);
     free(theirs);
     if (s->bias_rate > 0 && !c->choice_bias && c->family && c->family != FAMILY_SMOE)
         fail(EXIT_USAGE, "-rb %g: a %s has no bias for choosing experts, so what is trained could not be saved as one. "
@@ -257,16 +272,18 @@ static void load_config(Run *r) {
 /* -pe: can this model and device do it? */
 static void check_precision(const Run *r) {
     const Config *c = &r->config;
-    const int C = (c->channels + FP8_BLOCK - 1) / FP8_BLOCK * FP8_BLOCK, F = (c->width + FP8_BLOCK - 1) / FP8_BLOCK * FP8_BLOCK;
+    const int C = (c->channels + FP8_BLOCK - 1) / FP8_BLOCK * FP8_BLOCK,
+        F = (c->width + FP8_BLOCK - 1) / FP8_BLOCK * FP8_BLOCK;
     if (!c->fp8) return;
     if (c->experts == 1 || c->activation != SWIGLU)
-        fail(EXIT_USAGE, "-pe fp8: the MLP of this model has %s, and only swiglu experts can compute in 8 bits. -pe bf16",
-             c->experts == 1 ? "no experts" : "experts of another kind (-fa)");
+        fail(EXIT_USAGE, "-pe fp8: the MLP of this model has %s, and only swiglu experts can compute in 8 "
+             "bits. -pe bf16", c->experts == 1 ? "no experts" : "experts of another kind (-fa)");
     if (!r->dev->fp8 || !r->dev->fp8->fits(FP8_BLOCK, FP8_BLOCK))
-        fail(EXIT_USAGE, "-pe fp8: %s has no products of 8 bits; GPUs since Hopper have, and, slowly, CPUs (-dv cpu). -pe bf16", r->dev->name);
+        fail(EXIT_USAGE, "-pe fp8: %s has no products of 8 bits; GPUs since Hopper have, and, slowly, CPUs (-dv "
+             "cpu). -pe bf16", r->dev->name);
     if (C != c->channels || F != c->width)
-        fail(EXIT_USAGE, "-pe fp8: channels and the experts' width must be multiples of %d, and this model has %d and %d. "
-             "-pe bf16, or a model with c%df%d", FP8_BLOCK, c->channels, c->width, C, F);
+        fail(EXIT_USAGE, "-pe fp8: channels and the experts' width must be multiples of %d, and this model has %d and "
+             "%d. -pe bf16, or a model with c%df%d", FP8_BLOCK, c->channels, c->width, C, F);
 }
 
 void run_choose_model(Run *r) {
@@ -276,7 +293,8 @@ void run_choose_model(Run *r) {
     const int is_model = is_folder(s->model), kind_given = settings_given(s, "rs") || settings_given(s, "fa");
     if (!r->tokenizer && data_max_id(r->data) >= 1 << 24)
         fail(EXIT_INPUT, "%s: token id %d; at most %d is allowed", s->train, data_max_id(r->data), (1 << 24) - 1);
-    if (!r->from && !is_model && *s->upcycle) fail(EXIT_USAGE, "-up %s needs a dense model in a folder: -e FOLDER", s->upcycle);
+    if (!r->from && !is_model && *s->upcycle)
+        fail(EXIT_USAGE, "-up %s needs a dense model in a folder: -e FOLDER", s->upcycle);
     if (r->from) resume_config(r, (kind_given && !is_model) || settings_given(s, "e"));
     else if (is_model) {
         if (kind_given) fail(EXIT_USAGE, "-e %s: this folder's config.json defines what -rs and -fa set", s->model);
@@ -300,26 +318,30 @@ void run_choose_model(Run *r) {
     check_precision(r);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt nearest: the MLP of this model has no experts");
     if (!data_check(r->data, s->seq, config_ids(c), &e)) fail_with(&e, EXIT_INPUT);
-    if (is_model && !r->restored && data_has_chats(r->data)) settings_fit_rows(&r->s, data_epoch_samples(r->data, s->seq));
+    if (is_model && !r->restored && data_has_chats(r->data))
+        settings_fit_rows(&r->s, data_epoch_samples(r->data, s->seq));
 }
 
-/* ---- ranks ------------------------------------------------------------------------------------------------- */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
-/* How many ranks are a node (-zn). A run that is resumed on ranks which its nodes do not divide has those of its hosts. */
+/* How many ranks are a node (-zn). A run that is resumed on ranks which its nodes do not divide has
+ * those of its hosts. */
 static void find_nodes(Run *r) {
     Error e;
     const int ranks = r->parallel.ranks, divides = r->s.node > 0 && ranks % r->s.node == 0;
     r->node = ranks;
     if (ranks == 1 || r->s.node == 0) return;
     if (r->s.node > 0 && !divides && (!r->restored || settings_given(&r->s, "zn")))
-        fail(EXIT_USAGE, "-zn %d: %d ranks are not nodes of %d ranks each. -zn must divide their number; -zn 0 shards over all", r->s.node, ranks, r->s.node);
+        fail(EXIT_USAGE, "-zn %d: %d ranks are not nodes of %d ranks each. -zn must divide their number; -zn 0 "
+             "shards over all", r->s.node, ranks, r->s.node);
     if (r->s.node > 0 && !divides) r->s.node = -1;
     if (divides) r->node = r->s.node;
     if (divides || r->s.level == 0 || r->s.level == 1) return;
     const int locals = r->launch.locals * r->local_devices.count;
     const int host = r->processes ? group_host_ranks(r->processes, &e) : locals && ranks % locals == 0 ? locals : ranks;
     if (!host && r->s.level >= 2)
-        fail(EXIT_USAGE, "-z %d shards over the ranks of each host, but %s. -zn 0 shards over all ranks, -zn N over each N of them", r->s.level, e.text);
+        fail(EXIT_USAGE, "-z %d shards over the ranks of each host, but %s. -zn 0 shards over all ranks, -zn N over "
+             "each N of them", r->s.level, e.text);
     if (host > 1) r->node = host;
 }
 
@@ -337,11 +359,12 @@ void run_join_ranks(Run *r) {
     const char *from = r->from ? checkpoint_path(r->from) : "";
     text_add_json(&settings, from, strlen(from));
     text_add(&settings, "}");
-    GroupOptions o = { .launch = r->launch, .ranks = r->local_devices.count, .version = MOE_VERSION, .settings = settings.at,
-                       .join_seconds = s->join_seconds, .silence_seconds = s->silence_seconds };
+    GroupOptions o = { .launch = r->launch, .ranks = r->local_devices.count, .version = MOE_VERSION, .settings =
+                       settings.at, .join_seconds = s->join_seconds, .silence_seconds = s->silence_seconds };
     r->parallel.ranks = r->local_devices.count * r->launch.processes;
     if (!s->check && s->steps != 0) {
-        char *const secret = r->launch.processes > 1 ? secret_find(&r->launch, s->out, launch_getenv, s->join_seconds, &e) : NULL;
+        char *const secret = r->launch.processes > 1
+            ? secret_find(&r->launch, s->out, launch_getenv, s->join_seconds, &e) : NULL;
         if (!secret && r->launch.processes > 1) fail_with(&e, EXIT_USAGE);
         o.secret = secret;
         if (!(r->processes = group_join(&o, &e))) fail_with(&e, EXIT_PEER);

@@ -1,4 +1,5 @@
-/* run_plan.c: the plan of a run (run.h): batch, what is sharded and recomputed, memory; and its table. */
+/* run_plan.c: the plan of a run (run.h): batch, what is sharded and recomputed, memory; and its
+ * table. */
 #include "run.h"
 #include "llmc/base/text.h"
 #include "llmc/files/families.h"
@@ -7,9 +8,10 @@
 #include <limits.h>
 #include <stdlib.h>
 
-/* ---- choices --------------------------------------------------------------------------------------------------- */
+/* ---- choices --------------------------------------------------------------------------------- */
 
-/* A run resumed on another number of ranks keeps its tokens per step: the batch is reduced until it divides them. */
+/* A run resumed on another number of ranks keeps its tokens per step: the batch is reduced until it
+ * divides them. */
 static void fit_batch(Run *r) {
     Settings *s = &r->s;
     const int before = s->batch;
@@ -17,8 +19,8 @@ static void fit_batch(Run *r) {
     if (!r->restored || settings_given(s, "b") || s->total % unit) return;
     while (s->total / unit % s->batch) s->batch--;
     if (s->batch < before && r->leads)
-        printf("-b %d instead of %d: the steps of this run have %lld tokens (-d), of sequences of %d on %d rank%s\n", s->batch, before,
-               (long long)s->total, s->seq, r->parallel.ranks, r->parallel.ranks > 1 ? "s" : "");
+        printf("-b %d instead of %d: the steps of this run have %lld tokens (-d), of sequences of %d on %d rank%s\n",
+               s->batch, before, (long long)s->total, s->seq, r->parallel.ranks, r->parallel.ranks > 1 ? "s" : "");
 }
 
 /* A validation that the user did not set reads at most this many tokens of the split. */
@@ -30,7 +32,8 @@ static void bound_validation(Run *r) {
 }
 
 /* The choices of a plan that cost or save memory. */
-typedef struct { int batch, automatic, master, level, shards; Recompute recompute; Dtype moments; } Economy;   /* automatic: -r auto */
+/* automatic: -r auto */
+typedef struct { int batch, automatic, master, level, shards; Recompute recompute; Dtype moments; } Economy;
 static Economy as_set(const Run *r) {
     return (Economy){ r->s.batch, 0, r->s.master, r->parallel.level, r->parallel.shards, r->recompute, r->s.moments };
 }
@@ -39,18 +42,20 @@ static void set_sharding(const Run *r, Parallel *p, int level, int shards) {
     p->shards = shards;
     p->one_process = r->s.copies && r->dev->is_gpu && !r->records && r->local_devices.count % parallel_shards(p) == 0;
 }
-/* The memory that a plan with these choices needs; with -r auto, on a device of this capacity. chosen: NULL, or what is recomputed. */
+/* The memory that a plan with these choices needs; with -r auto, on a device of this capacity.
+ * chosen: NULL, or what is recomputed. */
 static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *chosen) {
     Model m;
     Optimizer o;
     Parallel p = r->parallel;
     set_sharding(r, &p, e.level, e.shards);
     if (e.automatic) e.recompute = recompute_numbered(0);
-    model_plan_training(&m, r->dev, &r->config, e.batch, r->s.seq, &e.recompute, r->micro_batches * r->s.batch / e.batch,
-                        r->s.gradients, p.ranks > 1 || p.ordered ? &p : NULL);
+    model_plan_training(&m, r->dev, &r->config, e.batch, r->s.seq, &e.recompute,
+                        r->micro_batches * r->s.batch / e.batch, r->s.gradients, p.ranks > 1 || p.ordered ? &p : NULL);
     optimizer_plan(&o, &m, e.master, e.moments, settings_muon(&r->s));
     const int length = r->s.seq > 2 ? r->s.seq : 2;
-    const size_t kept = m.arena.total, samples = r->s.sample_every > 0 ? decoder_bytes(r->dev, &r->config, 1, length, &m) : 0;
+    const size_t kept = m.arena.total,
+        samples = r->s.sample_every > 0 ? decoder_bytes(r->dev, &r->config, 1, length, &m) : 0;
     if (e.automatic && kept + samples > capacity) e.recompute = recompute_choose(&m, kept + samples - capacity);
     const size_t total = e.automatic ? kept - recompute_saves(&m, e.recompute) : kept;
     if (chosen) *chosen = e.recompute;
@@ -66,7 +71,8 @@ static size_t least_memory(const Run *r, int *which) {
     double least = 0, *all = mem_alloc((size_t)ranks * sizeof *all);
     all[0] = (double)rank_memory(r);
     if (ranks > 1) group_gather(r->parallel.group, all, all[0]);
-    for (int i = *which = 0; i < ranks; i++) if (all[i] > 0 && (least <= 0 || all[i] < least)) least = all[i], *which = i;
+    for (int i = *which = 0; i < ranks; i++)
+        if (all[i] > 0 && (least <= 0 || all[i] < least)) least = all[i], *which = i;
     free(all);
     return (size_t)least;
 }
@@ -79,11 +85,13 @@ static const char *sharding_name(const Run *r, int level, int shards, char name[
     else if (level > 1 && r->node < ranks) snprintf(name, 48, "-z %d -zn 0", level);
     return name;
 }
-/* The choices of -z and -zn, in order of preference. -z auto: level 1 over all ranks, which sends least and has the smallest optimizer
- * state of a rank; then levels 2 and 3 within a node; then those over all ranks. */
+/* The choices of -z and -zn, in order of preference. -z auto: level 1 over all ranks, which sends
+ * least and has the smallest optimizer state of a rank; then levels 2 and 3 within a node; then
+ * those over all ranks. */
 enum { SHARDINGS = 5 };
 static int shardings(const Run *r, int level[SHARDINGS], int shards[SHARDINGS]) {
-    static const struct { int level, over_all; } order[SHARDINGS] = { { 1, 1 }, { 2, 0 }, { 3, 0 }, { 2, 1 }, { 3, 1 } };
+    static const struct { int level, over_all; } order[SHARDINGS] = { { 1, 1 }, { 2, 0 }, { 3, 0 },
+                                                                      { 2, 1 }, { 3, 1 } };
     const int all = r->parallel.ranks, hosts = r->s.node < 0 && r->node < all;
     if (r->s.level >= 0) {              /* it is given */
         level[0] = r->s.level;
@@ -100,7 +108,8 @@ static int shardings(const Run *r, int level[SHARDINGS], int shards[SHARDINGS]) 
 /* The first of these that fits on every rank; if none does, the one that takes least. */
 static void choose_level(Run *r) {
     int level[SHARDINGS], shards[SHARDINGS], which = 0;
-    const int count = shardings(r, level, shards), planned = r->parallel.level, over = r->parallel.shards;     /* by this rank's memory alone */
+    /* by this rank's memory alone */
+    const int count = shardings(r, level, shards), planned = r->parallel.level, over = r->parallel.shards;
     const size_t capacity = rank_memory(r);
     char name[48], before[48];
     Economy e = as_set(r);
@@ -113,12 +122,13 @@ static void choose_level(Run *r) {
     }
     if (r->parallel.group) which = group_max(r->parallel.group, which);
     if (r->parallel.group && r->leads && (level[which] != planned || shards[which] != over))
-        printf("%s instead of %s: that is what fits on all ranks\n", sharding_name(r, level[which], shards[which], name),
-               sharding_name(r, planned, over, before));
+        printf("%s instead of %s: that is what fits on all ranks\n",
+               sharding_name(r, level[which], shards[which], name), sharding_name(r, planned, over, before));
     set_sharding(r, &r->parallel, level[which], shards[which]);
 }
 
-/* -r auto: recomputes nothing if that fits on every rank, else the cheapest parts that make it fit. */
+/* -r auto: recomputes nothing if that fits on every rank, else the cheapest parts that make it
+ * fit. */
 static void choose_recompute(Run *r) {
     int which;
     const size_t capacity = r->s.recompute < 0 ? least_memory(r, &which) : 0;
@@ -144,8 +154,9 @@ void run_plan(Run *r) {
         fail(EXIT_USAGE, "-b %d -t %d: a micro-batch of more than %d tokens", s->batch, s->seq, 1 << 28);
     const int64_t slots = most_slots(&r->config, s->batch * s->seq);
     if (micro > INT_MAX || slots > INT_MAX)
-        fail(EXIT_USAGE, "-b %d -t %d: a micro-batch of %lld tokens on all ranks, and %lld slots of experts on each; at most %d of either. "
-             "A smaller -b, with the same -d, makes it several", s->batch, s->seq, (long long)micro, (long long)slots, INT_MAX);
+        fail(EXIT_USAGE, "-b %d -t %d: a micro-batch of %lld tokens on all ranks, and %lld slots of experts "
+             "on each; at most %d of either. A smaller -b, with the same -d, makes it several", s->batch, s->seq,
+             (long long)micro, (long long)slots, INT_MAX);
     if (s->total == 0) s->total = micro;
     if (!r->restored && !settings_given(s, "d"))
         s->total = s->total < micro ? micro : s->total / micro * micro;
@@ -153,9 +164,10 @@ void run_plan(Run *r) {
         int b = s->batch;
         while (b > 1 && s->total % ((int64_t)b * s->seq * ranks)) b--;
         const int fits = s->total % ((int64_t)b * s->seq * ranks) == 0;
-        fail(EXIT_USAGE, "the steps of this run have %lld tokens (-d), which must be a multiple of B*T = %d*%d%s. %s%d%s",
-             (long long)s->total, s->batch, s->seq, ranks > 1 ? ", times the ranks" : "", fits ? "-b " : "Give other sequences than -t ",
-             fits ? b : s->seq, fits ? " would do; or give another -d" : ", or -d");
+        fail(EXIT_USAGE, "the steps of this run have %lld "
+             "tokens (-d), which must be a multiple of B*T = %d*%d%s. %s%d%s", (long long)s->total, s->batch, s->seq,
+             ranks > 1 ? ", times the ranks" : "", fits ? "-b " : "Give other sequences than -t ", fits ? b : s->seq,
+             fits ? " would do; or give another -d" : ", or -d");
     }
     if (s->total % micro)
         fail(EXIT_USAGE, "-d %lld: must be a multiple of B*T = %d*%d%s = %lld", (long long)s->total, s->batch, s->seq,
@@ -183,7 +195,8 @@ void run_plan(Run *r) {
     r->model.used_vocab = named < ids && data_max_id(r->data) < named ? named : ids;
 }
 
-/* The next smaller batch to try: at most half, and it divides the sequences of a step. 0: there is none. */
+/* The next smaller batch to try: at most half, and it divides the sequences of a step. 0: there is
+ * none. */
 static int smaller_batch(const Run *r, int batch) {
     const int64_t sequences = (int64_t)r->s.batch * r->micro_batches;
     for (batch /= 2; batch > 1 && sequences % batch; ) batch--;
@@ -196,32 +209,37 @@ static char *would_fit(const Run *r, size_t capacity) {
     Economy now = as_set(r);
     now.automatic = r->s.recompute < 0;
     Economy small_batch = now, lean = now, again = now, both = now, shards = now, all = now;
-    do small_batch.batch = smaller_batch(r, small_batch.batch); while (small_batch.batch > 1 && memory_with(r, small_batch, capacity, NULL) > capacity);
+    do small_batch.batch = smaller_batch(r, small_batch.batch);
+    while (small_batch.batch > 1 && memory_with(r, small_batch, capacity, NULL) > capacity);
     lean.master = both.master = 0, lean.moments = both.moments = FLOATX;
     again.automatic = both.automatic = all.automatic = 1;
     shards.level = all.level = MOST_SHARDED, shards.shards = all.shards = r->parallel.ranks;
     char smaller[96];
-    snprintf(smaller, sizeof smaller, "-b %d (with -d %lld the step stays the same)", small_batch.batch, (long long)tokens_per_step(r));
+    snprintf(smaller, sizeof smaller, "-b %d (with -d %lld the step stays the same)", small_batch.batch,
+             (long long)tokens_per_step(r));
     struct { const char *options; Economy with; int again; size_t bytes; } remedy[REMEDIES] = {
-        { "-mw 0 -mo bf16", lean, 0, 0 }, { "-r auto", again, 1, 0 }, { "-r auto -mw 0 -mo bf16", both, 1, 0 }, { smaller, small_batch, 0, 0 },
-        { r->node < r->parallel.ranks ? "-z 3 -zn 0" : "-z 3", shards, 0, 0 },
+        { "-mw 0 -mo bf16", lean, 0, 0 }, { "-r auto", again, 1, 0 }, { "-r auto -mw 0 -mo bf16", both, 1, 0 },
+        { smaller, small_batch, 0, 0 }, { r->node < r->parallel.ranks ? "-z 3 -zn 0" : "-z 3", shards, 0, 0 },
         { r->node < r->parallel.ranks ? "-z 3 -zn 0 -r auto" : "-z 3 -r auto", all, 1, 0 } };
     for (int i = 0; i < REMEDIES; i++) {
         const Economy *with = &remedy[i].with;
-        const int needs_bf16 = with->moments != now.moments, needs_ranks = with->level != now.level || with->shards != now.shards;
-        if (with->batch && (!needs_bf16 || r->dev->floatX_size == 2) && (!needs_ranks || r->parallel.ranks > 1) && (could || !remedy[i].again))
+        const int needs_bf16 = with->moments != now.moments, needs_ranks = with->level != now.level
+            || with->shards != now.shards;
+        if (with->batch && (!needs_bf16 || r->dev->floatX_size == 2) && (!needs_ranks || r->parallel.ranks > 1)
+            && (could || !remedy[i].again))
             remedy[i].bytes = memory_with(r, *with, capacity, NULL);
     }
     Text hint = { 0 };
     for (int best; best = -1, capacity; remedy[best].bytes = 0) {
         for (int i = 0; i < REMEDIES; i++)
-            if (remedy[i].bytes && remedy[i].bytes <= capacity && (best < 0 || remedy[i].bytes < remedy[best].bytes)) best = i;
+            if (remedy[i].bytes && remedy[i].bytes <= capacity && (best < 0 || remedy[i].bytes < remedy[best].bytes))
+                best = i;
         if (best < 0) break;
         text_add(&hint, "%s %s: %.1f MB", hint.at ? "," : "This would fit:", remedy[best].options,
                  (double)remedy[best].bytes / 1e6);
     }
-    if (!hint.at) text_add(&hint, "Try a smaller batch (-b), shorter sequences (-t), %s%sor a smaller model (-e)", could ? "-r 2, " : "",
-                           r->parallel.ranks > 1 ? "more ranks with -z 3, " : "");
+    if (!hint.at) text_add(&hint, "Try a smaller batch (-b), shorter sequences (-t), %s%sor a smaller model (-e)",
+                           could ? "-r 2, " : "", r->parallel.ranks > 1 ? "more ranks with -z 3, " : "");
     return hint.at;
 }
 /* rank: a rank without enough memory; capacity: what it has. */
@@ -230,12 +248,15 @@ static _Noreturn void lacks_memory(const Run *r, int rank, double capacity) {
     char where[96] = "", has[96] = "", name[48];
     if (r->parallel.ranks > 1) snprintf(where, sizeof where, "rank %d of %d: ", rank, r->parallel.ranks);
     if (r->parallel.ranks > 1 && capacity > 0)
-        snprintf(has, sizeof has, " with %s; it has %.1f MB", sharding_name(r, r->parallel.level, r->parallel.shards, name), capacity / 1e6);
-    fail(EXIT_MEMORY, "%s%s does not have the %.1f MB that this run needs%s%s. %s%s", where, r->dev->name, (double)need / 1e6, has,
-         r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
-         r->s.recompute < 0 ? "Backward already recomputes all that it can (-r auto). " : "", would_fit(r, (size_t)capacity));
+        snprintf(has, sizeof has, " with %s; it has %.1f MB",
+                 sharding_name(r, r->parallel.level, r->parallel.shards, name), capacity / 1e6);
+    fail(EXIT_MEMORY, "%s%s does not have the %.1f MB that this run needs%s%s. %s%s", where, r->dev->name,
+         (double)need / 1e6, has, r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
+         r->s.recompute < 0 ? "Backward already recomputes all that it can (-r auto). " : "",
+         would_fit(r, (size_t)capacity));
 }
-/* Ranks tell each other what they have, so that all end with the same message if one has too little. */
+/* Ranks tell each other what they have, so that all end with the same message if one has too
+ * little. */
 void run_check_memory(const Run *r) {
     int which;
     const size_t least = least_memory(r, &which);
@@ -244,28 +265,34 @@ void run_check_memory(const Run *r) {
 void run_out_of_memory(const Run *r) { lacks_memory(r, r->parallel.rank, (double)rank_memory(r)); }
 /* What each level would take. */
 static void print_levels(const Run *r) {
-    static const char *const sharded[] = { "nothing", "optimizer state", "optimizer state and gradients", "optimizer state, gradients and weights" };
+    static const char *const sharded[] = { "nothing", "optimizer state", "optimizer state and gradients",
+                                           "optimizer state, gradients and weights" };
     Economy e = as_set(r);
     const int ranks = r->parallel.ranks, shards = parallel_shards(&r->parallel);
     char name[48];
     Text line = { 0 };                      /* printed as a whole: what it counts may run out of memory */
-    text_add(&line, "|   (%s sharded over %d ranks%s", sharded[e.level], shards, shards < ranks ? " of a node, alike in each of " : "");
+    text_add(&line, "|   (%s sharded over %d ranks%s", sharded[e.level], shards,
+             shards < ranks ? " of a node, alike in each of " : "");
     if (shards < ranks) text_add(&line, "%d nodes", ranks / shards);
     text_add(&line, ", %s; in all", sharding_name(r, e.level, shards, name));
     for (int nodes = 0; nodes <= (r->node < ranks); nodes++)
         for (e.level = nodes ? r->s.node > 0 ? 1 : 2 : 0; e.level <= MOST_SHARDED; e.level++) {
             e.shards = nodes ? r->node : ranks;
-            text_add(&line, "%s %s: %.2f MB", e.level || nodes ? "," : "", sharding_name(r, e.level, e.shards, name), (double)memory_with(r, e, 0, NULL) / 1e6);
+            text_add(&line, "%s %s: %.2f MB", e.level || nodes ? "," : "", sharding_name(r, e.level, e.shards, name),
+                     (double)memory_with(r, e, 0, NULL) / 1e6);
         }
     printf("%s)\n", line.at);
     free(line.at);
 }
 
 /* Ranks of this process's machine. */
-static size_t ranks_here(const Run *r) { return (size_t)(r->local_devices.count * (r->launch.locals > 0 ? r->launch.locals : 1)); }
+static size_t ranks_here(const Run *r) {
+    return (size_t)(r->local_devices.count * (r->launch.locals > 0 ? r->launch.locals : 1));
+}
 void run_plan_saves(Run *r) {
     Saver *s = saver_open(&r->model, &r->optimizer);
-    const size_t copy_bytes = saver_copy_bytes(s), host = device_find("cpu-f32")->memory(), each = copy_bytes + (r->dev->is_gpu ? 0 : r->model.arena.total);
+    const size_t copy_bytes = saver_copy_bytes(s), host = device_find("cpu-f32")->memory(),
+        each = copy_bytes + (r->dev->is_gpu ? 0 : r->model.arena.total);
     saver_close(s);
     r->saves.copy_bytes = !*r->s.gpu_memory && host && each * ranks_here(r) > host / 4 * 3 ? 0 : copy_bytes;
 }
@@ -296,9 +323,10 @@ static void print_fit(const Run *r) {
     }
     putchar('\n');
     if (r->saves.copy_bytes)
-        printf("|   a copy for saves, host      | %10.2f MB%s: steps wait for the copy only\n", (double)r->saves.copy_bytes / 1e6,
-               *r->s.gpu_memory ? ", if it has them for each rank" : "");
-    else puts("|   a copy for saves, host      |       none: it would leave too little memory, so steps wait for saves");
+        printf("|   a copy for saves, host      | %10.2f MB%s: steps wait for the copy only\n",
+               (double)r->saves.copy_bytes / 1e6, *r->s.gpu_memory ? ", if it has them for each rank" : "");
+    else
+        puts("|   a copy for saves, host      |       none: it would leave too little memory, so steps wait for saves");
 }
 
 /* Which part of the validation split is read, and how much work a kill would lose. */
@@ -306,10 +334,12 @@ static void print_intervals(const Run *r) {
     const Settings *s = &r->s;
     const int64_t all = data_tokens(r->data, DATA_VALIDATION), used = s->val_batches * s->batch * s->seq;
     if (s->val_batches > 0 && used < all)
-        printf("|   validation reads    | the first %lld of its %lld tokens (-m -1: all)\n", (long long)used, (long long)all);
+        printf("|   validation reads    | the first %lld of its %lld tokens (-m -1: all)\n", (long long)used,
+               (long long)all);
     Text t = { 0 };
     if (s->save_seconds > 0)
-        text_add(&t, "%g s of work (-nt), %g s before the first checkpoint", (double)s->save_seconds, (double)s->save_seconds / 2);
+        text_add(&t, "%g s of work (-nt), %g s before the first checkpoint", (double)s->save_seconds,
+                 (double)s->save_seconds / 2);
     if (s->save_every) text_add(&t, "%s%lld steps (-n)", t.at ? ", or " : "", (long long)s->save_every);
     if (!t.at) text_add(&t, "all work: checkpoints are saved only at the end and when stopped (-nt, -n)");
     printf("|   kill -9 would lose  | %s%s\n", s->save_seconds > 0 || s->save_every ? "at most " : "", t.at);
@@ -336,10 +366,11 @@ void run_print_plan(const Run *r) {
     print_intervals(r);
     printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
     if (config_family(c) == FAMILY_SMOE)
-        puts("|   form                | smoe, of this project: Transformers opens it with trust_remote_code=True (modeling_smoe.py)");
+        puts("|   form                | smoe, of this project: Transformers opens it with trust_remote_code=True "
+             "(modeling_smoe.py)");
     if (*r->s.upcycle && !r->from)
-        text_print(stdout, "|   upcycled            | every expert is a copy of an MLP of %s, a dense %s; routers are new\n", r->s.model,
-                   family_name(config_family(&r->dense)));
+        text_print(stdout, "|   upcycled            | every expert is a copy of an MLP of %s, a dense %s; "
+                   "routers are new\n", r->s.model, family_name(config_family(&r->dense)));
     printf("|   parameters          | %zu in %d tensors, %zu active per token (%.0f %%)\n",
            total, r->model.manifest.count, active, 100.0 * (double)active / (double)total);
     printf("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token\n",
@@ -348,8 +379,8 @@ void run_print_plan(const Run *r) {
     printf("|   layers, channels    | %d, %d; %d x %d query heads of %d, %d kv heads; vocabulary %d\n",
            c->layers, c->channels, c->query_heads, c->kv_heads, c->head_size, c->kv_heads, c->vocab);
     if (c->kv_rank)
-        printf("|   latent attention    | latents of %d for keys and values, %d for queries (0: none); %d of a head rotated, values of %d\n",
-               c->kv_rank, c->query_rank, c->rotated, config_value_size(c));
+        printf("|   latent attention    | latents of %d for keys and values, %d for queries (0: none); %d of a head "
+               "rotated, values of %d\n", c->kv_rank, c->query_rank, c->rotated, config_value_size(c));
     printf("|   tokens per step     | %lld = %d x %d x %d micro-batches x %d rank%s; %.2f Mflop per token\n",
            (long long)tokens_per_step(r), r->s.batch, r->s.seq, r->micro_batches, ranks, ranks > 1 ? "s" : "",
            config_flops(c, r->s.seq) / 1e6);

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- start ----------------------------------------------------------------------------------------------- */
+/* ---- start ----------------------------------------------------------------------------------- */
 
 static void add_string(Text *e, const char *key, const char *string) { event_text(e, key, string, strlen(string)); }
 
@@ -35,7 +35,8 @@ static char *machine_name(void) {
         if (!strncmp(line, "model name", 10) && strchr(line, ':'))
             snprintf(model, sizeof model, "%.*s, ", (int)strcspn(strchr(line, ':') + 2, "\n"), strchr(line, ':') + 2);
     if (f) fclose(f);
-    return uname(&u) < 0 ? text_format("%s", model) : text_format("%s%s %s, %s", model, u.sysname, u.release, u.machine);
+    return uname(&u) < 0 ? text_format("%s", model)
+                         : text_format("%s%s %s, %s", model, u.sysname, u.release, u.machine);
 }
 /* What a session begins with: when, by which command, on which machine. */
 static void add_session(Run *r, Text *e) {
@@ -99,7 +100,8 @@ static void log_resume(Run *r) {
 static void write_settings(const Run *r) {
     Error e;
     Text t = { 0 };
-    text_add(&t, "# settings of the run in this folder, written when it starts. To repeat it: ./train_moe -cf settings.txt -o ANOTHER\n");
+    text_add(&t, "# settings of the run in this folder, written when it starts. To repeat it: ./train_moe -cf "
+             "settings.txt -o ANOTHER\n");
     settings_write(&r->s, &t);
     char *path = text_format("%s/settings.txt", r->s.out);
     if (!file_write(path, t.at, t.length, &e)) warn("%s", e.text);
@@ -124,13 +126,14 @@ void run_begin_log(Run *r) {
         log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
 }
 
-/* ---- steps ------------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 /* The first steps include warm-up. */
 void run_forewarn(Run *r, const StepStats *t) {
     if (r->dev->is_gpu || t->step != r->first_step + 3 || t->eta < 12 * 3600.0) return;
-    log_line(&r->log, "at %.3g s a step this run takes about %.1f days on this CPU. A smaller model (-e m4), fewer steps (-x) or fewer "
-                      "tokens a step (-d) end sooner; Ctrl-C stops it, and -y 1 resumes it", t->ms / 1e3, t->eta / 86400);
+    log_line(&r->log, "at %.3g s a step this run takes about %.1f days on this CPU. A smaller model (-e m4), "
+                      "fewer steps (-x) or fewer tokens a step (-d) end sooner; Ctrl-C stops it, and -y 1 resumes it",
+                      t->ms / 1e3, t->eta / 86400);
 }
 
 /* The device has skipped the update. */
@@ -155,13 +158,14 @@ void run_bad_step(Run *r, const StepStats *t, int tensor) {
          (long long)(p->samples + samples_per_step(r) - 1), r->s.out, newest);
 }
 
-/* A page that cannot be written is tried again when the next one is due; the last one is reported. */
+/* A page that cannot be written is tried again when the next one is due; the last one is
+ * reported. */
 void run_report(Run *r) {
     Error e;
     if (r->leads && report_due(r->report)) report_update(r->report, 1, &e);
 }
 
-/* ---- the end ------------------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static void log_summary(Run *r, uint64_t weights) {
     const Progress *p = &r->progress;
@@ -182,9 +186,11 @@ static void log_summary(Run *r, uint64_t weights) {
                  "these losses are not tinyshakespeare's");
 }
 
-/* Gives the model in OUT and OUT/best its final form (-sw, -ss). Checkpoints keep the exact weights. */
+/* Gives the model in OUT and OUT/best its final form (-sw, -ss). Checkpoints keep the exact
+ * weights. */
 static void export_model(Run *r) {
-    static const char *const types[] = { [SAVE_AUTO] = NULL, [SAVE_F32] = "F32", [SAVE_BF16] = "BF16", [SAVE_F16] = "F16", [SAVE_F64] = "F64" };
+    static const char *const types[] = { [SAVE_AUTO] = NULL, [SAVE_F32] = "F32", [SAVE_BF16] = "BF16",
+                                         [SAVE_F16] = "F16", [SAVE_F64] = "F64" };
     const ExportForm form = { .type = types[r->s.saved_type], .shard = (uint64_t)((double)r->s.shard * 1e9) };
     Error e;
     int files, of_best;
@@ -192,8 +198,9 @@ static void export_model(Run *r) {
     if (!export_weights(r->s.out, form, r->origin, &files, &e) || !export_weights(best, form, r->origin, &of_best, &e))
         fail(EXIT_DISK, "the model is saved in %s, but not as -sw and -ss ask: %s", r->s.out, e.text);
     const Family family = config_family(&r->config);
-    log_line(&r->log, "saved as         | %s%s%.0d%s", family_name(family), files > 1 ? ", in " : "", files > 1 ? files : 0,
-             files > 1 ? " files and their index" : family == FAMILY_SMOE ? ", which Transformers opens with trust_remote_code=True" : "");
+    log_line(&r->log, "saved as         | %s%s%.0d%s", family_name(family), files > 1 ? ", in " : "",
+             files > 1 ? files : 0, files > 1 ? " files and their index" : family == FAMILY_SMOE
+             ? ", which Transformers opens with trust_remote_code=True" : "");
     free(best);
 }
 
@@ -212,7 +219,8 @@ void run_end_log(Run *r) {
         log_line(&r->log, "\nto talk to it:  make infer_moe && ./infer_moe %s -m chat", folder.at);
     else if (r->finished)
         log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s -i %s%s", folder.at,
-                 r->tokenizer ? "\"ROMEO:\"" : "\"1 2 3\"", r->tokenizer ? "" : "      (ids of tokens; -z names a tokenizer)");
+                 r->tokenizer ? "\"ROMEO:\"" : "\"1 2 3\"",
+                 r->tokenizer ? "" : "      (ids of tokens; -z names a tokenizer)");
     else
         log_line(&r->log, "\nstopped on request; to continue:  ./train_moe -o %s -y 1", folder.at);
     free(folder.at);

@@ -8,17 +8,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* This model with few tokens: cpu-f64 against finite differences, then this device against a more exact one. At least two tokens, as
- * a query that sees one key has no gradient. */
+/* This model with few tokens: cpu-f64 against finite differences, then this device against a more
+ * exact one. At least two tokens, as a query that sees one key has no gradient. */
 int run_check_gradients(const Run *r) {
     const Settings *s = &r->s;
     Check c = { .config = r->config, .B = 2, .T = s->seq < 2 ? 2 : s->seq < 12 ? s->seq : 12, .recompute = r->recompute,
                 .samples = r->config.channels > 512 ? 3 : 12, .balance = s->balance, .z = s->z,
                 .dropout = s->dropout, .seed = (uint64_t)s->seed };
     c.config.tile = 4;                                      /* suits few tokens */
-    c.config.fp8 = 0;                                       /* backward takes a rounding as the identity, a difference does not */
+    c.config.fp8 = 0;                           /* backward takes a rounding as the identity, a difference does not */
     double worst, worst_device = 0;
-    printf("gradient check: every tensor against finite differences, cpu-f64%s\n", r->config.fp8 ? ", without -pe fp8" : "");
+    printf("gradient check: every tensor against finite differences, cpu-f64%s\n",
+           r->config.fp8 ? ", without -pe fp8" : "");
     int bad = check_gradients(&c, 1e-6, stdout, 1, &worst);
     if (bad < 0) fail(EXIT_MEMORY, "not enough memory to check this model in f64");
     const int is_bf16 = r->dev->floatX_size == 2;
@@ -33,7 +34,7 @@ int run_check_gradients(const Run *r) {
     return bad ? EXIT_NUMERICS : EXIT_DONE;
 }
 
-/* ---- memory and weights -------------------------------------------------------------------------------------- */
+/* ---- memory and weights ---------------------------------------------------------------------- */
 
 static const volatile sig_atomic_t never;
 
@@ -42,16 +43,19 @@ void run_allocate(Run *r) {
     const size_t N = (size_t)(tokens_per_step(r) / r->parallel.ranks);
     run_check_memory(r);
     if (!model_allocate(&r->model)) run_out_of_memory(r);
-    r->shows_samples = s->sample_every > 0 && (r->leads || r->model.dp.level >= 3);      /* of sharded weights all ranks have a part */
+    /* of sharded weights all ranks have a part */
+    r->shows_samples = s->sample_every > 0 && (r->leads || r->model.dp.level >= 3);
     r->sample_style = (TextStyle){ .tokenizer = r->tokenizer, .stop = "" };
-    r->samples = (Generator){ .dev = r->dev, .sampler = { .temperature = 0.8f, .top_p = 0.95f }, .sequences = 1, .interrupted = &never,
-                              .silent = 1, .trusts = 1, .weights_of = &r->model };
-    if (r->shows_samples && !generator_open(&r->samples, &r->config, s->seq > 2 ? s->seq : 2, &r->sample_style)) run_out_of_memory(r);
+    r->samples = (Generator){ .dev = r->dev, .sampler = { .temperature = 0.8f, .top_p = 0.95f }, .sequences = 1,
+                              .interrupted = &never, .silent = 1, .trusts = 1, .weights_of = &r->model };
+    if (r->shows_samples && !generator_open(&r->samples, &r->config, s->seq > 2 ? s->seq : 2, &r->sample_style))
+        run_out_of_memory(r);
     r->samples.d.replay.off = 1;                            /* sharded weights move */
     r->model.balance_coef = s->balance;
     r->model.z_coef = s->z;
     r->model.forced = s->forced;
-    const Snapshot what = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer, .origin = r->origin };
+    const Snapshot what = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer,
+                            .origin = r->origin };
     saves_open(&r->saves, s, &r->progress, &r->log, &r->parallel, what, r->saves.copy_bytes);
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
@@ -62,8 +66,8 @@ void run_allocate(Run *r) {
     parallel_register_memory(&r->model);
     const double rows = (double)s->batch * s->seq * r->config.topk / r->config.experts;
     if (r->config.rounding && rows < 2 * ROW_TILE && r->leads)
-        warn("-rt nearest: an expert has %.0f rows on average, less than two tiles of %d: rounding reroutes a large part "
-             "of them. Larger micro-batches (-b, -t) or fewer experts avoid this", rows, ROW_TILE);
+        warn("-rt nearest: an expert has %.0f rows on average, less than two tiles of %d: rounding reroutes a large "
+             "part of them. Larger micro-batches (-b, -t) or fewer experts avoid this", rows, ROW_TILE);
     if (s->forced && r->leads)
         warn("-rf 1: routing is round robin, for benchmarks; the routers learn nothing");
 }
@@ -75,7 +79,8 @@ static int publish_again(Run *r) {
     if (!r->leads) return 1;
     if (!checkpoint_publish(r->from, &r->model, r->tokenizer, r->origin, &e))
         warn("%s is not up to date with %s: %s", r->s.out, checkpoint_path(r->from), e.text);
-    if (!r->s.keep_best || p->best.step < 0 || checkpoint_best(r->from, p->best.step, &r->model, r->tokenizer, r->origin, &e)) return 1;
+    if (!r->s.keep_best || p->best.step < 0
+        || checkpoint_best(r->from, p->best.step, &r->model, r->tokenizer, r->origin, &e)) return 1;
     warn("the best weights are lost: %s; the next validation saves its weights as the best", e.text);
     return 0;
 }
@@ -83,7 +88,8 @@ static int publish_again(Run *r) {
 static void draw_weights(Run *r) {
     Model *m = &r->model;
     Meter meter;
-    meter_begin(&meter, r->leads, "drawing the initial weights", (int64_t)(m->manifest.learnable * m->dev->floatX_size), "MB");
+    meter_begin(&meter, r->leads, "drawing the initial weights", (int64_t)(m->manifest.learnable * m->dev->floatX_size),
+                "MB");
     for (int i = 0; i < m->manifest.count; i++) {
         model_initialize_tensor(m, i, (uint64_t)r->s.seed);
         meter_add(&meter, (int64_t)(m->manifest.at[i].count * m->dev->floatX_size));
@@ -92,7 +98,8 @@ static void draw_weights(Run *r) {
     meter_end(&meter);
 }
 
-/* Routers start with random values. All experts are equal at first, so their choice does not matter yet. */
+/* Routers start with random values. All experts are equal at first, so their choice does not matter
+ * yet. */
 static void upcycle(Run *r) {
     Error e;
     config_pad_vocab(&r->dense);
@@ -110,16 +117,19 @@ void run_start_or_resume(Run *r) {
         run_announce(r, "reading", checkpoint_path(r->from), checkpoint_bytes(checkpoint_path(r->from)));
         if (!checkpoint_load(r->from, &r->model, &r->optimizer, &e))
             fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
-        if (!progress_from_json(checkpoint_run(r->from), p, &e)) fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
+        if (!progress_from_json(checkpoint_run(r->from), p, &e))
+            fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
         if (p->data != data_fingerprint(r->data) && !s->allow_data)
             fail(EXIT_CHECKPOINT, "%s was trained on other data than %s (names, sizes or contents differ). "
                  "To continue anyway: --allow-data-change 1", checkpoint_path(r->from), s->train);
         if (p->seed != (uint64_t)s->seed && r->leads)
-            warn("from here on the seed is %lld; the run began with %llu", (long long)s->seed, (unsigned long long)p->seed);
+            warn("from here on the seed is %lld; the run began with %llu", (long long)s->seed,
+                 (unsigned long long)p->seed);
         if (r->leads) text_print(stdout, "resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
     } else {
         *p = (Progress){ .best = { .step = -1 }, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
-        if (is_folder(s->model)) run_announce(r, "reading", s->model, (double)(r->model.manifest.learnable * r->dev->floatX_size));
+        if (is_folder(s->model))
+            run_announce(r, "reading", s->model, (double)(r->model.manifest.learnable * r->dev->floatX_size));
         if (!is_folder(s->model)) draw_weights(r);
         else if (*s->upcycle) upcycle(r);
         else if (!hf_load_weights(&r->model, s->model, &e)) fail_with(&e, EXIT_INPUT);
@@ -127,12 +137,14 @@ void run_start_or_resume(Run *r) {
         group_barrier(r->parallel.group);                    /* wait until every rank has validated its input */
         if (r->leads) run_claim_folder(r);
     }
-    if (r->from && p->data != data_fingerprint(r->data) && p->best.step >= 0) {         /* losses on other data do not compare */
+    if (r->from && p->data != data_fingerprint(r->data) && p->best.step >= 0) {
+        /* losses on other data do not compare */
         if (r->leads) warn("the data changed, so the best validation loss so far (%.6f) counts no more", p->best.loss);
         p->best.step = -1;
     }
     if (r->from && !group_min(r->parallel.group, publish_again(r))) p->best.step = -1;
-    if (r->leads && !data_keep(r->data, r->tokenizer, s->out, &e)) warn("%s; the next start encodes the text again", e.text);
+    if (r->leads && !data_keep(r->data, r->tokenizer, s->out, &e))
+        warn("%s; the next start encodes the text again", e.text);
     p->data = data_fingerprint(r->data);
     r->first_step = p->step;
 }

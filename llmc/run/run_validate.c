@@ -1,4 +1,5 @@
-/* run_validate.c: what a run shows of its model while it is trained (run.h): validations and samples. */
+/* run_validate.c: what a run shows of its model while it is trained (run.h): validations and
+ * samples. */
 #include "run.h"
 #include "requests.h"
 #include "llmc/base/random.h"
@@ -9,8 +10,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Padding rows as a fraction of all rows of tiles, in the step's last micro-batch on this rank: for the experts that tokens
- * chose, and after rounding. */
+/* Padding rows as a fraction of all rows of tiles, in the step's last micro-batch on this rank: for
+ * the experts that tokens chose, and after rounding. */
 static void show_tile_waste(Run *r) {
     const Model *m = &r->model;
     const Config *c = &m->config;
@@ -31,8 +32,8 @@ static void show_tile_waste(Run *r) {
     free(chosen);
     free(start);
     for (int i = 0; i < 2; i++) tiles[i] = tiles[i] > 0 ? 1 - rows[i] / tiles[i] : 0;
-    log_line(&r->log, "tile waste %.1f %% as chosen, %.1f %% as rounded | %.0f rows per expert", 100 * tiles[0], 100 * tiles[1],
-             rows[0] / config_mixtures(c) / c->experts);
+    log_line(&r->log, "tile waste %.1f %% as chosen, %.1f %% as rounded | %.0f rows per expert", 100 * tiles[0],
+             100 * tiles[1], rows[0] / config_mixtures(c) / c->experts);
     Text e = event("tiles");
     event_int(&e, "step", r->progress.step);
     event_double(&e, "waste_chosen", tiles[0]);
@@ -48,10 +49,12 @@ static int64_t validation_batches(const Run *r) {
 
 double run_seconds_left(const Run *r, int64_t step) {
     const int64_t steps = r->s.steps, every = r->s.val_every;
-    const int64_t validations = steps / every - (step - 1) / every + (steps % every != 0);         /* that of `step` included */
+    /* that of `step` included */
+    const int64_t validations = steps / every - (step - 1) / every + (steps % every != 0);
     const double each = r->session / (double)(step - r->first_step);
     /* Before the first: a batch is a third of a micro-batch's work. */
-    const double one = r->validated > 0 ? r->validated : each / 3 * (double)validation_batches(r) / r->parallel.ranks / r->micro_batches;
+    const double one = r->validated > 0
+        ? r->validated : each / 3 * (double)validation_batches(r) / r->parallel.ranks / r->micro_batches;
     return each * (double)(steps - step) + one * (double)validations;
 }
 
@@ -64,8 +67,9 @@ static void add_loads(const Model *m, int *load) {
     free(batch);
 }
 
-/* Sums the losses, the targets and the loads over this rank's part of the validation batches. Of sharded weights all ranks gather every
- * range for each round of batches, also those that have no batch left. 0: a request to stop came before the end. */
+/* Sums the losses, the targets and the loads over this rank's part of the validation batches. Of
+ * sharded weights all ranks gather every range for each round of batches, also those that have no
+ * batch left. 0: a request to stop came before the end. */
 static int validation_sums(Run *r, double *total, double *count, int *load) {
     const Settings *s = &r->s;
     Model *m = &r->model;
@@ -98,8 +102,8 @@ static int validation_sums(Run *r, double *total, double *count, int *load) {
     return !stops && !requests_stopping();
 }
 
-/* The mean loss per token over the validation batches, which are split across the ranks. Leaves the loads of all of them, with the
- * padding of the last one, in ResultBuffers.load. 0: interrupted. */
+/* The mean loss per token over the validation batches, which are split across the ranks. Leaves the
+ * loads of all of them, with the padding of the last one, in ResultBuffers.load. 0: interrupted. */
 static int validation_loss(Run *r, double *loss, double *tokens) {
     Model *m = &r->model;
     const size_t loads = router_offset(m, m->routers);
@@ -128,13 +132,15 @@ static void log_usage(Run *r, double validation_seconds) {
     log_event(&r->log, &e);
 }
 
-/* Losses over other tokens, or with less before them, do not compare: a run that goes on with other -m, -t or -b begins anew. */
+/* Losses over other tokens, or with less before them, do not compare: a run that goes on with other
+ * -m, -t or -b begins anew. */
 static void forget_other_best(Run *r, int64_t tokens) {
     Progress *p = &r->progress;
     if (p->best.step < 0 || !p->best.tokens || (p->best.tokens == tokens && p->best.length == r->s.seq)) return;
     if (r->leads)
-        warn("validations are now over %lld tokens in sequences of %d, before over %lld in sequences of %lld: the best loss so far (%.6f) counts no more",
-             (long long)tokens, r->s.seq, (long long)p->best.tokens, (long long)p->best.length, p->best.loss);
+        warn("validations are now over %lld tokens in sequences of %d, before over %lld in sequences of "
+             "%lld: the best loss so far (%.6f) counts no more", (long long)tokens, r->s.seq, (long long)p->best.tokens,
+             (long long)p->best.length, p->best.loss);
     p->best.step = -1;
 }
 int run_validate(Run *r) {
@@ -148,7 +154,8 @@ int run_validate(Run *r) {
     if (used <= 0) return 1;
     const double bytes = (double)data_bytes(r->data, DATA_VALIDATION);
     const double tokens = (double)data_tokens(r->data, DATA_VALIDATION);
-    if (r->saves.under_way == SAVES_BEST) saves_follow(&r->saves, 1);     /* if it cannot be saved, an earlier one is the best so far */
+    /* if it cannot be saved, an earlier one is the best so far */
+    if (r->saves.under_way == SAVES_BEST) saves_follow(&r->saves, 1);
     forget_other_best(r, (int64_t)used);
     if (isfinite(loss) && (loss < p->best.loss || p->best.step < 0)) {
         const Best before = p->best;
@@ -172,7 +179,8 @@ int run_validate(Run *r) {
 /* From a token that ends a text, or a new line. */
 void run_show_sample(Run *r) {
     Generator *g = &r->samples;
-    const int newline = r->tokenizer ? tokenizer_id(r->tokenizer, "\n") : 0, eos = r->tokenizer ? tokenizer_eos(r->tokenizer) : -1;
+    const int newline = r->tokenizer ? tokenizer_id(r->tokenizer, "\n") : 0,
+        eos = r->tokenizer ? tokenizer_eos(r->tokenizer) : -1;
     const int first = eos >= 0 ? eos : newline >= 0 ? newline : 0;
     parallel_wait_all_weights(&r->model);
     generator_restart(g);

@@ -5,11 +5,14 @@
 
 static int leads(const Saves *v) { return v->parallel->rank == 0; }
 
-void saves_open(Saves *v, const Settings *s, Progress *p, Log *log, const Parallel *parallel, Snapshot what, size_t copy_bytes) {
-    *v = (Saves){ .s = s, .p = p, .log = log, .parallel = parallel, .what = what, .saver = saver_open(what.model, what.optimizer),
-                  .copy_bytes = copy_bytes, .saved_step = -1, .saved = SAVED_ALL, .lost_best = -1 };
+void saves_open(Saves *v, const Settings *s, Progress *p, Log *log, const Parallel *parallel, Snapshot what,
+                size_t copy_bytes) {
+    *v = (Saves){ .s = s, .p = p, .log = log, .parallel = parallel, .what = what,
+                  .saver = saver_open(what.model, what.optimizer), .copy_bytes = copy_bytes, .saved_step = -1,
+                  .saved = SAVED_ALL, .lost_best = -1 };
     if (!group_min(parallel->group, copy_bytes > 0)) {
-        if (leads(v) && copy_bytes) warn("the host of another rank has no room for a copy of what is saved: steps wait for saves");
+        if (leads(v) && copy_bytes)
+            warn("the host of another rank has no room for a copy of what is saved: steps wait for saves");
         v->copy_bytes = 0;
     }
     if (v->copy_bytes) saver_make_buffer(v->saver);
@@ -27,15 +30,17 @@ static void use_buffer(Saves *v) {
     const BufferState state = saver_use_buffer(v->saver, 0);
     v->copies = state == BUFFER_READY;
     if (state == BUFFER_NONE) {
-        if (leads(v)) warn("the host does not have %.1f MB for a copy of what is saved: steps wait for saves", (double)v->copy_bytes / 1e6);
+        if (leads(v)) warn("the host does not have %.1f MB for a copy of what is saved: steps wait for saves",
+                           (double)v->copy_bytes / 1e6);
         v->copy_bytes = 0;
     }
 }
 static void say_lost(const Saves *v, int64_t step, const char *why, const char *then) {
     if (leads(v)) warn("the best weights, of step %lld, were not saved: %s%s", (long long)step, why, then);
 }
-/* Saves the weights as the best while the steps wait. 0: two attempts failed; best/ keeps the previous best, and a later validation that
- * improves on that one is saved. All ranks get the same result. */
+/* Saves the weights as the best while the steps wait. 0: two attempts failed; best/ keeps the
+ * previous best, and a later validation that improves on that one is saved. All ranks get the same
+ * result. */
 static int save_best(Saves *v) {
     Error e;
     const int64_t step = v->p->step;
@@ -50,7 +55,8 @@ static void link_best(Saves *v) {
     const int64_t step = v->p->step;
     int ok = 0;
     for (int attempt = 0; attempt < 2 && !ok; attempt++) {
-        ok = group_min(v->parallel->group, !leads(v) || checkpoint_link_best(v->s->out, step, v->what.model, v->what.tokenizer, v->what.origin, &e));
+        ok = group_min(v->parallel->group, !leads(v)
+                       || checkpoint_link_best(v->s->out, step, v->what.model, v->what.tokenizer, v->what.origin, &e));
         if (!ok) say_lost(v, step, e.text, attempt ? "" : "; trying again");
     }
     v->lost_best = ok ? -1 : step;
@@ -62,8 +68,9 @@ static void end_best(Saves *v, Saved saved, const char *why) {
     say_lost(v, v->step, why, "");
     v->p->best = v->best_before;
 }
-/* Those of the last step are saved as a whole anyway, right after: then that file gets a second name (saves_begin). Others are written
- * beside the steps, if there is memory for a copy and no checkpoint is being written from it. */
+/* Those of the last step are saved as a whole anyway, right after: then that file gets a second
+ * name (saves_begin). Others are written beside the steps, if there is memory for a copy and no
+ * checkpoint is being written from it. */
 int saves_best(Saves *v, Best before) {
     Error e;
     if (!v->s->keep_best) return 1;
@@ -91,7 +98,8 @@ static void report_saved(Saves *v, Saved saved, const char *why) {
     const long long step = v->step;
     const double seconds = now() - v->at;
     if (saved == SAVED_ALL) {
-        log_line(v->log, "saved step %lld in %s: the steps waited %.3f s, it was written in %.2f s", step, out, v->paused, seconds);
+        log_line(v->log, "saved step %lld in %s: the steps waited %.3f s, it was written in %.2f s", step, out,
+                 v->paused, seconds);
         Text e = event("save");
         event_int(&e, "step", step);
         event_double(&e, "paused", v->paused);
@@ -99,8 +107,8 @@ static void report_saved(Saves *v, Saved saved, const char *why) {
         log_event(v->log, &e);
     }
     if (saved == SAVED_STATE)
-        warn("step %lld is saved in %s/state, and -y 1 resumes from it; but the model in %s is an older one, or the disk may lose it: %s", step,
-             out, out, why);
+        warn("step %lld is saved in %s/state, and -y 1 resumes from it; but the model in %s is an older one, or the "
+             "disk may lose it: %s", step, out, out, why);
     if (saved != SAVED_NOTHING) { v->failed = 0; return; }
     char newest[64];
     saves_newest(out, newest);
@@ -116,8 +124,8 @@ static void end_save(Saves *v, Saved saved, const char *why) {
     v->cost = v->what.model->dev->is_gpu ? v->paused + seconds / 10 : seconds;
     if (saved != SAVED_NOTHING) { v->saved = saved; v->saved_step = v->step; }
     if (v->timed && first && save_period(v) > (double)v->s->save_seconds)
-        log_line(v->log, "a checkpoint takes %.2g s to save: by time, one every %.0f s instead of %.0f s, a hundredth of the run (-nt)",
-                 v->cost, save_period(v), (double)v->s->save_seconds);
+        log_line(v->log, "a checkpoint takes %.2g s to save: by time, one every %.0f s instead of %.0f s, a hundredth "
+                 "of the run (-nt)", v->cost, save_period(v), (double)v->s->save_seconds);
     v->at = now();
 }
 int saves_busy(const Saves *v) { return v->under_way && saver_busy(v->saver); }
@@ -178,7 +186,7 @@ void saves_begin(Saves *v, int timed, int waits) {
     free(progress.at);
     if (!v->under_way) end_save(v, SAVED_NOTHING, e.text);
     if (waits && p->step == v->s->steps) {
-        saves_busy(v);                                      /* lets its thread begin: the fingerprint is made meanwhile */
+        saves_busy(v);                                  /* lets its thread begin: the fingerprint is made meanwhile */
         saves_fingerprint(v);
     }
     if (waits) saves_follow(v, 1);

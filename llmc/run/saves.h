@@ -1,5 +1,6 @@
-/* saves.h: what a run saves while it is trained: checkpoints, by steps, by the clock and on request, and its best
- * weights. All ranks call these functions in the same order, but for saves_due and saves_busy. */
+/* saves.h: what a run saves while it is trained: checkpoints, by steps, by the clock and on
+ * request, and its best weights. All ranks call these functions in the same order, but for
+ * saves_due and saves_busy. */
 #ifndef SAVES_H
 #define SAVES_H
 #include "llmc/files/checkpoint.h"
@@ -10,18 +11,19 @@
 
 typedef struct {
     const Settings *s;
-    Progress *p;                        /* its step is what is saved; its best goes back to an earlier one if that cannot be saved */
+    Progress *p;        /* its step is what is saved; its best goes back to an earlier one if that cannot be saved */
     Log      *log;
     const Parallel *parallel;
     Snapshot  what;                     /* of the run; step and progress are set by each save */
     Saver    *saver;
-    size_t    copy_bytes;               /* bytes of the host's memory for a copy of what a rank saves; 0: there are none, and steps wait */
+    size_t    copy_bytes;               /* bytes of the host's memory for a copy of what a rank
+                                         * saves; 0: there are none, and steps wait */
     int       copies;                   /* 1: saves make a copy */
     enum { NO_SAVE, SAVES_STATE, SAVES_BEST } under_way;
     int       timed;                    /* 1: it was asked for by the clock, and may fail without consequences */
     int64_t   step;                     /* that it saves */
     double    paused;                   /* seconds that the steps waited for it */
-    double    at, cost;                 /* time of the last save, or of the first step; seconds that it cost, 0: none yet */
+    double    at, cost;             /* time of the last save, or of the first step; seconds that it cost, 0: none yet */
     int64_t   saved_step;               /* of this session; -1: none */
     Saved     saved;                    /* what the last save has saved */
     int       failed;                   /* saves in a row */
@@ -33,9 +35,11 @@ typedef struct {
 } Saves;
 
 /* copy_bytes: as in the struct, of this rank. */
-void saves_open(Saves *v, const Settings *s, Progress *p, Log *log, const Parallel *parallel, Snapshot what, size_t copy_bytes);
+void saves_open(Saves *v, const Settings *s, Progress *p, Log *log, const Parallel *parallel, Snapshot what,
+                size_t copy_bytes);
 int  saves_due(const Saves *v);         /* 1: rank 0's clock asks for a checkpoint (-nt) */
-/* A checkpoint of this step. It is written while training goes on (checkpoint.h), unless this waits. */
+/* A checkpoint of this step. It is written while training goes on (checkpoint.h), unless this
+ * waits. */
 void saves_begin(Saves *v, int timed, int waits);
 int  saves_busy(const Saves *v);        /* 1: this rank is still writing */
 void saves_follow(Saves *v, int waits); /* when no rank is: the next part of the save, or its end; or waits for that */

@@ -21,8 +21,9 @@ static const Option options[] = {
     { "data",      "j",  "val",              OPTION_TEXT,  AT(val),           "",                    0,    0,     NULL,
       "validation data; not given: a tenth of the training data" },
     { "data",      "tk", "tokenizer",        OPTION_TEXT,  AT(tokenizer),     "",                    0,    0,     NULL,
-      "for text: a tokenizer.json, or a number: train a BPE of that many tokens on it; not given: every byte is a token" },
-    { "data",      "tp", "token-pattern",    OPTION_TEXT,  AT(pattern),       "cl100k",              0,    0,     BPE_PATTERNS,
+      "for text: a tokenizer.json, or a number: train a BPE of that many tokens on it; not given: every "
+      "byte is a token" },
+    { "data",      "tp", "token-pattern",    OPTION_TEXT,  AT(pattern),       "cl100k",              0, 0, BPE_PATTERNS,
       "how the BPE of -tk NUMBER cuts text into words: as GPT-4 or as GPT-2" },
     { "data",      "ct", "chat-template",    OPTION_TEXT,  AT(chat),          "",                    0,    0,     NULL,
       "how conversations are written; not given: by the template in the folder of -e. One of " CHAT_NAMES },
@@ -34,9 +35,11 @@ static const Option options[] = {
       "descriptor such as m4, d12, m12:e64k8f256, or a folder with a model to train further" },
     { "model",     "up", "upcycle",      OPTION_TEXT,  AT(upcycle),       "",                    0,    0,     NULL,
       "make the dense model of -e FOLDER a mixture; e8k2: 8 experts, 2 a token, each a copy of its MLP" },
-    { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,     "topk-softmax|softmax-topk|sigmoid|sigmoid-each",
+    { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,
+      "topk-softmax|softmax-topk|sigmoid|sigmoid-each",
       "how a router turns logits into weights" },
-    { "model",     "fa", "activation",       OPTION_CHOICE, AT(activation),    "swiglu",              0,    0,     "swiglu|gelu|relu2",
+    { "model",     "fa", "activation",       OPTION_CHOICE, AT(activation),    "swiglu",              0,    0,
+      "swiglu|gelu|relu2",
       "nonlinearity of the experts" },
     { "output",    "o",  "out",              OPTION_TEXT,  AT(out),           "out",                 0,    0,     NULL,
       "folder for checkpoints and logs" },
@@ -44,85 +47,104 @@ static const Option options[] = {
       "1: continue the run in the folder; 0, if given: discard it" },
     { "batch",     "b",  "batch",            OPTION_INT,   AT(batch),         "24",                  1,    1e6,   NULL,
       "sequences per micro-batch and rank (B); the default is split across the ranks" },
-    { "batch",     "t",  "seq",              OPTION_INT,   AT(seq),           "128",                 1,    262144, NULL,       "tokens per sequence (T)" },
+    { "batch",     "t",  "seq",              OPTION_INT,   AT(seq),           "128",                 1,    262144, NULL,
+      "tokens per sequence (T)" },
     { "batch",     "d",  "total",            OPTION_LONG,  AT(total),         "0",                   0,    1e12,  NULL,
       "tokens per step, a multiple of B*T (more than B*T: gradients accumulate); 0: B*T" },
     { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "400",                 -1000, 1e12, NULL,
       "optimizer steps; -1: one epoch, -2: two; 0: print the plan and exit" },
-    { "schedule",  "k",  "schedule",         OPTION_CHOICE, AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "learning-rate schedule" },
+    { "schedule",  "k",  "schedule",         OPTION_CHOICE, AT(schedule),      "cosine",              0,    0,
+      SCHEDULES,   "learning-rate schedule" },
     { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "6e-3",                0,    10,    NULL,
-      "peak learning rate; with -wo adamw 1e-3 is the default, with -up 3e-4, for a folder's model 2e-5 * 2048 / channels" },
-    { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "50",                 0,    1e12,  NULL,        "steps to reach the peak" },
+      "peak learning rate; with -wo adamw 1e-3 is the default, with -up 3e-4, for a folder's model 2e-5 * "
+      "2048 / channels" },
+    { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "50",                 0,    1e12,  NULL,
+      "steps to reach the peak" },
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
       "final learning rate, as a fraction of the peak" },
-    { "optimizer", "wo", "optimizer",        OPTION_CHOICE, AT(optimizer),     "muon",                0,    0,     "adamw|muon",
+    { "optimizer", "wo", "optimizer",        OPTION_CHOICE, AT(optimizer),     "muon",               0, 0, "adamw|muon",
       "what updates the layers' matrices; embedding, head, norms, biases and routers are always updated by adamw" },
-    { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.8",                 0.01, 0.99999, NULL,
+    { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.8",                0.01, 0.99999, NULL,
       "Muon: decay rate of the momentum" },
-    { "optimizer", "wp", "expert-period",    OPTION_INT,   AT(period),        "1",                   1,    MUON_PERIODS, NULL,
+    { "optimizer", "wp", "expert-period",    OPTION_INT,   AT(period),        "1",                1, MUON_PERIODS, NULL,
       "Muon: experts are updated every N steps, in turn, at N times the rate" },
-    { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,        "weight decay of matrices" },
+    { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,
+      "weight decay of matrices" },
     { "optimizer", "cg", "clip",             OPTION_FLOAT, AT(clip),          "1.0",                 0,    1e9,   NULL,
       "largest global gradient norm; 0: no clipping" },
-    { "optimizer", "w1", "beta1",            OPTION_FLOAT, AT(beta1),         "0.9",                 0,    0.99999, NULL,
+    { "optimizer", "w1", "beta1",            OPTION_FLOAT, AT(beta1),         "0.9",                 0,   0.99999, NULL,
       "AdamW: decay rate of the first moment" },
-    { "optimizer", "w2", "beta2",            OPTION_FLOAT, AT(beta2),         "0.99",                0,    0.99999, NULL,
+    { "optimizer", "w2", "beta2",            OPTION_FLOAT, AT(beta2),         "0.99",                0,   0.99999, NULL,
       "AdamW: decay rate of the second moment" },
     { "optimizer", "mw", "master-weights",   OPTION_INT,   AT(master),        "1",                   0,    1,     NULL,
       "bf16 devices: 1: f32 master copy of the weights; 0: stochastic rounding, 4 bytes per parameter less" },
-    { "optimizer", "mo", "moments",          OPTION_CHOICE, AT(moments),       "f32",                 0,    0,     "f32|bf16",
+    { "optimizer", "mo", "moments",          OPTION_CHOICE, AT(moments),       "f32",                 0,  0, "f32|bf16",
       "bf16 devices: type of AdamW's two moments and Muon's one; bf16 takes 2 bytes less for each" },
-    { "optimizer", "mg", "gradients",        OPTION_CHOICE, AT(gradients),     "bf16",                0,    0,     "f32|bf16",
-      "bf16 devices: type of the layers' weight gradients; bf16 (2 bytes per parameter less) takes effect if a step is one micro-batch on one rank" },
+    { "optimizer", "mg", "gradients",        OPTION_CHOICE, AT(gradients),     "bf16",                0,  0, "f32|bf16",
+      "bf16 devices: type of the layers' weight gradients; bf16 (2 bytes per parameter less) takes effect if a step is "
+      "one micro-batch on one rank" },
     { "optimizer", "dr", "dropout",          OPTION_FLOAT, AT(dropout),       "0",                   0,    0.99,  NULL,
       "dropout of the embedding and of each sub-layer's output" },
     { "optimizer", "mb", "max-bad-steps",    OPTION_INT,   AT(max_bad),       "10",                  1,    1e6,   NULL,
       "stop after N consecutive non-finite gradients" },
     { "routing",   "ra", "balance",          OPTION_FLOAT, AT(balance),       "0.01",                0,    100,   NULL,
       "weight of the load-balance loss" },
-    { "routing",   "rz", "zloss",            OPTION_FLOAT, AT(z),             "0.001",               0,    100,   NULL,        "weight of the router z-loss" },
+    { "routing",   "rz", "zloss",            OPTION_FLOAT, AT(z),             "0.001",               0,    100,   NULL,
+      "weight of the router z-loss" },
     { "routing",   "rb", "bias-rate",        OPTION_FLOAT, AT(bias_rate),     "0",                   0,    1,     NULL,
       "balance by a selection bias that moves by this much per step (try 0.03 with -rl relative and -ra 0)" },
-    { "routing",   "rl", "bias-law",         OPTION_CHOICE, AT(bias_law),      "sign",                0,    0,     "sign|relative",
+    { "routing",   "rl", "bias-law",         OPTION_CHOICE, AT(bias_law),      "sign",                0,    0,
+      "sign|relative",
       "-rb moves the bias by its rate whatever the load, or in proportion to the load's distance from the mean" },
-    { "routing",   "rt", "rounding",         OPTION_CHOICE, AT(rounding),      "off",                 0,    0,     "off|nearest",
+    { "routing",   "rt", "rounding",         OPTION_CHOICE, AT(rounding),      "off",                 0,    0,
+      "off|nearest",
       "in training, round every MLP expert's rows to the nearest multiple of 128" },
     { "routing",   "rf", "force-balance",    OPTION_INT,   AT(forced),        "0",                   0,    1,     NULL,
       "benchmark only: 1 forces round-robin routing" },
-    { "reports",   "v",  "val-every",        OPTION_LONG,  AT(val_every),     "200",                 1,    1e12,  NULL,        "steps between validations" },
+    { "reports",   "v",  "val-every",        OPTION_LONG,  AT(val_every),     "200",                 1,    1e12,  NULL,
+      "steps between validations" },
     { "reports",   "m",  "val-batches",      OPTION_LONG,  AT(val_batches),   "-1",                  -1,   1e12,  NULL,
       "batches per validation, from the beginning of the split; -1: the whole split, the default unless it is long" },
     { "reports",   "s",  "sample-every",     OPTION_LONG,  AT(sample_every),  "150",                 0,    1e12,  NULL,
       "steps between text samples; 0: none" },
-    { "reports",   "g",  "sample-length",    OPTION_INT,   AT(sample_length), "256",                 1,    1e6,   NULL,        "tokens per sample" },
+    { "reports",   "g",  "sample-length",    OPTION_INT,   AT(sample_length), "256",                 1,    1e6,   NULL,
+      "tokens per sample" },
     { "reports",   "vt", "load-table",       OPTION_INT,   AT(show_loads),    "0",                   0,    1,     NULL,
       "1: print the load of every expert at each validation" },
     { "saving",    "n",  "save-every",       OPTION_LONG,  AT(save_every),    "0",                   0,    1e12,  NULL,
       "steps between checkpoints; 0: not by steps. One is also saved by time (-nt), when stopped, and at the end" },
     { "saving",    "nt", "save-seconds",     OPTION_FLOAT, AT(save_seconds),  "120",                 0,    1e9,   NULL,
-      "seconds between checkpoints, half of that before the first; such a one is removed when the next is saved; 0: not by time" },
-    { "saving",    "nk", "keep",             OPTION_INT,   AT(keep),          "2",                   1,    1e6,   NULL,        "how many of the newest checkpoints to keep" },
+      "seconds between checkpoints, half of that before the first; such a one is removed when the next is saved; "
+      "0: not by time" },
+    { "saving",    "nk", "keep",             OPTION_INT,   AT(keep),          "2",                   1,    1e6,   NULL,
+      "how many of the newest checkpoints to keep" },
     { "saving",    "nm", "major",            OPTION_LONG,  AT(major),         "0",                   0,    1e12,  NULL,
       "also keep every N-th step's checkpoint permanently; 0: none" },
     { "saving",    "nb", "best",             OPTION_INT,   AT(keep_best),     "1",                   0,    1,     NULL,
       "1: keep the weights with the best validation loss in OUT/best" },
-    { "saving",    "sw", "save-type",    OPTION_CHOICE, AT(saved_type),    "auto",                0,    0,     "auto|f32|bf16|f16|f64",
+    { "saving",    "sw", "save-type",    OPTION_CHOICE, AT(saved_type),    "auto",                0,    0,
+      "auto|f32|bf16|f16|f64",
       "number type of the model in OUT and OUT/best at the end; auto: as in the folder of -e, else the device's" },
     { "saving",    "ss", "shard-size",   OPTION_FLOAT, AT(shard),         "50",                  0,    1e6,   NULL,
-      "gigabytes of the largest file of weights at the end; a larger model has several and an index; 0: always one file" },
+      "gigabytes of the largest file of weights at the end; a larger model has several and an index; 0: "
+      "always one file" },
     { "machine",   "dv", "device",           OPTION_TEXT,  AT(device),        "auto",                0,    0,     NULL,
       "auto, cpu, cuda, or a device by name, such as cpu-bf16" },
-    { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "auto",                -1,   2,     "auto",
-      "recompute in backward, to save memory: 0 nothing, 1 norms, 2 whole layers; auto: nothing if that fits, else the parts that cost least" },
-    { "machine",   "pe", "expert-precision", OPTION_CHOICE, AT(precision),     "bf16",                0,    0,     "bf16|fp8|fp8-all",
-      "products of the MLP's experts while training; fp8: in 8 bits (docs/numerics.md) for sizes where that was measured to be "
-      "faster; fp8-all: for all sizes. Hopper and, slowly, CPUs" },
+    { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "auto",                -1,   2,    "auto",
+      "recompute in backward, to save memory: 0 nothing, 1 norms, 2 whole layers; auto: nothing if that fits, else the "
+      "parts that cost least" },
+    { "machine",   "pe", "expert-precision", OPTION_CHOICE, AT(precision),     "bf16",                0,    0,
+      "bf16|fp8|fp8-all",
+      "products of the MLP's experts while training; fp8: in 8 bits (docs/numerics.md) for sizes where that was "
+      "measured to be faster; fp8-all: for all sizes. Hopper and, slowly, CPUs" },
     { "machine",   "gr", "graph",            OPTION_INT,   AT(record),        "1",                   0,    2,     NULL,
       "record a step's work once and replay it: 0 never, 1 on one GPU, 2 also on several" },
-    { "machine",   "z",  "zero",             OPTION_INT,   AT(level),         "auto",                -1,   3,     "auto",
-      "what ranks shard: 0 nothing, 1 the optimizer's state (ZeRO-1), 2 also gradients, 3 also weights; auto: the lowest from 1 on that fits" },
-    { "machine",   "zn", "node-ranks",       OPTION_INT,   AT(node),          "auto",                -1,   1e6,   "auto",
-      "-z shards over nodes of this many ranks, which have copies of each other; 0: over all ranks; auto: -z 2 and 3 over the ranks of a host" },
+    { "machine",   "z",  "zero",             OPTION_INT,   AT(level),         "auto",                -1,   3,    "auto",
+      "what ranks shard: 0 nothing, 1 the optimizer's state (ZeRO-1), 2 also gradients, 3 also weights; auto: the "
+      "lowest from 1 on that fits" },
+    { "machine",   "zn", "node-ranks",       OPTION_INT,   AT(node),          "auto",                -1,   1e6,  "auto",
+      "-z shards over nodes of this many ranks, which have copies of each other; 0: over all ranks; auto: -z 2 and 3 "
+      "over the ranks of a host" },
     { "machine",   "ce", "copy-engines",     OPTION_INT,   AT(copies),        "1",                   0,    1,     NULL,
       "1: GPUs of one process exchange by copy engines where possible; 0: by NCCL's kernels" },
     { "machine",   "rp", "reproducible",     OPTION_INT,   AT(ordered),       "0",                   0,    1,     NULL,
@@ -133,7 +155,8 @@ static const Option options[] = {
       "1: train on the first batch only; the loss must approach zero" },
     { "checks",    "gc", "gradient-check",   OPTION_INT,   AT(check),         "0",                   0,    1,     NULL,
       "1: compare every gradient of this model with finite differences, and exit" },
-    /* The rest says where a run runs, not what it is: not kept in checkpoints, and not the same in all processes. */
+    /* The rest says where a run runs, not what it is: not kept in checkpoints, and not the same in
+     * all processes. */
     { "ranks",     "ng", "gpus",             OPTION_INT,   AT(ranks),         "0",                   0,    1024,  NULL,
       "ranks of this process, one per GPU (-dv cpu: they divide the cores); 0: all GPUs" },
     { "ranks",     "pn", "processes",        OPTION_INT,   AT(processes),     "0",                   0,    1e6,   NULL,
@@ -163,14 +186,16 @@ static const char usage[] =
     "  ./train_moe                                   tinyshakespeare, a small model, into out/\n"
     "  ./train_moe -i book.txt -e m6 -x 2000         another text, a larger model\n"
     "  ./train_moe -i texts -tk 16384                a folder of texts, and a tokenizer trained on them\n"
-    "  ./train_moe -e FOLDER -i chats.jsonl -o tuned fine-tunes a model on conversations; then ./infer_moe tuned -m chat\n"
+    "  ./train_moe -e FOLDER -i chats.jsonl -o tuned fine-tunes a model on conversations; then ./infer_moe "
+    "tuned -m chat\n"
     "  ./train_moe -y 1                              continue after an interruption, with the same settings\n"
     "  ./train_moe -ng 4                             on four GPUs (without -ng: on all of them)\n"
     "  ./train_moe -x 0 -e m12:e64k8f256             the plan: parameters and memory; trains nothing\n"
     "  ./train_moe -x 0 -e m12 -gm h100              the plan for a GPU that is not here\n"
     "  ./train_moe -cf out/settings.txt -o again     repeats a run: every run writes its settings to this file\n"
     "  ./train_moe --help model                      how -e describes a model\n"
-    "  ./train_moe --help -i book.txt                this text, with the values that hold for this data on this machine";
+    "  ./train_moe --help -i book.txt                this text, with the values that hold for this data "
+    "on this machine";
 static const char defaults_of[] =
     "Brackets contain the defaults for less than 10 million tokens on a CPU. On a GPU, or for more text, some differ:\n"
     "./train_moe --help -i DATA shows those that hold there.";
@@ -203,7 +228,8 @@ void settings_given_json(const Settings *s, Text *out) { options_given_json(tabl
 static const char *const not_restored[] = { "out", "resume", "allow-data-change", "gradient-check" };
 
 static int is_restored(const char *name) {
-    for (size_t i = 0; i < sizeof not_restored / sizeof *not_restored; i++) if (!strcmp(name, not_restored[i])) return 0;
+    for (size_t i = 0; i < sizeof not_restored / sizeof *not_restored; i++)
+        if (!strcmp(name, not_restored[i])) return 0;
     return 1;
 }
 
@@ -230,8 +256,9 @@ int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
     return 1;
 }
 
-/* Less text than this is seen many times: a small model. More is seen about once. The options' own defaults suit a CPU and a small
- * text; docs/recipe.md has the experiments behind both ends. A folder with a model is trained further, by AdamW. */
+/* Less text than this is seen many times: a small model. More is seen about once. The options' own
+ * defaults suit a CPU and a small text; docs/recipe.md has the experiments behind both ends. A
+ * folder with a model is trained further, by AdamW. */
 enum { LARGE_TEXT = 10000000 };
 void settings_suit(Settings *s, int gpu, int64_t tokens) {
     static const struct { const char *letter, *small_gpu, *large_cpu, *large_gpu; } defaults[] = {
@@ -260,24 +287,28 @@ static void explain_here(Options o) {
     char why_cpu[256] = "";
     LocalDevices local = { .count = 1 };
     const int absent = *s->gpu_memory || (!strncmp(s->device, "cuda", 4) && !device_usable(s->device));
-    const Device *dev = absent ? device_imagine(s->device, s->gpu_memory, 1, &e) : device_choose(s->device, &local, why_cpu);
+    const Device *dev = absent ? device_imagine(s->device, s->gpu_memory, 1, &e)
+                               : device_choose(s->device, &local, why_cpu);
     if (!dev) fail_with(&e, EXIT_USAGE);
     Config c;
     Tokenizer *bytes;
     const int is_model = is_folder(s->model);
-    const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = "", .chat = *s->chat ? s->chat : "chatml", .any_bytes = 1 };
+    const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = "",
+                                  .chat = *s->chat ? s->chat : "chatml", .any_bytes = 1 };
     if (is_model && !hf_load_config(s->model, &c, &e)) fail_with(&e, EXIT_INPUT);
     Data *data = data_open_text(&request, &bytes, &e);
     if (!data) fail_with(&e, EXIT_INPUT);
     /* a token of a BPE is about four bytes */
     const int64_t tokens = data_tokens(data, DATA_TRAIN) / ((*s->tokenizer || is_model) && data_is_text(data) ? 4 : 1);
     settings_suit(s, dev->is_gpu, tokens);
-    if (is_model && (!*s->upcycle || data_has_chats(data))) settings_fine_tune(s, dev->is_gpu, c.channels, c.context, data_has_chats(data));
+    if (is_model && (!*s->upcycle || data_has_chats(data)))
+        settings_fine_tune(s, dev->is_gpu, c.channels, c.context, data_has_chats(data));
     if (is_model && data_has_chats(data)) settings_fit_rows(s, tokens / s->seq + 1);
-    char *text = text_format("%s\nBrackets contain what holds here: for %s: about %lld training tokens (%s), on %s%s%s.", usage, s->train,
-                             (long long)tokens, tokens < LARGE_TEXT ? "less than 10 million, which are seen many times: a small model"
-                             : "10 million or more, which are seen about once: a larger model, shorter validations", dev->name,
-                             *why_cpu ? ", because " : "", why_cpu);
+    char *text = text_format("%s\nBrackets contain what holds here: for %s: about %lld training "
+                             "tokens (%s), on %s%s%s.", usage, s->train, (long long)tokens, tokens < LARGE_TEXT
+                             ? "less than 10 million, which are seen many times: a small model"
+                             : "10 million or more, which are seen about once: a larger model, shorter validations",
+                             dev->name, *why_cpu ? ", because " : "", why_cpu);
     options_help(o, text, 1);
     data_close(data);
     free(text);
@@ -297,9 +328,10 @@ static void explain(Options o, const char *topic) {
     }
 }
 
-/* The rate is that of OLMoE's instruction tuning, 2e-5 at 2048 channels, two epochs (arXiv 2409.02060), in inverse proportion to
- * the channels, as a matrix of more inputs needs smaller steps (arXiv 2203.03466). No weight decay and no dropout: the weights
- * come from much more text. Conversations are not to be cut, so rows are long. */
+/* The rate is that of OLMoE's instruction tuning, 2e-5 at 2048 channels, two epochs (arXiv
+ * 2409.02060), in inverse proportion to the channels, as a matrix of more inputs needs smaller
+ * steps (arXiv 2203.03466). No weight decay and no dropout: the weights come from much more text.
+ * Conversations are not to be cut, so rows are long. */
 void settings_fine_tune(Settings *s, int gpu, int channels, int context, int chats) {
     char rate[32], row[32];
     const double best = 2e-5 * 2048 / channels;

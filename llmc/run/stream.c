@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- tokens to text ---------------------------------------------------------------------------------------- */
+/* ---- tokens to text -------------------------------------------------------------------------- */
 
 void stream_open(Stream *o, const TextStyle *style) { *o = (Stream){ .style = style, .color = -1 }; }
 void stream_close(Stream *o) { free(o->text.at); free(o->experts.at); }
@@ -65,7 +65,9 @@ static void set_color(Stream *o, int expert) {
     o->color = expert;
 }
 
-size_t stream_ready(const Stream *o, int end) { return utf8_complete(o->text.at, o->text.length - (end ? 0 : kept_back(o))); }
+size_t stream_ready(const Stream *o, int end) {
+    return utf8_complete(o->text.at, o->text.length - (end ? 0 : kept_back(o)));
+}
 void stream_drop(Stream *o, size_t bytes) {
     const int marked = o->style->marked;
     o->text.length -= bytes;
@@ -106,7 +108,7 @@ char *stop_string(const char *text) {
     return stop;
 }
 
-/* ---- text to tokens ------------------------------------------------------------------------------------------ */
+/* ---- text to tokens -------------------------------------------------------------------------- */
 
 char *prompt_read(const char *prompt, size_t *bytes) {
     Error e;
@@ -136,7 +138,8 @@ static int parse_ids(const char *text, size_t bytes, int vocab, int **ids, size_
     return 1;
 }
 
-int prompt_tokens(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int **ids, size_t *count, Error *e) {
+int prompt_tokens(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int **ids,
+                  size_t *count, Error *e) {
     if (t) *count = tokenizer_encode(t, text, bytes, ids);
     else if (!parse_ids(text, bytes, vocab, ids, count, e)) { free(*ids); return 0; }
     if (begin && (!*count || (t && tokenizer_bos(t) >= 0))) {

@@ -1,7 +1,8 @@
-/* stream.h: text in and out of a generating model: a prompt becomes tokens, and tokens become text on stdout.
+/* stream.h: text in and out of a generating model: a prompt becomes tokens, and tokens become text
+ * on stdout.
  *
- * A token is a piece of text that may end within a character, or within what could become the stop string. Such an end is
- * kept back in the stream until the next tokens decide. */
+ * A token is a piece of text that may end within a character, or within what could become the stop
+ * string. Such an end is kept back in the stream until the next tokens decide. */
 #ifndef STREAM_H
 #define STREAM_H
 #include "llmc/base/text.h"
@@ -17,7 +18,7 @@ typedef struct {                        /* how texts are written */
 
 typedef struct {                        /* one text on its way out */
     const TextStyle *style;
-    Text   text, experts;               /* bytes not yet printed; if marked, (int) the expert of each byte, or its token (View) */
+    Text   text, experts;   /* bytes not yet printed; if marked, (int) the expert of each byte, or its token (View) */
     size_t prompt;                      /* how many of them are prompt, in which no stop string is searched */
     int    strip;                       /* 1: at the start of a text, where some tokenizers add a space */
     int    ended, color;                /* color: the expert whose color is on; -1: none */
@@ -28,24 +29,29 @@ void stream_open(Stream *o, const TextStyle *style);
 void stream_close(Stream *o);
 void stream_restart(Stream *o);         /* for another text; what was not printed is dropped */
 
-/* Add to the text. prompt: bytes as they are, or, if marked, the tokens ids (count) with the expert of each. generated: a
- * token that the model drew; ends the text where the stop string begins. */
+/* Add to the text. prompt: bytes as they are, or, if marked, the tokens ids (count) with the expert
+ * of each. generated: a token that the model drew; ends the text where the stop string begins. */
 void stream_prompt(Stream *o, const char *text, size_t bytes, const int *ids, const int *experts, int count);
 void stream_generated(Stream *o, int token, int expert);
 
-/* How many bytes of the text later tokens cannot change; end: the text is complete. stream_drop removes bytes that were written. */
+/* How many bytes of the text later tokens cannot change; end: the text is complete. stream_drop
+ * removes bytes that were written. */
 size_t stream_ready(const Stream *o, int end);
 void stream_drop(Stream *o, size_t bytes);
 void stream_print(Stream *o, int end);  /* writes and drops them. Fails with EXIT_DISK if stdout does */
 
-/* The stop string as a user wrote it, with \n, \t and \\ for a new line, a tab and a backslash; free() it. */
+/* The stop string as a user wrote it, with \n, \t and \\ for a new line, a tab and a backslash;
+ * free() it. */
 char *stop_string(const char *text);
 
 /* The prompt of -i: the text itself; - is stdin, @name a file. free() it. */
 char *prompt_read(const char *prompt, size_t *bytes);
-/* The tokens of a text; free(*ids). begin: 1: the text begins a context: adds the token with which the model's texts begin, and makes
- * sure that there is at least one token. Without a tokenizer, the text must be numbers below vocab: 0 and e if it is not. */
-int   prompt_tokens(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int **ids, size_t *count, Error *e);
-/* The same, at most `most`: of a longer one the last, with a warning; returns how many. Ends the program on an error. */
+/* The tokens of a text; free(*ids). begin: 1: the text begins a context: adds the token with which
+ * the model's texts begin, and makes sure that there is at least one token. Without a tokenizer,
+ * the text must be numbers below vocab: 0 and e if it is not. */
+int   prompt_tokens(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int **ids,
+                    size_t *count, Error *e);
+/* The same, at most `most`: of a longer one the last, with a warning; returns how many. Ends the
+ * program on an error. */
 int   prompt_encode(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int most, int **ids);
 #endif

@@ -11,7 +11,8 @@
 static void lens_open(View *v, int layer, Route *route, const char *name, const Model *m) {
     const size_t slots = (size_t)m->batch.N * (size_t)route->plan.K, E = (size_t)route->plan.E;
     Lens *o = v->main = &v->lens[v->lenses++];
-    *o = (Lens){ .name = name, .layer = layer, .route = route, .own = v->dev->alloc(slots * sizeof(int)), .host = mem_alloc(slots * sizeof(int)) };
+    *o = (Lens){ .name = name, .layer = layer, .route = route, .own = v->dev->alloc(slots * sizeof(int)),
+                 .host = mem_alloc(slots * sizeof(int)) };
     if (!o->own) fail(EXIT_MEMORY, "%s has not enough memory left to watch the experts", v->dev->name);
     route->expert = o->own;
     v->width += route->K;
@@ -98,9 +99,11 @@ static void print_token(const Tokenizer *t, int id) {
     fputs(end, stderr);
 }
 
-/* The most characteristic tokens of each expert: those with the largest contribution to the Kullback-Leibler divergence of its
- * tokens from all tokens, sum over t of p(t|e) log (p(t|e) / p(t)). A table of plain counts would show little but spaces. */
-static void print_favourites_of(const View *v, const Lens *o, const Tokenizer *t, int e, const double *all, double total) {
+/* The most characteristic tokens of each expert: those with the largest contribution to the
+ * Kullback-Leibler divergence of its tokens from all tokens, sum over t of p(t|e) log
+ * (p(t|e) / p(t)). A table of plain counts would show little but spaces. */
+static void print_favourites_of(const View *v, const Lens *o, const Tokenizer *t, int e, const double *all,
+                                double total) {
     enum { SHOWN = 8 };
     const size_t V = (size_t)v->V;
     const int K = o->route->plan.K;
@@ -131,8 +134,8 @@ static void print_favourites(const View *v, const Lens *o, const Tokenizer *t) {
     double *all = mem_alloc(V * sizeof *all), total = 0;
     for (int e = 0; e < E; e++)
         for (size_t i = 0; i < V; i++) { all[i] += o->count[(size_t)e*V + i]; total += o->count[(size_t)e*V + i]; }
-    fprintf(stderr, "layer %d, %s experts: percentage of all slots; favourite tokens (how often the expert is one of the "
-                    "%d that read it)\n", v->layer, o->name, o->route->plan.K);
+    fprintf(stderr, "layer %d, %s experts: percentage of all slots; favourite tokens (how often the expert is one of "
+                    "the %d that read it)\n", v->layer, o->name, o->route->plan.K);
     for (int e = 0; e < E; e++) print_favourites_of(v, o, t, e, all, total);
     free(all);
 }

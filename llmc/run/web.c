@@ -17,7 +17,8 @@
 extern const char *const web_page[];                    /* lines of llmc/run/web/, made by the Makefile */
 
 enum { CLIENTS = 32, QUEUE = 16, SLOTS = 2, AHEAD = 12, PENDING = 1 << 18, TOKENS = 1 << 16, TOKEN_BYTES = 16 };
-/* Seconds: for a request to arrive; without a byte taken by a client; of a generation; until an answered client must have closed. */
+/* Seconds: for a request to arrive; without a byte taken by a client; of a generation; until an
+ * answered client must have closed. */
 static const double ARRIVE = 10, SILENT = 30, LONGEST = 600, LINGER = 1;
 
 typedef struct {                        /* what a request sets; prompt NULL: it asks for an answer */
@@ -27,9 +28,9 @@ typedef struct {                        /* what a request sets; prompt NULL: it 
     int64_t seed;
 } Query;
 static const struct { const char *letter; size_t field; } query_options[] = {
-    { "i", offsetof(Query, prompt) }, { "n", offsetof(Query, tokens) }, { "t", offsetof(Query, temperature) }, { "p", offsetof(Query, top_p) },
-    { "mp", offsetof(Query, min_p) }, { "k", offsetof(Query, top_k) }, { "s", offsetof(Query, seed) }, { "st", offsetof(Query, stop) },
-};
+    { "i", offsetof(Query, prompt) }, { "n", offsetof(Query, tokens) }, { "t", offsetof(Query, temperature) },
+    { "p", offsetof(Query, top_p) }, { "mp", offsetof(Query, min_p) }, { "k", offsetof(Query, top_k) },
+    { "s", offsetof(Query, seed) }, { "st", offsetof(Query, stop) }, };
 enum { QUERY_OPTIONS = sizeof query_options / sizeof *query_options };
 
 typedef struct { Generator *g; TextStyle style; char *stop; int busy; } Slot;
@@ -38,7 +39,7 @@ typedef enum { CLOSED, READING, WAITING, GENERATING, SENDING, LINGERING } State;
 typedef struct {
     int    fd;
     State  state;
-    double since;                       /* when it came; from SENDING on and while it generates: when it last took a byte */
+    double since;                   /* when it came; from SENDING on and while it generates: when it last took a byte */
     Text   in, out;
     size_t sent;                        /* bytes of out */
     /* of a generation */
@@ -63,7 +64,7 @@ typedef struct {
     Text   page, policy, model;
 } Server;
 
-/* ---- answers ------------------------------------------------------------------------------------------------------- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 static void client_close(Client *c) {
     if (c->slot) c->slot->busy = 0;
@@ -94,7 +95,7 @@ static void send_event(Client *c, Text *event) {
     free(event->at);
 }
 
-/* ---- requests ------------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static const void *setting(const Server *s, const Option *o) { return (const char *)s->w->options.settings + o->field; }
 
@@ -103,7 +104,8 @@ static Query query_default(const Server *s) {
     Query query;
     for (int i = 0; i < QUERY_OPTIONS; i++) {
         const Option *o = option_row(s->w->options, query_options[i].letter);
-        memcpy((char *)&query + query_options[i].field, setting(s, o), o->kind == OPTION_TEXT ? sizeof(char *) : o->kind == OPTION_LONG
+        memcpy((char *)&query + query_options[i].field, setting(s, o),
+               o->kind == OPTION_TEXT ? sizeof(char *) : o->kind == OPTION_LONG
                ? sizeof(int64_t) : o->kind == OPTION_INT ? sizeof(int) : sizeof(float));
     }
     query.prompt = "";
@@ -122,12 +124,13 @@ static int query_read(const Server *s, const JsonValue *body, Query *query, Erro
         own.field = query_options[i].field;
         if (!option_read(&own, query, v, e)) return 0;
     }
-    if (query->tokens < 0 || query->tokens > TOKENS) return error_set(e, "tokens: expected 0 (until the context is full) to %d", TOKENS);
+    if (query->tokens < 0 || query->tokens > TOKENS)
+        return error_set(e, "tokens: expected 0 (until the context is full) to %d", TOKENS);
     return 1;
 }
 
-/* The tokens of a conversation, up to where the answer begins. With more than three quarters of the context, the oldest questions go with
- * their answers. */
+/* The tokens of a conversation, up to where the answer begins. With more than three quarters of the
+ * context, the oldest questions go with their answers. */
 static int conversation_read(const Server *s, Client *c, const JsonValue *list, size_t *count, Error *e) {
     const size_t most = (size_t)s->slot[0].g->capacity * 3 / 4;
     const Chat *chat = s->w->chat;
@@ -137,7 +140,8 @@ static int conversation_read(const Server *s, Client *c, const JsonValue *list, 
     size_t n = json_is(list, JSON_ARRAY) ? chat_read(list, &m, e) : (size_t)error_set(e, "messages: expected a list");
     if (!n) return 0;
     size_t first, gone;
-    while ((tokens = chat_encode(chat, s->w->tokenizer, m, n, 1, &c->ids, NULL, e)) > (int64_t)most && (gone = chat_oldest(m, n, &first))) {
+    while ((tokens = chat_encode(chat, s->w->tokenizer, m, n, 1, &c->ids, NULL, e)) > (int64_t)most
+           && (gone = chat_oldest(m, n, &first))) {
         n -= gone;
         memmove(m + first, m + first + gone, (n - first) * sizeof *m);
         if (all < 0) all = tokens;
@@ -155,7 +159,8 @@ static int prompt_read_ids(const Server *s, Client *c, size_t *count, Error *e) 
     const JsonValue *messages = json_get(json_root(c->json), "messages");
     if (messages && *c->query.prompt) return error_set(e, "expected prompt or messages, not both");
     return messages ? conversation_read(s, c, messages, count, e)
-                    : prompt_tokens(s->w->tokenizer, s->vocab, c->query.prompt, strlen(c->query.prompt), 1, &c->ids, count, e);
+                    : prompt_tokens(s->w->tokenizer, s->vocab, c->query.prompt, strlen(c->query.prompt), 1,
+                                    &c->ids, count, e);
 }
 
 /* A generation waits from now on. */
@@ -211,7 +216,8 @@ static int shows_token(const Server *s, HttpText t) {
 
 static void request_answer(Server *s, Client *c, const HttpRequest *r) {
     const int get = http_is(r->method, "GET"), post = http_is(r->method, "POST");
-    if (!*s->token && !names_loopback(r->host)) refuse(c, 421, "this server answers to the name of a loopback address only");
+    if (!*s->token && !names_loopback(r->host))
+        refuse(c, 421, "this server answers to the name of a loopback address only");
     else if (!is_same_origin(r)) refuse(c, 403, "a page of another origin may not use this server");
     else if (!get && !post) refuse(c, 405, "only GET and POST are known");
     else if (get && http_is(r->path, "/")) answer(c, 200, "text/html; charset=utf-8", &s->page, s->policy.at);
@@ -220,9 +226,11 @@ static void request_answer(Server *s, Client *c, const HttpRequest *r) {
         refuse(c, 403, "a page of another site may not use this server");
     else if (http_is(r->path, "/model") && get) answer(c, 200, "application/json", &s->model, "");
     else if (http_is(r->path, "/generate") && post) {
-        if (r->type.bytes < 16 || !http_is_name((HttpText){ r->type.at, 16 }, "application/json")) refuse(c, 415, "expected the header Content-Type: application/json");
+        if (r->type.bytes < 16 || !http_is_name((HttpText){ r->type.at, 16 }, "application/json"))
+            refuse(c, 415, "expected the header Content-Type: application/json");
         else generation_queue(s, c, r);
-    } else if (http_is(r->path, "/") || http_is(r->path, "/model") || http_is(r->path, "/generate")) refuse(c, 405, "not this method");
+    } else if (http_is(r->path, "/") || http_is(r->path, "/model") || http_is(r->path, "/generate"))
+        refuse(c, 405, "not this method");
     else refuse(c, 404, "there is nothing here");
 }
 
@@ -247,7 +255,7 @@ static void client_write(Client *c) {
     if ((c->sent += (size_t)n) < c->out.length) return;
     c->sent = c->out.length = 0;
     if (c->state != SENDING) return;
-    shutdown(c->fd, SHUT_WR);                               /* closing while the client still sends would destroy the answer */
+    shutdown(c->fd, SHUT_WR);                       /* closing while the client still sends would destroy the answer */
     c->state = LINGERING;
     c->since = now();
 }
@@ -259,13 +267,14 @@ static void client_check_time(Client *c) {
     else if (c->state > READING && c->sent < c->out.length && t > SILENT) client_close(c);
 }
 
-/* ---- generations ------------------------------------------------------------------------------------------------------ */
+/* ---- generations ----------------------------------------------------------------------------- */
 
 static void queue_publish(Server *s) {
     for (Client *c = s->client; c < s->client + CLIENTS; c++) {
         int position = 0;
         if (c->state != WAITING) continue;
-        for (const Client *o = s->client; o < s->client + CLIENTS; o++) position += o->state == WAITING && o->order < c->order;
+        for (const Client *o = s->client; o < s->client + CLIENTS; o++)
+            position += o->state == WAITING && o->order < c->order;
         if (position == c->published) continue;
         Text event = { 0 };
         text_add(&event, "{\"queue\": %d", c->published = position);
@@ -273,7 +282,8 @@ static void queue_publish(Server *s) {
     }
 }
 
-/* An answer also ends where its template says: at a token, or, if that is none, at a string unless the request names another. */
+/* An answer also ends where its template says: at a token, or, if that is none, at a string unless
+ * the request names another. */
 static void generation_begin(const Server *s, Slot *slot, Client *c) {
     Generator *g = slot->g;
     g->end_tokens = s->ends;
@@ -284,7 +294,8 @@ static void generation_begin(const Server *s, Slot *slot, Client *c) {
     }
     free(slot->stop);
     slot->style.stop = slot->stop = stop_string(c->query.stop);
-    g->sampler = (Sampler){ .temperature = c->query.temperature, .top_p = c->query.top_p, .min_p = c->query.min_p, .top_k = c->query.top_k };
+    g->sampler = (Sampler){ .temperature = c->query.temperature, .top_p = c->query.top_p, .min_p = c->query.min_p,
+                            .top_k = c->query.top_k };
     g->seed = (uint64_t)c->query.seed;
     generator_restart(g);
     slot->busy = 1;
@@ -292,7 +303,8 @@ static void generation_begin(const Server *s, Slot *slot, Client *c) {
     c->state = GENERATING;
     c->start = now();
     Text event = { 0 };
-    text_add(&event, "{\"seed\": %lld, \"prompt_tokens\": %d, \"dropped\": %zu", (long long)c->query.seed, c->count, c->dropped);
+    text_add(&event, "{\"seed\": %lld, \"prompt_tokens\": %d, \"dropped\": %zu", (long long)c->query.seed, c->count,
+             c->dropped);
     send_event(c, &event);
 }
 static void generations_begin(Server *s) {
@@ -328,7 +340,8 @@ static void text_send(Client *c, int end) {
         text_add_json(&event, o->text.at + at, n);
         if (token >= 0) text_add(&event, ", \"token\": %d, \"experts\": [", token);
         for (int i = 0; token >= 0 && i < v->width; i++) {
-            memcpy(&expert, v->record.at + ((size_t)token * (size_t)v->width + (size_t)i) * sizeof expert, sizeof expert);
+            memcpy(&expert, v->record.at + ((size_t)token * (size_t)v->width + (size_t)i) * sizeof expert,
+                   sizeof expert);
             text_add(&event, i ? ",%d" : "%d", expert);
         }
         if (token >= 0) text_add_string(&event, "]");
@@ -340,8 +353,8 @@ static void text_send(Client *c, int end) {
 static void generation_end(const Server *s, Client *c, const char *why) {
     const Generator *g = c->slot->g;
     Text event = { 0 };
-    text_add(&event, "{\"end\": \"%s\", \"tokens\": %lld, \"seconds\": %.6f, \"prompt_seconds\": %.6f", why, (long long)g->tokens, g->time,
-             g->prompt_time);
+    text_add(&event, "{\"end\": \"%s\", \"tokens\": %lld, \"seconds\": %.6f, \"prompt_seconds\": %.6f", why,
+             (long long)g->tokens, g->time, g->prompt_time);
     send_event(c, &event);
     http_chunk(&c->out, "", 0);
     if (s->w->verbose) generator_report(g, stderr);
@@ -366,7 +379,7 @@ static void generation_slice(const Server *s, Client *c) {
     if (why) generation_end(s, c, why);
 }
 
-/* ---- the server -------------------------------------------------------------------------------------------------------- */
+/* ---- the server ------------------------------------------------------------------------------ */
 
 static int can_go_on(const Client *c) { return c->state == GENERATING && c->out.length - c->sent < PENDING; }
 
@@ -378,8 +391,8 @@ static void server_accept(Server *s, int listener) {
     if (fd >= 0) *c = (Client){ .fd = fd, .state = READING, .since = now() };
 }
 
-/* Waits for sockets, but not while there is something to generate; a signal ends the wait. With all places taken, others wait in the
- * listener. */
+/* Waits for sockets, but not while there is something to generate; a signal ends the wait. With all
+ * places taken, others wait in the listener. */
 static void server_poll(Server *s) {
     struct pollfd p[NET_LISTENERS + CLIENTS];
     Client *of[CLIENTS];
@@ -392,7 +405,8 @@ static void server_poll(Server *s) {
         of[clients++] = c;
     }
     n = clients;
-    for (int i = 0; i < s->listeners && clients < CLIENTS; i++) p[n++] = (struct pollfd){ .fd = s->listener[i], .events = POLLIN };
+    for (int i = 0; i < s->listeners && clients < CLIENTS; i++)
+        p[n++] = (struct pollfd){ .fd = s->listener[i], .events = POLLIN };
     if (poll(p, (nfds_t)n, busy ? 0 : clients ? 200 : 1000) < 0) return;
     for (int i = 0; i < clients; i++) {
         Client *c = of[i];
@@ -414,9 +428,10 @@ static void server_run(Server *s) {
     for (Client *c = s->client; c < s->client + CLIENTS; c++) if (c->state != CLOSED) client_close(c);
 }
 
-/* ---- the page ---------------------------------------------------------------------------------------------------------- */
+/* ---- the page -------------------------------------------------------------------------------- */
 
-/* 'sha256-...' of what stands between two lines of the page: the browser runs and applies nothing else. */
+/* 'sha256-...' of what stands between two lines of the page: the browser runs and applies nothing
+ * else. */
 static void policy_add(Text *policy, const char *what, const char *from, const char *to) {
     static const char digit[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     unsigned char hash[SHA256_BYTES + 1] = { 0 };
@@ -429,15 +444,16 @@ static void policy_add(Text *policy, const char *what, const char *from, const c
     sha256_end(&sha, hash);
     text_add(policy, "%s 'sha256-", what);
     for (i = 0; i < SHA256_BYTES; i += 3) {                 /* base64 of 32 bytes: 43 digits and a = */
-        const unsigned x = (unsigned)hash[i] << 16 | (unsigned)hash[i + 1] << 8 | (i + 2 < SHA256_BYTES ? hash[i + 2] : 0);
+        const unsigned x = (unsigned)hash[i] << 16 | (unsigned)hash[i + 1] << 8
+            | (i + 2 < SHA256_BYTES ? hash[i + 2] : 0);
         for (int k = 18; k >= 0; k -= 6) text_add(policy, "%c", i + 2 >= SHA256_BYTES && !k ? '=' : digit[x >> k & 63]);
     }
     text_add_string(policy, "'; ");
 }
 static void page_write(Server *s) {
     for (int i = 0; web_page[i]; i++) text_add_string(&s->page, web_page[i]);
-    text_add_string(&s->policy, "Content-Security-Policy: default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
-                    "form-action 'none'; frame-ancestors 'none'; ");
+    text_add_string(&s->policy, "Content-Security-Policy: default-src 'none'; connect-src 'self'; img-src data:; "
+                    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; ");
     policy_add(&s->policy, "style-src", "<style>\n", "</style>\n");
     policy_add(&s->policy, "script-src", "<script>\n", "</script>\n");
     text_add_string(&s->policy, "\r\n");
@@ -462,14 +478,15 @@ static void model_write(Server *s) {
     Text *t = &s->model;
     char name[128];
     config_descriptor(&m->config, name);
-    text_add(t, "{\"model\": \"%s\", \"parameters\": %zu, \"active\": %zu, \"context\": %d, \"device\": \"%s\", \"version\": \"%s\", \"chat\": \"%s\", \"prompt\": ",
-             name, m->manifest.learnable, (size_t)config_active(&m->config, m->manifest.learnable), g->capacity, g->dev->name, MOE_VERSION,
+    text_add(t, "{\"model\": \"%s\", \"parameters\": %zu, \"active\": %zu, \"context\": "
+             "%d, \"device\": \"%s\", \"version\": \"%s\", \"chat\": \"%s\", \"prompt\": ", name, m->manifest.learnable,
+             (size_t)config_active(&m->config, m->manifest.learnable), g->capacity, g->dev->name, MOE_VERSION,
              s->w->chat ? chat_name(s->w->chat) : "");
     text_add_json(t, s->w->prompt, strlen(s->w->prompt));
     text_add_string(t, ", \"routers\": [");
     for (const Lens *o = g->view.lens; o < g->view.lens + g->view.lenses; o++)
-        text_add(t, "%s{\"layer\": %d, \"name\": \"%s\", \"experts\": %d, \"chosen\": %d}", o == g->view.lens ? "" : ", ", o->layer, o->name,
-                 o->route->E, o->route->K);
+        text_add(t, "%s{\"layer\": %d, \"name\": \"%s\", \"experts\": %d, \"chosen\": %d}",
+                 o == g->view.lens ? "" : ", ", o->layer, o->name, o->route->E, o->route->K);
     text_add_string(t, "], \"options\": [");
     for (int i = 1; i < QUERY_OPTIONS; i++) {
         if (i > 1) text_add_string(t, ", ");
@@ -478,7 +495,7 @@ static void model_write(Server *s) {
     text_add_string(t, "]}\n");
 }
 
-/* ---- start and end ------------------------------------------------------------------------------------------------------- */
+/* ---- start and end --------------------------------------------------------------------------- */
 
 static void slot_open(Server *s, Generator *g) {
     Slot *slot = &s->slot[s->slots++];
@@ -491,8 +508,8 @@ static void slot_open(Server *s, Generator *g) {
 /* A second generation at a time, if there is memory for its cache. */
 static void second_open(Server *s) {
     Generator *first = s->w->g, *g = &s->second;
-    *g = (Generator){ .dev = first->dev, .end_tokens = first->end_tokens, .sequences = 1, .interrupted = first->interrupted,
-                      .weights_of = &first->d.model };
+    *g = (Generator){ .dev = first->dev, .end_tokens = first->end_tokens, .sequences = 1,
+                      .interrupted = first->interrupted, .weights_of = &first->d.model };
     memcpy(g->end_token, first->end_token, sizeof g->end_token);
     if (generator_open(g, &first->d.model.config, first->capacity, &s->slot[0].style)) slot_open(s, g);
     else warn("%s has no memory for a second cache: one text is generated at a time", first->dev->name);
@@ -509,8 +526,8 @@ static void print_link(const Server *s) {
     const char *name = s->w->address;
     const int any = !strcmp(name, "0.0.0.0") || !strcmp(name, "::");
     if (any && !gethostname(host, sizeof host - 1)) name = host;
-    text_print(stdout, strchr(name, ':') ? "http://[%s]:%d/%s%s\n" : "http://%s:%d/%s%s\n", name, net_port(s->listener[0]), *s->token ? "#" : "",
-               s->token);
+    text_print(stdout, strchr(name, ':') ? "http://[%s]:%d/%s%s\n" : "http://%s:%d/%s%s\n", name,
+               net_port(s->listener[0]), *s->token ? "#" : "", s->token);
     fflush(stdout);
     if (*s->token && s->w->verbose)
         fprintf(stderr, "anyone who has this link can use the model; the connection is not encrypted\n");

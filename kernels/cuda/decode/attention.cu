@@ -1,14 +1,18 @@
-// decode/attention.cu: attention of one new token per sequence to the keys and values in its cache. There is one query per head, so
-// the time goes into reading the cache. A long context is split over blocks; a split's result is a Partial, and partials are merged
-// in the order of the splits, so that the same sizes and positions give the same bits.
+// decode/attention.cu: attention of one new token per sequence to the keys and values in its cache.
+// There is one query per head, so the time goes into reading the cache. A long context is split
+// over blocks; a split's result is a Partial, and partials are merged in the order of the splits,
+// so that the same sizes and positions give the same bits.
 //
-//   decode_split_kernel     any heads, on any GPU. Partials go through memory; of each result's blocks the last to end merges them.
-//   decode_cluster_kernel   heads of 64 or 128 elements, sm_90. The splits of a result are a cluster, and partials meet in the
-//                           shared memory of its first block. The first keys and values of all warps are requested before the
-//                           kernel before has ended: where they are is known long before.
+//   decode_split_kernel    any heads, on any GPU. Partials go through memory; of each result's
+//                          blocks the last to end merges them.
+//   decode_cluster_kernel  heads of 64 or 128 elements, sm_90. The splits of a result are a
+//                          cluster, and partials meet in the shared memory of its first block. The
+//                          first keys and values of all warps are requested before the kernel
+//                          before has ended: where they are is known long before.
 //
-// For decode_attention both prepare the new rows, every block its queries for itself: biases, norms, rotation (NewHeads); and store the
-// newest key and value. attention_cached finds all of that done.
+// For decode_attention both prepare the new rows, every block its queries for itself: biases,
+// norms, rotation (NewHeads); and store the newest key and value. attention_cached finds all of
+// that done.
 //
 // Timeline of a block; W: wait_for_previous returns, T: let_next_start (decode/layer.cu):
 //
@@ -19,10 +23,11 @@
 //
 // Shared memory of a block, WARPS and HEADS as in its kernel:
 //
-//   split     queries (HEADS,D) | tops, sums (HEADS,WARPS) | results (HEADS,WARPS,32*VECTOR)
-//   cluster   queries, newest key, newest value (HEADS+2,D) | tops, sums (WARPS,HEADS)
-//             | results (WARPS,HEADS,D)
-//             | used in the first block only: of each split tops, sums (CLUSTER,HEADS), results (CLUSTER,HEADS,D)
+//   split    queries (HEADS,D) | tops, sums (HEADS,WARPS) | results (HEADS,WARPS,32*VECTOR)
+//   cluster  queries, newest key, newest value (HEADS+2,D) | tops, sums (WARPS,HEADS)
+//            | results (WARPS,HEADS,D)
+//            | used in the first block only: of each split tops, sums (CLUSTER,HEADS), results
+//            (CLUSTER,HEADS,D)
 #include "kernels/cuda/ptx.cuh"
 
 struct Shape { HeadOrder order; int T, G, Q, D, window; };
@@ -30,7 +35,8 @@ struct Shape { HeadOrder order; int T, G, Q, D, window; };
 __device__ static inline int first_seen(const Shape &h, int seen) { return h.window ? max(seen - h.window, 0) : 0; }
 // Keys that a token can see at most.
 static inline int most_seen(int T, int window) { return window && window < T ? window : T; }
-struct Newest { const real *table; const floatX *kv; const int *row; NewHeads heads; };  // table NULL: attention_cached, only queries
+// table NULL: attention_cached, only queries
+struct Newest { const real *table; const floatX *kv; const int *row; NewHeads heads; };
 
 enum {
     BATCH = 4,                              // keys that a lane has in flight
@@ -38,14 +44,14 @@ enum {
     CLUSTER = 8, CLUSTER_THREADS = 256      // blocks, threads of each
 };
 
-// ---- softmax in parts ---------------------------------------------------------------------------------------------------
+// ---- softmax in parts ---------------------------------------------------------------------------
 
-static const float LOWEST = -1e30f;                                     // a first maximum: the difference of two is not NaN
+static const float LOWEST = -1e30f;                                 // a first maximum: the difference of two is not NaN
 
 __device__ static inline float power_of_2(float x) { return sizeof(floatX) == 2 ? exp2_fast(x) : exp2f(x); }
 
-// Over some of the keys: the largest score, in powers of two; the sum of the weights 2^(score - top); and one element of the sum of
-// weight times value.
+// Over some of the keys: the largest score, in powers of two; the sum of the weights 2^(score -
+// top); and one element of the sum of weight times value.
 struct Partial { float top, sum, x; };
 
 // The first `count` partials merged, in order. at(i): the i-th. MAX: the most there can be, or 0.
@@ -69,7 +75,8 @@ __device__ static inline float weight_of_sink(const floatX *sink, int head, floa
     return sink ? power_of_2(LOG2E * R(sink[head]) - top) : 0;
 }
 
-// The running softmax of a lane over the keys that it has seen, for a group of query heads and VECTOR columns.
+// The running softmax of a lane over the keys that it has seen, for a group of query heads and
+// VECTOR columns.
 template <int HEADS> struct Softmax {
     float top[HEADS], sum[HEADS] = {}, result[HEADS][VECTOR] = {};
 
@@ -92,18 +99,21 @@ template <int HEADS> struct Softmax {
     }
 };
 
-// ---- new rows -----------------------------------------------------------------------------------------------------------
+// ---- new rows -----------------------------------------------------------------------------------
 
-// A new row (D) of a token: a query head, the newest key or the newest value, and what it gets. NULL: nothing.
+// A new row (D) of a token: a query head, the newest key or the newest value, and what it gets.
+// NULL: nothing.
 struct NewRow { const floatX *x, *bias, *added, *norm; };
 enum NewKind { QUERY, KEY, VALUE };
 // head: of the query heads of a token, or g.
-__device__ static inline NewRow new_row(const floatX *q, const Newest &newest, const Shape &h, int b, NewKind kind, int head) {
+__device__ static inline NewRow new_row(const floatX *q, const Newest &newest, const Shape &h, int b,
+                                        NewKind kind, int head) {
     const NewHeads &n = newest.heads;
     const size_t at = (size_t)head * h.D, keys = (size_t)h.G * h.D, in_kv = at + (kind == VALUE ? keys : 0);
     if (kind == QUERY) {
         const floatX *w = n.query_norm.weight;
-        return { q + (size_t)b * h.Q * keys + at, n.query_bias ? n.query_bias + at : NULL, NULL, w && n.joint ? w + at : w };
+        return { q + (size_t)b * h.Q * keys + at, n.query_bias ? n.query_bias + at : NULL, NULL,
+                 w && n.joint ? w + at : w };
     }
     const floatX *w = kind == KEY ? n.key_norm.weight : NULL, *more = kind == VALUE ? n.value_embed : NULL;
     return { newest.kv + b * 2 * keys + in_kv, n.kv_bias ? n.kv_bias + in_kv : NULL,
@@ -127,16 +137,20 @@ __device__ static inline real squares(const floatX *x, const floatX *bias, int f
     }
     return sum;
 }
-// rstd[m] of the norm of query head(m), m < HEADS, and at HEADS of key g. By a block of WARPS warps. If there are norms.
+// rstd[m] of the norm of query head(m), m < HEADS, and at HEADS of key g. By a block of WARPS
+// warps. If there are norms.
 template <int WARPS, int HEADS, class Head> __device__ static inline void
 find_rstd(real *rstd, const floatX *q, const Newest &newest, const Shape &h, int b, int g, Head head) {
     const NewHeads &n = newest.heads;
     const int keys = h.G * h.D, queries = h.Q * keys, warp = threadIdx.x / 32;
     if (n.joint) {
-        const real of_q = block_sum<WARPS>(squares(q + (size_t)b * queries, n.query_bias, threadIdx.x, 32 * WARPS, queries));
-        const real of_k = block_sum<WARPS>(squares(newest.kv + (size_t)b * 2 * keys, n.kv_bias, threadIdx.x, 32 * WARPS, keys));
+        const real of_q = block_sum<WARPS>(squares(q + (size_t)b * queries, n.query_bias, threadIdx.x,
+                                                   32 * WARPS, queries));
+        const real of_k = block_sum<WARPS>(squares(newest.kv + (size_t)b * 2 * keys, n.kv_bias, threadIdx.x,
+                                                   32 * WARPS, keys));
         if (threadIdx.x <= HEADS)
-            rstd[threadIdx.x] = 1 / sqrtf(threadIdx.x < HEADS ? of_q / queries + n.query_norm.eps : of_k / keys + n.key_norm.eps);
+            rstd[threadIdx.x] = 1
+                / sqrtf(threadIdx.x < HEADS ? of_q / queries + n.query_norm.eps : of_k / keys + n.key_norm.eps);
     } else
         #pragma unroll 1
         for (int m = warp; m <= HEADS; m += WARPS) {
@@ -154,18 +168,18 @@ __device__ static inline void rotate_pair(floatX &low, floatX &high, real cosine
     high = X(im * cosine + re * sine);
 }
 
-// ---- any heads: splits merged through memory ----------------------------------------------------------------------------
+// ---- any heads: splits merged through memory ----------------------------------------------------
 
-// A key is read by `lanes` lanes of a warp, 16 bytes each. A block computes `width` of the result's columns for a group of HEADS of
-// the Q query heads, from one of `splits` parts of the keys.
-struct Tiling { int lanes, width, columns, groups, splits; };           // columns: blocks that have the columns of a head
+// A key is read by `lanes` lanes of a warp, 16 bytes each. A block computes `width` of the result's
+// columns for a group of HEADS of the Q query heads, from one of `splits` parts of the keys.
+struct Tiling { int lanes, width, columns, groups, splits; };       // columns: blocks that have the columns of a head
 
 // What a block works on; columns run fastest. head0, column: the first ones.
 template <int HEADS> struct SplitBlock {
     Shape h;
     Tiling t;
     int column, head0, split, pair, b, g;
-    int mine, at_once, key0;                    // this lane's first element of a key; keys that a warp reads at once, and its own
+    int mine, at_once, key0;        // this lane's first element of a key; keys that a warp reads at once, and its own
 
     __device__ SplitBlock(Shape shape, Tiling tiling) : h(shape), t(tiling) {
         column = blockIdx.x % t.columns * t.width, head0 = blockIdx.x / t.columns % t.groups * HEADS;
@@ -174,7 +188,8 @@ template <int HEADS> struct SplitBlock {
         b = pair / h.G, g = pair % h.G;
         mine = threadIdx.x % 32 % t.lanes * VECTOR, at_once = 32 / t.lanes, key0 = threadIdx.x % 32 / t.lanes;
     }
-    // Query head m of the group, among those of a token, and among those of all sequences. Past the last one: the last.
+    // Query head m of the group, among those of a token, and among those of all sequences. Past the
+    // last one: the last.
     __device__ int head_of_token(int m) const {
         const int j = min(head0 + m, h.Q - 1);
         return h.order == HEADS_TILED ? j*h.G + g : g*h.Q + j;
@@ -193,29 +208,34 @@ template <bool WIDE> __device__ static inline Vec load_some(const floatX *p, int
     return v;
 }
 
-// The queries, prepared and rotated if there is a table, to shared memory (HEADS,D); the newest key and value to the cache, if this block
-// has the last keys. An element's pair is D/2 elements behind it.
+// The queries, prepared and rotated if there is a table, to shared memory (HEADS,D); the newest key
+// and value to the cache, if this block has the last keys. An element's pair is D/2 elements behind
+// it.
 template <int HEADS> __device__ static inline void
-store_new_rows(floatX *queries, floatX *cache, const SplitBlock<HEADS> &at, const floatX *q, const Newest &newest, int position,
-               bool has_newest) {
+store_new_rows(floatX *queries, floatX *cache, const SplitBlock<HEADS> &at, const floatX *q, const Newest &newest,
+               int position, bool has_newest) {
     __shared__ real rstd[HEADS + 1];
     const int D = at.h.D, half = D / 2, rows = HEADS + (newest.table ? 2 : 0);
     const bool norms = newest.heads.query_norm.weight;
-    if (norms) find_rstd<SPLIT_WARPS, HEADS>(rstd, q, newest, at.h, at.b, at.g, [&](int m) { return at.head_of_token(m); });
+    if (norms)
+        find_rstd<SPLIT_WARPS, HEADS>(rstd, q, newest, at.h, at.b, at.g, [&](int m) { return at.head_of_token(m); });
     #pragma unroll 1
     for (int i = threadIdx.x; i < rows * half; i += SPLIT_THREADS) {
         const int m = i / half, d = i % half;
         const NewKind kind = m < HEADS ? QUERY : m == HEADS ? KEY : VALUE;
         const NewRow r = new_row(q, newest, at.h, at.b, kind, kind == QUERY ? at.head_of_token(m) : at.g);
-        const float2 bias = pair_of(r.bias, d, half, 0), added = pair_of(r.added, d, half, 0), norm = pair_of(r.norm, d, half, 1);
+        const float2 bias = pair_of(r.bias, d, half, 0), added = pair_of(r.added, d, half, 0),
+            norm = pair_of(r.norm, d, half, 1);
         const real scale = norms && kind != VALUE ? rstd[m] : 1;
-        floatX low = prepared(r.x[d], bias.x, added.x, scale, norm.x), high = prepared(r.x[d + half], bias.y, added.y, scale, norm.y);
+        floatX low = prepared(r.x[d], bias.x, added.x, scale, norm.x),
+            high = prepared(r.x[d + half], bias.y, added.y, scale, norm.y);
         if (newest.table && kind != VALUE) {
             const real *rotation = newest.table + (size_t)position * D + 2*d;
             rotate_pair(low, high, rotation[0], rotation[1]);
         }
         if (kind != QUERY && !has_newest) continue;
-        floatX *to = kind == QUERY ? queries + m*D : cache + newest.row[at.b]*at.pitch() + at.g*D + (kind == KEY ? 0 : at.values());
+        floatX *to = kind == QUERY ? queries + m*D
+                                   : cache + newest.row[at.b]*at.pitch() + at.g*D + (kind == KEY ? 0 : at.values());
         to[d] = low;
         to[half + d] = high;
     }
@@ -223,10 +243,11 @@ store_new_rows(floatX *queries, floatX *cache, const SplitBlock<HEADS> &at, cons
         queries[threadIdx.x*D + D - 1] = q[(size_t)at.head(threadIdx.x) * D + D - 1];
 }
 
-// Keys begin .. end-1. A warp takes BATCH * 32/lanes keys at a time; each group of lanes has a softmax of its own. 2*BATCH reads
-// are in flight at once.
+// Keys begin .. end-1. A warp takes BATCH * 32/lanes keys at a time; each group of lanes has a
+// softmax of its own. 2*BATCH reads are in flight at once.
 template <int HEADS, bool WIDE> __device__ static inline void
-attend(Softmax<HEADS> &softmax, const SplitBlock<HEADS> &at, const floatX *queries, const floatX *keys, int begin, int end) {
+attend(Softmax<HEADS> &softmax, const SplitBlock<HEADS> &at, const floatX *queries, const floatX *keys,
+       int begin, int end) {
     const int D = at.h.D, mine = at.mine, warp = threadIdx.x / 32;
     const float c = LOG2E / sqrtf((float)D);
     #pragma unroll 1
@@ -281,10 +302,13 @@ template <int HEADS> __device__ static inline void merge_lanes(Softmax<HEADS> &s
             for (int e = 0; e < VECTOR; e++) softmax.result[m][e] += __shfl_xor_sync(ALL, softmax.result[m][e], step);
         }
 }
-// The warps of a block: to out, or, if there are several splits, to partials (B*G*Q,splits,2+D): top, sum, the D sums.
+// The warps of a block: to out, or, if there are several splits, to partials (B*G*Q,splits,2+D):
+// top, sum, the D sums.
 template <int HEADS> __device__ static inline void
-merge_warps(floatX *out, float *partials, const Softmax<HEADS> &softmax, const SplitBlock<HEADS> &at, const floatX *sink) {
-    __shared__ alignas(16) float tops[HEADS][SPLIT_WARPS], sums[HEADS][SPLIT_WARPS], results[HEADS][SPLIT_WARPS][32*VECTOR];
+merge_warps(floatX *out, float *partials, const Softmax<HEADS> &softmax, const SplitBlock<HEADS> &at,
+            const floatX *sink) {
+    __shared__ alignas(16) float tops[HEADS][SPLIT_WARPS], sums[HEADS][SPLIT_WARPS],
+        results[HEADS][SPLIT_WARPS][32*VECTOR];
     const int D = at.h.D, splits = at.t.splits, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     #pragma unroll
     for (int m = 0; m < HEADS; m++) {
@@ -300,7 +324,8 @@ merge_warps(floatX *out, float *partials, const Softmax<HEADS> &softmax, const S
         });
         if (j >= at.h.Q || at.column + d >= D) continue;
         float *to = partials + (((size_t)at.pair*at.h.Q + j) * splits + at.split) * (D + 2);
-        if (splits == 1) out[(size_t)at.head(m) * D + at.column + d] = X(all.x / (all.sum + weight_of_sink(sink, at.head_of_token(m), all.top)));
+        if (splits == 1) out[(size_t)at.head(m) * D + at.column + d] =
+            X(all.x / (all.sum + weight_of_sink(sink, at.head_of_token(m), all.top)));
         else to[2 + at.column + d] = all.x;
         if (splits > 1 && at.column + d == 0) { to[0] = all.top; to[1] = all.sum; }
     }
@@ -322,12 +347,12 @@ merge_splits(floatX *out, const float *partials, const SplitBlock<HEADS> &at, co
 }
 
 enum { COUNTERS = 4096 };
-static __device__ unsigned arrivals[COUNTERS];                          // of each group of heads: blocks done; 0 between kernels
+static __device__ unsigned arrivals[COUNTERS];              // of each group of heads: blocks done; 0 between kernels
 
 // Keys and values are read once for HEADS query heads. Moves 2*D elements per key.
 template <int HEADS, bool WIDE> __global__ static void __launch_bounds__(SPLIT_THREADS)
-decode_split_kernel(floatX *out, float *partials, const floatX *q, floatX *cache, const int *position, Newest newest, Shape h,
-                    Tiling t, const floatX *sink) {
+decode_split_kernel(floatX *out, float *partials, const floatX *q, floatX *cache, const int *position, Newest newest,
+                    Shape h, Tiling t, const floatX *sink) {
     extern __shared__ __align__(16) unsigned char shared[];
     floatX *const queries = (floatX *)shared;                           // (HEADS,D)
     const SplitBlock<HEADS> at(h, t);
@@ -335,9 +360,10 @@ decode_split_kernel(floatX *out, float *partials, const floatX *q, floatX *cache
     const int warp = threadIdx.x / 32;
 
     wait_for_previous();
-    let_next_start();                                                   // not earlier: decode_out reads the expert choice
+    let_next_start();                                               // not earlier: decode_out reads the expert choice
     const int newest_at = position[at.b];
-    const int from = first_seen(h, newest_at + 1), count = newest_at + 1 - from, each = count / t.splits, more = count % t.splits;
+    const int from = first_seen(h, newest_at + 1), count = newest_at + 1 - from, each = count / t.splits,
+        more = count % t.splits;
     const int begin = from + at.split * each + min(at.split, more), end = begin + each + (at.split < more);
     if (begin < end)
         for (int i = 0; i < BATCH; i++) {
@@ -356,7 +382,7 @@ decode_split_kernel(floatX *out, float *partials, const floatX *q, floatX *cache
         merge_splits(out, partials, at, sink);
 }
 
-// ---- heads of 64 or 128: splits merged in a cluster ---------------------------------------------------------------------
+// ---- heads of 64 or 128: splits merged in a cluster ---------------------------------------------
 
 // LANES lanes of a warp read a key.
 template <int HEADS, int D> struct ClusterShared {
@@ -364,10 +390,12 @@ template <int HEADS, int D> struct ClusterShared {
     alignas(16) floatX rows[HEADS + 2][D];                              // queries, the newest key, the newest value
     real rstd[HEADS + 1];
     float tops[WARPS][HEADS], sums[WARPS][HEADS], results[WARPS][HEADS][D];
-    float split_tops[CLUSTER][HEADS], split_sums[CLUSTER][HEADS], split_results[CLUSTER][HEADS][D];      // in the first block
+    // in the first block
+    float split_tops[CLUSTER][HEADS], split_sums[CLUSTER][HEADS], split_results[CLUSTER][HEADS][D];
 };
 
-// The keys of a split up to end - 1, as a lane reads them: from: its elements of the sequence's first key.
+// The keys of a split up to end - 1, as a lane reads them: from: its elements of the sequence's
+// first key.
 template <int D> struct Keys {
     const floatX *from;
     int pitch, end;
@@ -383,11 +411,11 @@ template <int D> struct Keys {
     }
 };
 
-// All keys from j0 on, whose first batch is already requested. A warp has one maximum. The newest key and value are read from
-// shared memory: the cache may not have them yet.
+// All keys from j0 on, whose first batch is already requested. A warp has one maximum. The newest
+// key and value are read from shared memory: the cache may not have them yet.
 template <int HEADS, int D> __device__ static inline void
-attend(Softmax<HEADS> &softmax, const ClusterShared<HEADS, D> &s, const Keys<D> &keys, Vec (&key)[BATCH], Vec (&value)[BATCH],
-       int j0, int newest) {
+attend(Softmax<HEADS> &softmax, const ClusterShared<HEADS, D> &s, const Keys<D> &keys, Vec (&key)[BATCH],
+       Vec (&value)[BATCH], int j0, int newest) {
     typedef ClusterShared<HEADS, D> S;
     const int mine = threadIdx.x % S::LANES * VECTOR;
     const float c = LOG2E / sqrtf((float)D);
@@ -428,7 +456,8 @@ attend(Softmax<HEADS> &softmax, const ClusterShared<HEADS, D> &s, const Keys<D> 
     }
 }
 // The lanes of a warp, to the block's shared memory.
-template <int HEADS, int D> __device__ static inline void merge_lanes(ClusterShared<HEADS, D> &s, Softmax<HEADS> &softmax) {
+template <int HEADS, int D> __device__ static inline void
+merge_lanes(ClusterShared<HEADS, D> &s, Softmax<HEADS> &softmax) {
     enum { LANES = ClusterShared<HEADS, D>::LANES };
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, mine = lane % LANES * VECTOR;
     #pragma unroll
@@ -442,14 +471,15 @@ template <int HEADS, int D> __device__ static inline void merge_lanes(ClusterSha
         if (lane < LANES) for (int e = 0; e < VECTOR; e++) s.results[warp][m][mine + e] = softmax.result[m][e];
     }
 }
-// The warps of each block, to the first block's shared memory; there the splits. A thread has an element of head j: returns it, in
-// the first block.
+// The warps of each block, to the first block's shared memory; there the splits. A thread has an
+// element of head j: returns it, in the first block.
 template <int HEADS, int D> __device__ static inline float
 merge_cluster(ClusterShared<HEADS, D> &s, int j, int d, int split, int splits) {
-    cluster_wait();                                                     // all blocks have started: their shared memory is there
+    cluster_wait();                                             // all blocks have started: their shared memory is there
     if (j < HEADS) {
         enum { WARPS = ClusterShared<HEADS, D>::WARPS };
-        const Partial mine = merged<WARPS>(WARPS, [&](int w) { return Partial{ s.tops[w][j], s.sums[w][j], s.results[w][j][d] }; });
+        const Partial mine = merged<WARPS>(WARPS, [&](int w) { return Partial{ s.tops[w][j], s.sums[w][j],
+                                                                               s.results[w][j][d] }; });
         *of_block(&s.split_results[split][j][d], 0) = mine.x;
         if (d == 0) {
             *of_block(&s.split_tops[split][j], 0) = mine.top;
@@ -467,14 +497,18 @@ merge_cluster(ClusterShared<HEADS, D> &s, int j, int d, int split, int splits) {
 
 // Moves 2*D elements per key.
 template <int HEADS, int D> static __global__ __launch_bounds__(CLUSTER_THREADS, 1)
-void decode_cluster_kernel(floatX *out, const floatX *q, floatX *cache, const int *position, Newest newest, Shape h, int groups) {
+void decode_cluster_kernel(floatX *out, const floatX *q, floatX *cache, const int *position, Newest newest, Shape h,
+                           int groups) {
     enum { HALF = D / 2 };
     typedef ClusterShared<HEADS, D> S;
     __shared__ S s;
     const int split = blockIdx.x, splits = gridDim.x, g = blockIdx.y;
     const int b = blockIdx.z / groups, head0 = blockIdx.z % groups * HEADS;
     const int tid = threadIdx.x, pitch = 2 * h.G * D;
-    auto head = [&](int m) { const int j = min(head0 + m, h.Q - 1); return h.order == HEADS_TILED ? j * h.G + g : g * h.Q + j; };
+    auto head = [&](int m) {
+        const int j = min(head0 + m, h.Q - 1);
+        return h.order == HEADS_TILED ? j * h.G + g : g * h.Q + j;
+    };
     cluster_arrive();
 
     const int seen = position[b] + 1, from = first_seen(h, seen), each = (seen - from + splits - 1) / splits;
@@ -483,17 +517,19 @@ void decode_cluster_kernel(floatX *out, const floatX *q, floatX *cache, const in
     Vec key[BATCH], value[BATCH];
     if (j0 < end) keys.load(key, value, j0);
 
-    // A thread has a pair of elements of the queries, the newest key, or the newest value, which is neither normalized nor rotated.
+    // A thread has a pair of elements of the queries, the newest key, or the newest value, which is
+    // neither normalized nor rotated.
     const int m = tid / HALF, d = tid % HALF;
     const NewKind kind = m < HEADS ? QUERY : m == HEADS ? KEY : VALUE;
     const NewRow r = new_row(q, newest, h, b, kind, kind == QUERY ? head(m) : g);
-    const float2 bias = pair_of(r.bias, d, HALF, 0), added = pair_of(r.added, d, HALF, 0), norm = pair_of(r.norm, d, HALF, 1);
+    const float2 bias = pair_of(r.bias, d, HALF, 0), added = pair_of(r.added, d, HALF, 0),
+        norm = pair_of(r.norm, d, HALF, 1);
     const bool norms = newest.heads.query_norm.weight;
     float2 rotation = { 1, 0 };
     if (kind != VALUE) rotation = *(const float2 *)(newest.table + (size_t)(seen - 1) * D + 2*d);
     const int64_t row = newest.row[b];
     wait_for_previous();
-    let_next_start();                                                   // not earlier: decode_out reads the expert choice
+    let_next_start();                                               // not earlier: decode_out reads the expert choice
     floatX low = r.x[d], high = r.x[HALF + d];
     if (norms) find_rstd<S::WARPS, HEADS>(s.rstd, q, newest, h, b, g, head);
     if (m < HEADS + 2) {
@@ -516,13 +552,15 @@ void decode_cluster_kernel(floatX *out, const floatX *q, floatX *cache, const in
     merge_lanes(s, softmax);
     __syncthreads();
     const float x = merge_cluster(s, tid / D, tid % D, split, splits);
-    if (split == 0 && tid / D < HEADS && head0 + tid / D < h.Q) out[(size_t)(b * h.Q * h.G + head(tid / D)) * D + tid % D] = X(x);
+    if (split == 0 && tid / D < HEADS && head0 + tid / D < h.Q)
+        out[(size_t)(b * h.Q * h.G + head(tid / D)) * D + tid % D] = X(x);
 }
 
-// ---- the table's functions ----------------------------------------------------------------------------------------------
+// ---- the table's functions ----------------------------------------------------------------------
 
 // cache_store: a block is a rectangle of rows and units of W elements.
-template <int W> __global__ static void cache_store_kernel(floatX *cache, const floatX *kv, const int *row, int N, int width) {
+template <int W> __global__ static void cache_store_kernel(floatX *cache, const floatX *kv, const int *row, int N,
+                                                           int width) {
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (n >= N) return;
     floatX *to = cache + (size_t)row[n] * width;
@@ -530,13 +568,14 @@ template <int W> __global__ static void cache_store_kernel(floatX *cache, const 
 }
 
 // The number of splits depends on the sizes alone, so that every GPU adds in the same order.
-static void decode_split(floatX *out, const floatX *q, floatX *cache, const floatX *sink, const int *position, Newest newest,
-                         int window, HeadOrder order, int B, int T, int G, int Q, int D) {
-    typedef void Kernel(floatX *, float *, const floatX *, floatX *, const int *, Newest, Shape, Tiling, const floatX *);
+static void decode_split(floatX *out, const floatX *q, floatX *cache, const floatX *sink, const int *position,
+                         Newest newest, int window, HeadOrder order, int B, int T, int G, int Q, int D) {
+    typedef void Kernel(floatX *, float *, const floatX *, floatX *, const int *, Newest, Shape, Tiling,
+                        const floatX *);
     static Kernel *const wide_kernel[] = {
         decode_split_kernel<1, true>, decode_split_kernel<2, true>, decode_split_kernel<4, true>
     };
-    enum { FILL = 1024, FEWEST = 128 };                                  // blocks that keep a GPU busy; keys worth a block
+    enum { FILL = 1024, FEWEST = 128 };                             // blocks that keep a GPU busy; keys worth a block
     const Shape h = { order, T, G, Q, D, window };
     const bool is_wide = wide((size_t)D, cache);
     Tiling t = {};
@@ -552,23 +591,26 @@ static void decode_split(floatX *out, const floatX *q, floatX *cache, const floa
     t.splits = (int)(blocks * most < FILL ? most : blocks < FILL ? FILL / blocks : 1);
     if ((size_t)B*G * t.groups > COUNTERS) t.splits = 1;
     float *partials = t.splits > 1 ? (float *)workspace((size_t)B*G*Q * t.splits * (D + 2) * sizeof *partials) : NULL;
-    LAUNCH_EARLY((is_wide ? wide_kernel[power] : decode_split_kernel<1, false>), (unsigned)(blocks * t.splits), SPLIT_THREADS,
-                 ((size_t)D << (is_wide ? power : 0)) * sizeof(floatX), out, partials, q, cache, position, newest, h, t, sink);
+    LAUNCH_EARLY((is_wide ? wide_kernel[power] : decode_split_kernel<1, false>), (unsigned)(blocks * t.splits),
+                 SPLIT_THREADS, ((size_t)D << (is_wide ? power : 0)) * sizeof(floatX), out, partials, q, cache,
+                 position, newest, h, t, sink);
 }
-static void attention_cached(floatX *out, const floatX *q, const floatX *cache, const floatX *sink, const int *position, int window,
-                             HeadOrder order, int B, int T, int G, int Q, int D) {
+static void attention_cached(floatX *out, const floatX *q, const floatX *cache, const floatX *sink, const int *position,
+                             int window, HeadOrder order, int B, int T, int G, int Q, int D) {
     decode_split(out, q, (floatX *)cache, sink, position, {}, window, order, B, T, G, Q, D);
 }
-static void decode_attention(floatX *out, floatX *cache, const floatX *q, const floatX *kv, const NewHeads *new_heads, const real *table,
-                             const int *position, const int *row, int window, HeadOrder order, int B, int T, int G, int Q, int D) {
+static void decode_attention(floatX *out, floatX *cache, const floatX *q, const floatX *kv, const NewHeads *new_heads,
+                             const real *table, const int *position, const int *row, int window, HeadOrder order, int B,
+                             int T, int G, int Q, int D) {
     const Newest newest = { table, kv, row, *new_heads };
-    const int heads = Q > 1 ? 2 : 1, groups = (Q + heads - 1) / heads, most = most_seen(T, window), splits = (most + 127) / 128;
+    const int heads = Q > 1 ? 2 : 1, groups = (Q + heads - 1) / heads, most = most_seen(T, window),
+        splits = (most + 127) / 128;
     if (B && context()->arch >= 90 && (D == 64 || D == 128) && wide((size_t)D, cache) && most <= 1024 * CLUSTER) {
         auto kernel = D == 64 ? Q > 1 ? decode_cluster_kernel<2, 64>  : decode_cluster_kernel<1, 64>
                               : Q > 1 ? decode_cluster_kernel<2, 128> : decode_cluster_kernel<1, 128>;
         const int cluster = splits < CLUSTER ? splits : CLUSTER;
-        LAUNCH_CLUSTER(kernel, dim3(cluster, G, B * groups), cluster, CLUSTER_THREADS, 0, out, q, cache, position, newest,
-                       (Shape{ order, T, G, Q, D, window }), groups);
+        LAUNCH_CLUSTER(kernel, dim3(cluster, G, B * groups), cluster, CLUSTER_THREADS, 0, out, q, cache, position,
+                       newest, (Shape{ order, T, G, Q, D, window }), groups);
         return;
     }
     decode_split(out, q, cache, NULL, position, newest, window, order, B, T, G, Q, D);
@@ -576,7 +618,8 @@ static void decode_attention(floatX *out, floatX *cache, const floatX *q, const 
 static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, int width) {
     const bool w = wide((size_t)width, cache, kv);
     const dim3 block = rectangle(w ? width / VECTOR : width);
-    LAUNCH((w ? cache_store_kernel<VECTOR> : cache_store_kernel<1>), divide_up(N, block.y), block, 0, cache, kv, row, N, width);
+    LAUNCH((w ? cache_store_kernel<VECTOR> : cache_store_kernel<1>), divide_up(N, block.y), block, 0, cache, kv,
+           row, N, width);
 }
 
 PART(decode_attention) { d->attention_cached = attention_cached; d->cache_store = cache_store; }

@@ -1,17 +1,20 @@
-// decode/layer.cu: a layer's products for 1 to 4 tokens (decoding). Each kernel takes a few microseconds, so two things count: how
-// early it requests its weights, and how many kernels run one after the other. A layer takes five:
+// decode/layer.cu: a layer's products for 1 to 4 tokens (decoding). Each kernel takes a few
+// microseconds, so two things count: how early it requests its weights, and how many kernels run
+// one after the other. A layer takes five:
 //
-//     decode_in               norm, router, choice of experts, product, activation; beside it a plain product (keys and values)
-//       (a large router first has a kernel of its own: decode_router)
+//     decode_in               norm, router, choice of experts, product, activation; beside it a
+//       plain product (keys and values) (a large router first has a kernel of its own:
+//       decode_router)
 //     decode_attention        decode/attention.cu
 //     decode_out              product, weighted sum over experts, residual
 //     decode_in, decode_out   the same for the MLP
 //
-// Small work is repeated in every block, because passing its result from kernel to kernel takes longer. Values are rounded where
-// the operations that these are made of round them.
+// Small work is repeated in every block, because passing its result from kernel to kernel takes
+// longer. Values are rounded where the operations that these are made of round them.
 //
-// Kernels start early (LAUNCH_EARLY). Timeline; T: a block calls let_next_start, and when all blocks have, the next kernel's blocks
-// start; W: wait_for_previous returns, that is, the kernel before has ended:
+// Kernels start early (LAUNCH_EARLY). Timeline; T: a block calls let_next_start, and when all
+// blocks have, the next kernel's blocks start; W: wait_for_previous returns, that is, the kernel
+// before has ended:
 //
 //   in          T | norm, router row | W | norm, choice | rows | prefetch
 //   attention        | first keys and values                            | W T | attention
@@ -24,15 +27,18 @@
 // of decode_out's rows. decode_router: T at once | norm weights, router rows | W | norm | logits.
 // Then decode_in has nothing to normalize.
 //
-// decode_out, and nothing else, reads before its wait what another kernel writes: the choice of experts. It is complete: decode_in
-// stores it before it triggers decode_out, or decode_attention in between triggers decode_out only after its own wait has returned;
-// by then decode_in has prefetched the rows. (For several tokens decode_out reads the choice after its wait, and decode_in triggers
-// any next kernel after the choice.)
+// decode_out, and nothing else, reads before its wait what another kernel writes: the choice of
+// experts. It is complete: decode_in stores it before it triggers decode_out, or decode_attention
+// in between triggers decode_out only after its own wait has returned; by then decode_in has
+// prefetched the rows. (For several tokens decode_out reads the choice after its wait, and
+// decode_in triggers any next kernel after the choice.)
 //
-// Kernels for 2 to 4 tokens come first: they read each expert's rows once for all tokens. Those for one token, at the end, are
-// shorter on purpose: besides memory, they wait for one instruction after the other.
+// Kernels for 2 to 4 tokens come first: they read each expert's rows once for all tokens. Those for
+// one token, at the end, are shorter on purpose: besides memory, they wait for one instruction
+// after the other.
 //
-// Shared memory of a block, S = N*K slots. For one token decode_in leaves x out, since every warp keeps it in registers:
+// Shared memory of a block, S = N*K slots. For one token decode_in leaves x out, since every warp
+// keeps it in registers:
 //
 //   decode_router  x (N,C)
 //   decode_in      x (N,C) | scores (N,E) | expert (S) | logits (N,E) | active (S) | slot (S,N)
@@ -52,7 +58,7 @@ enum {
     MOST_EXPERTS = 512              // of any router: a rank is found by comparing with all
 };
 
-// ---- what all of them use -----------------------------------------------------------------------------------------------
+// ---- what all of them use -----------------------------------------------------------------------
 
 struct InArgs {
     floatX *out, *plain;
@@ -62,7 +68,7 @@ struct InArgs {
     Router router;
     const floatX *w, *plain_w, *next;
     size_t next_size;                       // elements of an expert in next
-    const floatX *logits;                   // of decode_router, which has left x normalized in inp; NULL: there was none
+    const floatX *logits;               // of decode_router, which has left x normalized in inp; NULL: there was none
     Activation f;
     int N, C, O, P;
     int x_elements;                         // of InShared.x
@@ -75,7 +81,8 @@ struct OutArgs {
     int N, E, K, C, O, rows;                // rows: of w, that is, columns of the result, for each block
 };
 
-// A warp multiplies two rows of a weight at a time: gate and up of one output of a gated expert, else neighbours.
+// A warp multiplies two rows of a weight at a time: gate and up of one output of a gated expert,
+// else neighbours.
 __host__ __device__ static inline int pairs_of(int width, bool gated) { return gated ? width : (width + 1) / 2; }
 __device__ static inline int first_row(int pair, bool gated) { return gated ? pair : 2 * pair; }
 __device__ static inline int second_row(int first, int width, bool gated) {
@@ -86,8 +93,8 @@ __device__ static inline int second_row(int first, int width, bool gated) {
 __device__ static inline real activated(real pre, Activation f) {
     return f == IDENTITY ? pre : f == GELU ? slope_of<GELU>(pre, 0).act : slope_of<RELU2>(pre, 0).act;
 }
-// As in rmsnorm_forward: X(R(X(x * rstd)) * weight). The product of two bf16 is exact in a float, so products of pairs are rounded
-// as often.
+// As in rmsnorm_forward: X(R(X(x * rstd)) * weight). The product of two bf16 is exact in a float,
+// so products of pairs are rounded as often.
 __device__ static inline Vec normalized(const Vec &x, float rstd, const Vec &weight) {
     Vec y;
 #if defined(PRECISION_BF16)
@@ -106,11 +113,12 @@ __device__ static inline void prefetch(const floatX *from, unsigned lines, unsig
     for (unsigned i = index; i < lines; i += step) prefetch_line((const char *)from + (size_t)i * 128);
 }
 
-// ---- 2 to 4 tokens: rows times tokens -----------------------------------------------------------------------------------
+// ---- 2 to 4 tokens: rows times tokens -----------------------------------------------------------
 
-// The experts that N tokens have chosen, each once, in the order in which they first occur: active[a]. slot[a*N + n] is the slot
-// of token n that chose it, or -1. Returns their number. By a whole block, one thread per slot (N*K <= THREADS); each checks
-// whether an earlier slot chose the same expert.
+// The experts that N tokens have chosen, each once, in the order in which they first occur:
+// active[a]. slot[a*N + n] is the slot of token n that chose it, or -1. Returns their number. By a
+// whole block, one thread per slot (N*K <= THREADS); each checks whether an earlier slot chose the
+// same expert.
 __device__ static int active_experts(short *active, short *slot, const int *expert, int N, int K) {
     __shared__ int of_warp[WARPS];
     const int i = threadIdx.x, warp = i / 32;
@@ -135,13 +143,14 @@ __device__ static int active_experts(short *active, short *slot, const int *expe
     return count;
 }
 
-// CHUNKS chunks of a row, from this lane's element `from` on. All loads are in flight together, and those of several rows as well.
+// CHUNKS chunks of a row, from this lane's element `from` on. All loads are in flight together, and
+// those of several rows as well.
 template <int CHUNKS> __device__ static inline void load_chunks(Vec (&w)[CHUNKS], const floatX *row, int from, int C) {
     #pragma unroll
     for (int i = 0; i < CHUNKS; i++) if (from + i * CHUNK < C) w[i] = load_vec(row + from + i * CHUNK);
 }
-// sum[r][n] += the product of these chunks of row r and those of token n. by_token: x has a row for each token; else x's row for
-// token n is at[n]. Tokens with at[n] < 0 are left out.
+// sum[r][n] += the product of these chunks of row r and those of token n. by_token: x has a row for
+// each token; else x's row for token n is at[n]. Tokens with at[n] < 0 are left out.
 template <int ROWS, int NT, bool by_token, int CHUNKS> __device__ static inline void
 add_chunks(float sum[ROWS][NT], const Vec (&w)[ROWS][CHUNKS], const floatX *x, const int at[NT], int from, int C) {
     #pragma unroll
@@ -156,9 +165,11 @@ add_chunks(float sum[ROWS][NT], const Vec (&w)[ROWS][CHUNKS], const floatX *x, c
                         for (int j = 0; j < VECTOR; j++) sum[r][n] += element(w[r][i], j) * element(v, j);
                 }
 }
-// sum[r][n] = <row r, x of token n> over C elements, by a warp; every lane gets it. w: the rows' first chunks, already requested.
+// sum[r][n] = <row r, x of token n> over C elements, by a warp; every lane gets it. w: the rows'
+// first chunks, already requested.
 template <int ROWS, int NT, bool by_token, int CHUNKS> __device__ static inline void
-dot_rows(float sum[ROWS][NT], Vec (&w)[ROWS][CHUNKS], const floatX *const row[ROWS], const floatX *x, const int at[NT], int C) {
+dot_rows(float sum[ROWS][NT], Vec (&w)[ROWS][CHUNKS], const floatX *const row[ROWS], const floatX *x,
+         const int at[NT], int C) {
     const int lane = threadIdx.x % 32;
     #pragma unroll
     for (int r = 0; r < ROWS; r++)
@@ -177,7 +188,7 @@ dot_rows(float sum[ROWS][NT], Vec (&w)[ROWS][CHUNKS], const floatX *const row[RO
         for (int n = 0; n < NT; n++) if (at[n] >= 0) sum[r][n] = warp_sum(sum[r][n]);
 }
 
-// ---- 2 to 4 tokens: decode_in -------------------------------------------------------------------------------------------
+// ---- 2 to 4 tokens: decode_in -------------------------------------------------------------------
 
 struct InShared {
     unsigned *scores;
@@ -198,7 +209,8 @@ static size_t in_shared_bytes(int N, size_t x, int E, int K) {
     return (x + NE) * sizeof(floatX) + 4 * (NE + S) + 2 * S * (N + 1);
 }
 
-// x = rmsnorm_forward(inp) of a token, by a warp. weight: the first chunks of norm.weight, already requested.
+// x = rmsnorm_forward(inp) of a token, by a warp. weight: the first chunks of norm.weight, already
+// requested.
 template <int CHUNKS> __device__ static inline void
 normalize_token(floatX *x, const floatX *inp, const Vec (&weight)[CHUNKS], Norm norm, int C) {
     const int first = threadIdx.x % 32 * VECTOR;
@@ -218,8 +230,8 @@ normalize_token(floatX *x, const floatX *inp, const Vec (&weight)[CHUNKS], Norm 
     for (int c = first + CHUNKS * CHUNK; c < C; c += CHUNK)
         store_vec(x + c, normalized(load_vec(inp + c), rstd, load_vec(norm.weight + c)));
 }
-// s.logits, by a block: a warp takes the logit of a (token, expert). w: the first chunks of the warp's first row of the router, already
-// requested.
+// s.logits, by a block: a warp takes the logit of a (token, expert). w: the first chunks of the
+// warp's first row of the router, already requested.
 __device__ static inline void logits_of_tokens(const InShared &s, Vec (&w)[1][IN_CHUNKS], const InArgs &p) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, E = p.router.E;
     #pragma unroll 1
@@ -232,13 +244,17 @@ __device__ static inline void logits_of_tokens(const InShared &s, Vec (&w)[1][IN
         if (lane == 0) s.logits[i] = X(sum[0][0]);
     }
 }
-// Are experts better by their logits alone, which then fit into a word with the id, of all of which none are equal?
+// Are experts better by their logits alone, which then fit into a word with the id, of all of which
+// none are equal?
 __device__ static inline bool by_logit(const Router &r) {
     return sizeof(floatX) == 2 && !r.bias && r.groups.count <= 1 && r.E % 4 == 0;
 }
-__device__ static inline unsigned key_of(floatX logit, int e) { return (ordered(R(logit)) & 0xffff0000) | (0xffff - e); }
-// s.expert of all tokens, by a block, from s.logits, which __syncthreads has made visible. An expert's rank is the number of better
-// ones: those with a larger score, of equal ones with the larger logit, then the lower id. Up to 8 threads share an expert.
+__device__ static inline unsigned key_of(floatX logit, int e) {
+    return (ordered(R(logit)) & 0xffff0000) | (0xffff - e);
+}
+// s.expert of all tokens, by a block, from s.logits, which __syncthreads has made visible. An
+// expert's rank is the number of better ones: those with a larger score, of equal ones with the
+// larger logit, then the lower id. Up to 8 threads share an expert.
 __device__ static void rank_experts(const InShared &s, const InArgs &p) {
     const Router &r = p.router;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, E = r.E, all = p.N * E;
@@ -284,7 +300,8 @@ __device__ static void rank_experts(const InShared &s, const InArgs &p) {
     }
     __syncthreads();
 }
-// The choice for token n, by a warp: the experts, then their weights. By then decode_out may have started.
+// The choice for token n, by a warp: the experts, then their weights. By then decode_out may have
+// started.
 __device__ static inline void store_choice(const InShared &s, const InArgs &p, int n, bool start_next) {
     const Router &r = p.router;
     const int lane = threadIdx.x % 32, *expert = s.expert + n * r.K;
@@ -299,8 +316,10 @@ __device__ static inline void store_choice(const InShared &s, const InArgs &p, i
     #pragma unroll 1
     for (int k = lane; k < r.K && r.scale > 0; k += 32) weight[k] *= r.scale;
 }
-// Pair `pair` of active expert a's rows, or of the plain product's, times all tokens that have the expert, by a warp.
-template <bool gated> __device__ static inline void multiply_pair(const InShared &s, const InArgs &p, int a, int pair, bool plain) {
+// Pair `pair` of active expert a's rows, or of the plain product's, times all tokens that have the
+// expert, by a warp.
+template <bool gated> __device__ static inline void multiply_pair(const InShared &s, const InArgs &p, int a, int pair,
+                                                                  bool plain) {
     const int lane = threadIdx.x % 32, C = p.C, width = plain ? p.P : p.O;
     const int o = first_row(pair, gated && !plain), second = second_row(o, width, gated && !plain);
     const size_t e = plain || !p.router.weight ? 0 : s.active[a];
@@ -320,7 +339,8 @@ template <bool gated> __device__ static inline void multiply_pair(const InShared
         floatX *result = (plain ? p.plain : p.out) + (size_t)to[n] * width + o;
         if (to[n] < 0) continue;
         if (gated && !plain) *result = X(slope_of<SWIGLU>(R(X(sum[0][n])), R(X(sum[1][n]))).act);
-        else for (int r = 0; r < 2 && o + r < width; r++) result[r] = X(activated(R(X(sum[r][n])), plain ? IDENTITY : p.f));
+        else for (int r = 0; r < 2 && o + r < width; r++)
+            result[r] = X(activated(R(X(sum[r][n])), plain ? IDENTITY : p.f));
     }
 }
 
@@ -328,7 +348,8 @@ template <bool gated> __device__ static inline void multiply_pair(const InShared
 static __global__ __launch_bounds__(THREADS) void decode_router_kernel(floatX *x, floatX *logits, const InArgs p) {
     extern __shared__ __align__(16) unsigned char shared[];
     floatX *const normed = (floatX *)shared;
-    const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * VECTOR, E = p.router.E, unit = blockIdx.x * WARPS + warp;
+    const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * VECTOR, E = p.router.E,
+        unit = blockIdx.x * WARPS + warp;
     const floatX *row[1] = { p.router.weight + (size_t)(unit % E) * p.C };
     Vec norm[ROUTER_CHUNKS], w[1][ROUTER_CHUNKS];
     let_next_start();
@@ -338,7 +359,8 @@ static __global__ __launch_bounds__(THREADS) void decode_router_kernel(floatX *x
     if (warp < p.N) normalize_token(normed + warp * p.C, p.inp + (size_t)warp * p.C, norm, p.norm, p.C);
     __syncthreads();
     #pragma unroll 1
-    for (int i = threadIdx.x * VECTOR; blockIdx.x == 0 && i < p.N * p.C; i += THREADS * VECTOR) store_vec(x + i, load_vec(normed + i));
+    for (int i = threadIdx.x * VECTOR; blockIdx.x == 0 && i < p.N * p.C; i += THREADS * VECTOR)
+        store_vec(x + i, load_vec(normed + i));
     if (unit >= p.N * E) return;
     const int token[1] = { unit / E };
     float sum[1][1];
@@ -346,24 +368,28 @@ static __global__ __launch_bounds__(THREADS) void decode_router_kernel(floatX *x
     if (first == 0) logits[unit] = X(sum[0][0]);
 }
 
-// Reads (rows of the active experts + P) * C elements once; every block reads norm and router, but from L2.
+// Reads (rows of the active experts + P) * C elements once; every block reads norm and router, but
+// from L2.
 template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void decode_in_kernel(const InArgs p) {
     extern __shared__ __align__(16) unsigned char shared[];
     const InShared s(shared, p);
     const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * VECTOR;
 
-    // What does not depend on the kernel before: the norm's weights, and of every warp a row of the router.
+    // What does not depend on the kernel before: the norm's weights, and of every warp a row of the
+    // router.
     if (!p.router.weight) let_next_start();
     Vec norm[IN_CHUNKS], router[1][IN_CHUNKS];
     if (!p.logits) load_chunks(norm, p.norm.weight, first, p.C);
-    if (p.router.weight && !p.logits) load_chunks(router[0], p.router.weight + (size_t)(warp % p.router.E) * p.C, first, p.C);
+    if (p.router.weight && !p.logits)
+        load_chunks(router[0], p.router.weight + (size_t)(warp % p.router.E) * p.C, first, p.C);
     const unsigned index = (unsigned)global_index(), threads = gridDim.x * THREADS;
     prefetch(p.plain_w, (unsigned)divide_up((size_t)p.P * p.C * sizeof(floatX), 128), index, threads);
     wait_for_previous();
 
     if (!p.logits && warp < p.N) normalize_token(s.x + warp * p.C, p.inp + (size_t)warp * p.C, norm, p.norm, p.C);
     #pragma unroll 1
-    for (int i = threadIdx.x * VECTOR; p.logits && i < p.N * p.C; i += THREADS * VECTOR) store_vec(s.x + i, load_vec(p.inp + i));
+    for (int i = threadIdx.x * VECTOR; p.logits && i < p.N * p.C; i += THREADS * VECTOR)
+        store_vec(s.x + i, load_vec(p.inp + i));
     #pragma unroll 1
     for (int i = threadIdx.x; p.logits && i < p.N * p.router.E; i += THREADS) s.logits[i] = p.logits[i];
     __syncthreads();
@@ -394,10 +420,11 @@ template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void decod
     for (int a = 0; a < count; a++) prefetch(p.next + s.active[a] * p.next_size, lines, index, threads);
 }
 
-// ---- 2 to 4 tokens: decode_out ------------------------------------------------------------------------------------------
+// ---- 2 to 4 tokens: decode_out ------------------------------------------------------------------
 
-// A block computes `rows` columns of the result for all tokens. A warp multiplies one row of one active expert with the tokens that
-// have it; when all products are there, a thread for each (row, token) adds them up. Reads C * O elements of each active expert.
+// A block computes `rows` columns of the result for all tokens. A warp multiplies one row of one
+// active expert with the tokens that have it; when all products are there, a thread for each (row,
+// token) adds them up. Reads C * O elements of each active expert.
 static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const OutArgs p) {
     extern __shared__ __align__(16) unsigned char shared[];
     const int S = p.N * p.K, warp = threadIdx.x / 32, first = blockIdx.x * p.rows, rows = min(p.rows, p.O - first);
@@ -450,13 +477,15 @@ static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const Out
     p.out[to] = X(old + p.scale * R(X(sum)));
 }
 
-// ---- one token ----------------------------------------------------------------------------------------------------------
+// ---- one token ----------------------------------------------------------------------------------
 //
-// Every warp keeps the whole token, CHUNKS * VECTOR elements of it in each lane, so that only the router's logits go from warp to
-// warp. Loads are unconditional where they can be, so that all of them are in flight before the first is used.
+// Every warp keeps the whole token, CHUNKS * VECTOR elements of it in each lane, so that only the
+// router's logits go from warp to warp. Loads are unconditional where they can be, so that all of
+// them are in flight before the first is used.
 
 enum { MAX_CHUNKS = 8, REGISTER_CHUNKS = 5, OUT_WARPS = 4 };
-// Blocks on an SM, as registers allow. Before Hopper the compiler needs more of them for three chunks; the host asks as on Hopper.
+// Blocks on an SM, as registers allow. Before Hopper the compiler needs more of them for three
+// chunks; the host asks as on Hopper.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 enum { THREE_BLOCKS = 2 };
 #else
@@ -489,7 +518,8 @@ template <int CHUNKS> __device__ static inline float rstd_of(const Vec (&x)[CHUN
     const float sum = dot(x, [&](int i) { return x[i]; });
     return rsqrtf(__fdividef(warp_sum(sum), (float)C) + eps);
 }
-// Both sums over the lanes: lane 0 gets the first, lane 16 the second; half of the warp adds up each.
+// Both sums over the lanes: lane 0 gets the first, lane 16 the second; half of the warp adds up
+// each.
 __device__ static inline float two_warp_sums(float first, float second) {
     const bool lower = threadIdx.x % 32 < 16;
     float mine = lower ? first : second;
@@ -498,8 +528,10 @@ __device__ static inline float two_warp_sums(float first, float second) {
     return mine;
 }
 
-// The router's logits of token x, by a block. w: the warp's first row of the router, already requested.
-template <int CHUNKS, class At> __device__ static inline void router_logits(floatX *logits, Vec (&w)[CHUNKS], At x, const InArgs &p) {
+// The router's logits of token x, by a block. w: the warp's first row of the router, already
+// requested.
+template <int CHUNKS, class At> __device__ static inline void router_logits(floatX *logits, Vec (&w)[CHUNKS], At x,
+        const InArgs &p) {
     const int lane = threadIdx.x % 32;
     #pragma unroll 1
     for (int e = threadIdx.x / 32; e < p.router.E; ) {
@@ -509,7 +541,8 @@ template <int CHUNKS, class At> __device__ static inline void router_logits(floa
     }
     __syncthreads();
 }
-// The best `count` of at most 32 experts, by every warp: returns the last of them; chosen: in lane k the k-th.
+// The best `count` of at most 32 experts, by every warp: returns the last of them; chosen: in lane
+// k the k-th.
 __device__ static inline int best_experts(int &chosen, const floatX *logits, const Router &router, int count) {
     const int lane = threadIdx.x % 32;
     const real logit = lane < router.E ? R(logits[lane]) : 0;
@@ -521,8 +554,8 @@ __device__ static inline int best_experts(int &chosen, const floatX *logits, con
     return last;
 }
 
-// The same, of up to 32 * BY_KEYS experts whose logits decode_router has made, if those are all that counts. Every warp reads them for
-// itself. The best is found by one instruction.
+// The same, of up to 32 * BY_KEYS experts whose logits decode_router has made, if those are all
+// that counts. Every warp reads them for itself. The best is found by one instruction.
 enum { BY_KEYS = 4 };
 __device__ static inline bool by_keys(const Router &r) { return by_logit(r) && r.E <= 32 * BY_KEYS && r.K <= 32; }
 __device__ static inline int best_experts(int &chosen, const floatX (&logit)[BY_KEYS], int E, int count) {
@@ -547,11 +580,12 @@ __device__ static inline int best_experts(int &chosen, const floatX (&logit)[BY_
     return 0xffff - (best & 0xffff);
 }
 
-// What a block of decode_in_one_kernel works on: rows of one expert, the slot-th chosen one, or of the plain product; slot_blocks blocks
-// for each slot. If there is a router, block 0 has no rows: it stores the choice, which takes as long as the others' rows.
+// What a block of decode_in_one_kernel works on: rows of one expert, the slot-th chosen one, or of
+// the plain product; slot_blocks blocks for each slot. If there is a router, block 0 has no rows:
+// it stores the choice, which takes as long as the others' rows.
 struct InBlock {
     bool stores_choice, plain, gated, routed;
-    int slot = 0, number, stride, width, pairs;                         // number: among those of its slot; stride: how many there are
+    int slot = 0, number, stride, width, pairs;         // number: among those of its slot; stride: how many there are
     __device__ InBlock(const InArgs &p, int slot_blocks) {
         const int K = p.router.K, choosing = p.router.weight ? 1 : 0;
         stores_choice = choosing && !blockIdx.x;
@@ -563,8 +597,9 @@ struct InBlock {
         stride = plain ? gridDim.x - choosing - K * slot_blocks : slot_blocks;
     }
 };
-// The token, normalized unless decode_router has done that: to v of every warp, or, if its rows are longer than REGISTER_CHUNKS, to s.x, to
-// which each warp adds the chunk of its number, whose weight is then in norm[0].
+// The token, normalized unless decode_router has done that: to v of every warp, or, if its rows are
+// longer than REGISTER_CHUNKS, to s.x, to which each warp adds the chunk of its number, whose
+// weight is then in norm[0].
 template <int CHUNKS> __device__ static inline void
 take_token(Vec (&v)[CHUNKS], const InShared &s, const Vec (&norm)[CHUNKS], const InArgs &p) {
     const int lane = threadIdx.x % 32, own = threadIdx.x / 32 * CHUNK + lane * VECTOR, C = p.C;
@@ -584,7 +619,8 @@ take_token(Vec (&v)[CHUNKS], const InShared &s, const Vec (&norm)[CHUNKS], const
     if (own < C) store_vec(s.x + own, mine);
     __syncthreads();
 }
-// The expert of the block's slot. w: the warp's first row of the router, already requested, unless decode_router has read it.
+// The expert of the block's slot. w: the warp's first row of the router, already requested, unless
+// decode_router has read it.
 template <int CHUNKS, class At> __device__ static inline int
 expert_of(const InBlock &at, const InShared &s, Vec (&w)[CHUNKS], At x, const InArgs &p) {
     const int lane = threadIdx.x % 32, E = p.router.E, K = p.router.K;
@@ -627,16 +663,18 @@ multiply_pairs(Vec (&w)[2][CHUNKS], int pair, const InBlock &at, At x, RowsOf ro
     floatX *const out = at.plain ? p.plain : p.out + at.slot * at.width;
     #pragma unroll 1
     for (;;) {
-        if (CHUNKS > REGISTER_CHUNKS) asm volatile("" ::: "memory");   // else the compiler reads x once, to registers that are not there
+        // else the compiler reads x once, to registers that are not there
+        if (CHUNKS > REGISTER_CHUNKS) asm volatile("" ::: "memory");
         const int after = pair + at.stride * WARPS;
         const floatX *row[2];
         float first = 0, second = 0;
         rows_of(after, row);
         #pragma unroll
-        for (int i = 0; i < CHUNKS; i++) {                              // the next pair's chunks are requested as these are used
+        for (int i = 0; i < CHUNKS; i++) {                  // the next pair's chunks are requested as these are used
             const Vec v = x(i);
             first += product(w[0][i], v), second += product(w[1][i], v);
-            if (after < at.pairs) w[0][i] = load_chunk<CHUNKS>(row[0], i, C), w[1][i] = load_chunk<CHUNKS>(row[1], i, C);
+            if (after < at.pairs)
+                w[0][i] = load_chunk<CHUNKS>(row[0], i, C), w[1][i] = load_chunk<CHUNKS>(row[1], i, C);
         }
         const real pre = R(X(two_warp_sums(first, second))), up = __shfl_xor_sync(ALL, pre, 16);
         const int o = at.gated ? pair : 2 * pair + lane / 16;
@@ -671,14 +709,14 @@ void decode_in_one_kernel(const InArgs p, int slot_blocks) {
     int pair = at.number * WARPS + warp;
 
     // What does not depend on the kernel before.
-    if (!at.stores_choice || p.P) let_next_start();                     // with P, decode_attention comes before decode_out
+    if (!at.stores_choice || p.P) let_next_start();                 // with P, decode_attention comes before decode_out
     if (!p.logits && together) norm[0] = load_vec(p.norm.weight + min(warp * CHUNK + lane * VECTOR, C - VECTOR));
     else if (!p.logits) load_row(norm, p.norm.weight + lane * VECTOR, C);
     if (!at.routed) load_pair(pair);
     else if (!p.logits) load_row(w[0], router + (warp < p.router.E ? warp * C : 0) + lane * VECTOR, C);
     wait_for_previous();
 
-    const bool quick = at.routed && p.logits && by_keys(p.router);      // then rows are requested before the token is there
+    const bool quick = at.routed && p.logits && by_keys(p.router);  // then rows are requested before the token is there
     if (!quick) take_token(v, s, norm, p);
     auto x = [&](int i) { return together ? load_vec(s.x + min(i * CHUNK + lane * VECTOR, C - VECTOR)) : v[i]; };
     if (at.routed) {
@@ -689,7 +727,8 @@ void decode_in_one_kernel(const InArgs p, int slot_blocks) {
         }
         from += (size_t)e * (at.gated ? 2 * at.width : at.width) * C;
         load_pair(pair);
-        if (p.next && p.P) prefetch(p.next + e * p.next_size, lines, at.number * THREADS + threadIdx.x, at.stride * THREADS);
+        if (p.next && p.P)
+            prefetch(p.next + e * p.next_size, lines, at.number * THREADS + threadIdx.x, at.stride * THREADS);
         if (quick) take_token(v, s, norm, p);
     }
 
@@ -697,15 +736,17 @@ void decode_in_one_kernel(const InArgs p, int slot_blocks) {
     if (p.next && p.P && !router) prefetch(p.next, lines, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
 }
 
-// A warp computes one element of the result: the products with a row of each chosen expert are one sum over K*C elements, in which
-// those of slot k are multiplied by its weight; lane k has that weight and the expert. Each lane reads CHUNKS vectors at once.
-// `inverse` is 2^32 / (C/VECTOR), rounded up. Reads what decode_out_kernel reads.
+// A warp computes one element of the result: the products with a row of each chosen expert are one
+// sum over K*C elements, in which those of slot k are multiplied by its weight; lane k has that
+// weight and the expert. Each lane reads CHUNKS vectors at once. `inverse` is 2^32 / (C/VECTOR),
+// rounded up. Reads what decode_out_kernel reads.
 template <int CHUNKS> static __global__ __launch_bounds__(32 * OUT_WARPS, 4)
 void decode_out_one_kernel(const OutArgs p, unsigned inverse) {
     const int lane = threadIdx.x % 32, o = min(blockIdx.x * OUT_WARPS + threadIdx.x / 32, p.O - 1);
     const int vectors = p.C / VECTOR, all = p.K * vectors;
     let_next_start();
-    const int expert = p.choice.expert && lane < p.K ? __ldcg(p.choice.expert + lane) : 0;     // before the wait: see above
+    // before the wait: see above
+    const int expert = p.choice.expert && lane < p.K ? __ldcg(p.choice.expert + lane) : 0;
     floatX old = X(0), bias = X(0);                                     // converted when they are there
     float weight = 1, sum = 0;
     Vec w[CHUNKS];
@@ -727,7 +768,7 @@ void decode_out_one_kernel(const OutArgs p, unsigned inverse) {
         #pragma unroll
         for (int i = 0; i < CHUNKS; i++) x[i] = load_vec(p.inp + min(from + i * 32 + lane, all - 1) * VECTOR);
         #pragma unroll
-        for (int i = 0; i < CHUNKS; i++) {                              // the next vectors are requested as these are used
+        for (int i = 0; i < CHUNKS; i++) {                          // the next vectors are requested as these are used
             const int u = from + i * 32 + lane;
             const float of_slot = __shfl_sync(ALL, weight, slot_of(u)), part = product(w[i], x[i]);
             if (u < all) sum += of_slot * part;
@@ -738,9 +779,10 @@ void decode_out_one_kernel(const OutArgs p, unsigned inverse) {
     if (lane == 0) p.out[o] = X(R(old) + p.scale * R(X(sum + R(bias))));
 }
 
-// ---- the table's functions ----------------------------------------------------------------------------------------------
+// ---- the table's functions ----------------------------------------------------------------------
 
-// All widths must be whole vectors (experts' inputs as well), and what every block does for itself must be small.
+// All widths must be whole vectors (experts' inputs as well), and what every block does for itself
+// must be small.
 static int decode_fits(int N, int C, int F, int E, int K) {
     return N <= MAX_TOKENS && C % VECTOR == 0 && F % VECTOR == 0 && N * K <= THREADS && E <= MOST_EXPERTS
         && in_shared_bytes(N, (size_t)N * C, E, K) <= SHARED_LIMIT;
@@ -748,9 +790,9 @@ static int decode_fits(int N, int C, int F, int E, int K) {
 
 static int most_active(int N, int E, int K) { return N * K < E ? N * K : E; }
 
-static void decode_in(OUT floatX *out, OUT floatX *plain, OUT Choice choice, const floatX *inp, Norm norm, Router router,
-                      const floatX *w, const floatX *plain_w, const floatX *next, size_t next_size, Activation f,
-                      int N, int C, int O, int P) {
+static void decode_in(OUT floatX *out, OUT floatX *plain, OUT Choice choice, const floatX *inp, Norm norm,
+                      Router router, const floatX *w, const floatX *plain_w, const floatX *next, size_t next_size,
+                      Activation f, int N, int C, int O, int P) {
     typedef void Kernel(InArgs, int);
     static Kernel *const one_token[MAX_CHUNKS + 1] = {
         NULL, decode_in_one_kernel<1>, decode_in_one_kernel<2>, decode_in_one_kernel<3>, decode_in_one_kernel<4>,
@@ -758,21 +800,26 @@ static void decode_in(OUT floatX *out, OUT floatX *plain, OUT Choice choice, con
     };
     InArgs p = { out, plain, choice, inp, norm, router, w, plain_w, next, next_size, NULL, f, N, C, O, P, 0 };
     const int E = router.E, K = router.K;
-    const size_t pairs = pairs_of(O, f == SWIGLU), plain_pairs = pairs_of(P, false), chunks = divide_up(C, CHUNK), x = (size_t)N * C;
+    const size_t pairs = pairs_of(O, f == SWIGLU), plain_pairs = pairs_of(P, false), chunks = divide_up(C, CHUNK),
+        x = (size_t)N * C;
     const size_t most = (size_t)context()->sm_count * (N == 1 ? one_token_blocks((int)chunks) : 2);
     if (!N) return;
     if (router.weight && (E > MAX_EXPERTS || (size_t)E * C > ONE_ROUTER || router.groups.count > 1)) {
         floatX *normed = (floatX *)workspace((x + (size_t)N * E) * sizeof(floatX)), *logits = normed + x;
-        LAUNCH_EARLY(decode_router_kernel, (unsigned)divide_up((size_t)N * E, WARPS), THREADS, x * sizeof(floatX), normed, logits, p);
+        LAUNCH_EARLY(decode_router_kernel, (unsigned)divide_up((size_t)N * E, WARPS), THREADS, x * sizeof(floatX),
+                     normed, logits, p);
         p.inp = normed, p.logits = logits;
     }
     if (N == 1 && chunks <= MAX_CHUNKS) {
         p.x_elements = chunks > REGISTER_CHUNKS ? C : 0;
-        const size_t choosing = router.weight ? 1 : 0, left = most - choosing, each = left * pairs / (K * pairs + plain_pairs);
+        const size_t choosing = router.weight ? 1 : 0, left = most - choosing,
+            each = left * pairs / (K * pairs + plain_pairs);
         const size_t slot_blocks = min(divide_up(pairs, WARPS), each > 1 ? each : 1);
-        const size_t others = left > K * slot_blocks ? left - K * slot_blocks : 1;      // no more than run at once: each begins with the norm
+        // no more than run at once: each begins with the norm
+        const size_t others = left > K * slot_blocks ? left - K * slot_blocks : 1;
         const size_t blocks = choosing + K * slot_blocks + min(divide_up(plain_pairs, WARPS), others);
-        LAUNCH_EARLY(one_token[chunks], (unsigned)blocks, THREADS, in_shared_bytes(N, (size_t)p.x_elements, E, K), p, (int)slot_blocks);
+        LAUNCH_EARLY(one_token[chunks], (unsigned)blocks, THREADS, in_shared_bytes(N, (size_t)p.x_elements, E, K), p,
+                     (int)slot_blocks);
         return;
     }
     const size_t blocks = min(divide_up(most_active(N, E, K) * pairs + plain_pairs, WARPS), most);

@@ -16,4 +16,6 @@ static inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) { __nv_bfl
 static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return { x, y }; }
 static inline float __low2float(__nv_bfloat162 a) { return a.x; }
 static inline float __high2float(__nv_bfloat162 a) { return a.y; }
-static inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) { return { fmaxf(a.x, b.x), fmaxf(a.y, b.y) }; }
+static inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) {
+    return { fmaxf(a.x, b.x), fmaxf(a.y, b.y) };
+}

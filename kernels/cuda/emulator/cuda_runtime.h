@@ -1,7 +1,9 @@
-/* cuda_runtime.h: CUDA's language and runtime on a CPU, as far as kernels/cuda uses them, so that its kernels can be tested without a GPU
- * (tests/emulate.sh). A block's threads are fibers of one host thread, resumed warp by warp in random order; blocks run one after the
- * other. What runs in the background on a GPU, copies and wgmma, happens here at a random time before it is waited for. So a
- * missing wait shows in the results, of some seed. Not modelled: caches, the proxies that fences order, clusters, time. */
+/* cuda_runtime.h: CUDA's language and runtime on a CPU, as far as kernels/cuda uses them, so that
+ * its kernels can be tested without a GPU (tests/emulate.sh). A block's threads are fibers of one
+ * host thread, resumed warp by warp in random order; blocks run one after the other. What runs in
+ * the background on a GPU, copies and wgmma, happens here at a random time before it is waited for.
+ * So a missing wait shows in the results, of some seed. Not modelled: caches, the proxies that
+ * fences order, clusters, time. */
 #pragma once
 #include <math.h>
 #include <stddef.h>
@@ -12,7 +14,7 @@
 #include <algorithm>
 #include <functional>
 
-/* ---- the language ------------------------------------------------------------------------------------------------ */
+/* ---- the language ---------------------------------------------------------------------------- */
 
 #define __device__
 #define __host__
@@ -54,10 +56,12 @@ extern unsigned char shared[];                                      /* the block
 void launch(dim3 grid, dim3 block, size_t bytes, std::function<void(void)> kernel);
 void yield(void);
 void barrier(int id, int threads);                                  /* 0: all threads that have not ended */
-/* All lanes of a warp that have not ended take part; then f is called once, with what each has given, NULL for those that have ended. */
+/* All lanes of a warp that have not ended take part; then f is called once, with what each has
+ * given, NULL for those that have ended. */
 void collective(const void *mine, int kind, const std::function<void(const void **)> &f);
 }
-enum { SHUFFLE, REDUCE, LDMATRIX, LDMATRIX_TRANS, STMATRIX, STMATRIX_TRANS, MMA };      /* kinds: lanes that meet at two are a defect */
+/* kinds: lanes that meet at two are a defect */
+enum { SHUFFLE, REDUCE, LDMATRIX, LDMATRIX_TRANS, STMATRIX, STMATRIX_TRANS, MMA };
 #define threadIdx (emulator::now.thread)
 #define blockIdx  (emulator::now.block)
 #define blockDim  (emulator::now.dim)
@@ -81,7 +85,9 @@ template <class T> static inline T __shfl_xor_sync(unsigned, T x, int mask) { re
 template <class T> static inline T __shfl_sync(unsigned, T x, int lane, int width = 32) {
     return from_lane(x, (own_lane() & ~(width - 1)) | (lane & (width - 1)));
 }
-template <class T> static inline T __shfl_up_sync(unsigned, T x, int by) { return from_lane(x, own_lane() < by ? own_lane() : own_lane() - by); }
+template <class T> static inline T __shfl_up_sync(unsigned, T x, int by) {
+    return from_lane(x, own_lane() < by ? own_lane() : own_lane() - by);
+}
 template <class T> static inline T __shfl_down_sync(unsigned, T x, int by) {
     return from_lane(x, own_lane() + by > 31 ? own_lane() : own_lane() + by);
 }
@@ -92,14 +98,21 @@ template <class T, class F> static inline T of_all_lanes(T x, F f) {
     emulator::collective(&mine, REDUCE, [&](const void **all) {
         bool any = false;
         T sum = {};
-        for (int i = 0; i < 32; i++) if (all[i]) sum = any ? f(sum, ((const Part *)all[i])->x) : ((const Part *)all[i])->x, any = true;
+        for (int i = 0; i < 32; i++)
+            if (all[i]) sum = any ? f(sum, ((const Part *)all[i])->x) : ((const Part *)all[i])->x, any = true;
         for (int i = 0; i < 32; i++) if (all[i]) *((const Part *)all[i])->to = sum;
     });
     return x;
 }
-template <class T> static inline T __reduce_max_sync(unsigned, T x) { return of_all_lanes(x, [](T a, T b) { return max(a, b); }); }
-template <class T> static inline T __reduce_min_sync(unsigned, T x) { return of_all_lanes(x, [](T a, T b) { return min(a, b); }); }
-template <class T> static inline T __reduce_add_sync(unsigned, T x) { return of_all_lanes(x, [](T a, T b) { return a + b; }); }
+template <class T> static inline T __reduce_max_sync(unsigned, T x) {
+    return of_all_lanes(x, [](T a, T b) { return max(a, b); });
+}
+template <class T> static inline T __reduce_min_sync(unsigned, T x) {
+    return of_all_lanes(x, [](T a, T b) { return min(a, b); });
+}
+template <class T> static inline T __reduce_add_sync(unsigned, T x) {
+    return of_all_lanes(x, [](T a, T b) { return a + b; });
+}
 static inline unsigned __ballot_sync(unsigned, bool yes) {
     return of_all_lanes(yes ? 1u << own_lane() : 0u, [](unsigned a, unsigned b) { return a | b; });
 }
@@ -120,14 +133,19 @@ static inline float rsqrtf(float x) { return 1 / sqrtf(x); }
 static inline unsigned __float_as_uint(float x) { unsigned u; memcpy(&u, &x, sizeof u); return u; }
 static inline float __uint_as_float(unsigned u) { float x; memcpy(&x, &u, sizeof x); return x; }
 template <class T, class U> static inline T atomicAdd(T *p, U x) { const T old = *p; *p = old + (T)x; return old; }
-static inline unsigned atomicInc(unsigned *p, unsigned last) { const unsigned old = *p; *p = old >= last ? 0 : old + 1; return old; }
+static inline unsigned atomicInc(unsigned *p, unsigned last) {
+    const unsigned old = *p;
+    *p = old >= last ? 0 : old + 1;
+    return old;
+}
 
-/* ---- the runtime: what is queued is done at once ------------------------------------------------------------------ */
+/* ---- the runtime: what is queued is done at once --------------------------------------------- */
 
 typedef int cudaStream_t, cudaEvent_t;
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue, cudaErrorMemoryAllocation, cudaErrorStreamCaptureUnsupported };
-enum { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaFuncAttributeMaxDynamicSharedMemorySize,
-       cudaEventDisableTiming, cudaStreamNonBlocking, cudaHostRegisterDefault };
+enum { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice,
+       cudaFuncAttributeMaxDynamicSharedMemorySize, cudaEventDisableTiming, cudaStreamNonBlocking,
+       cudaHostRegisterDefault };
 struct cudaPointerAttributes { int device; };
 static inline cudaError_t cudaGetLastError(void) { return cudaSuccess; }
 template <class T> static inline cudaError_t cudaMalloc(T **p, size_t bytes) {
@@ -136,13 +154,22 @@ template <class T> static inline cudaError_t cudaMalloc(T **p, size_t bytes) {
 }
 template <class T> static inline cudaError_t cudaMallocHost(T **p, size_t bytes) { return cudaMalloc(p, bytes); }
 static inline cudaError_t cudaHostRegister(void *, size_t, int) { return cudaSuccess; }
-static inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *) { a->device = 0; return cudaSuccess; }
+static inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *) {
+    a->device = 0;
+    return cudaSuccess;
+}
 static inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 static inline cudaError_t cudaHostUnregister(void *) { return cudaSuccess; }
 static inline cudaError_t cudaFree(void *p) { free(p); return cudaSuccess; }
 static inline cudaError_t cudaFreeHost(void *p) { free(p); return cudaSuccess; }
-static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *all) { *available = *all = (size_t)4 << 30; return cudaSuccess; }
-static inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t) { memset(p, byte, bytes); return cudaSuccess; }
+static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *all) {
+    *available = *all = (size_t)4 << 30;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t) {
+    memset(p, byte, bytes);
+    return cudaSuccess;
+}
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int, cudaStream_t) {
     memmove(to, from, bytes);
     return cudaSuccess;

@@ -1,5 +1,6 @@
-/* device.cpp: what context.cu, dense.cu and nccl.cu are for a GPU. One emulated GPU, an H100 with three multiprocessors, that has no
- * cuBLASLt, records nothing and is alone. Layers of single tokens (decode/layer.cu) are left out. */
+/* device.cpp: what context.cu, dense.cu and nccl.cu are for a GPU. One emulated GPU, an H100 with
+ * three multiprocessors, that has no cuBLASLt, records nothing and is alone. Layers of single
+ * tokens (decode/layer.cu) are left out. */
 #define PRECISION_BF16
 #include "kernels/cuda/dense.cuh"
 #include "kernels/cuda/hopper/pipeline.cuh"
@@ -23,8 +24,8 @@ void cuda_fail(const char *file, int line, const char *what, cudaError_t) {
 void cuda_check(const char *file, int line, const char *what, cudaError_t error) { cuda_fail(file, line, what, error); }
 
 /* The rules of the driver that kernels have to keep. */
-bool tensor_map_of(CUtensorMap *map, const void *base, int element_size, int rank, const uint64_t *extent, const uint64_t *pitch,
-                   const uint32_t *box) {
+bool tensor_map_of(CUtensorMap *map, const void *base, int element_size, int rank, const uint64_t *extent,
+                   const uint64_t *pitch, const uint32_t *box) {
     const uint64_t size = (uint64_t)element_size;
     bool legal = (uintptr_t)base % 16 == 0 && box[0] * size <= 128 && rank <= 5;
     map->base = (unsigned char *)base, map->element_size = element_size, map->rank = rank;

@@ -17,19 +17,21 @@ void defect(const char *what) {
 /* Marsaglia's xorshift; EMULATOR_SEED in the environment chooses another order of everything. */
 static uint64_t state;
 static unsigned draw(void) {
-    if (!state) state = 88172645463325252u + 0x9e3779b97f4a7c15u * strtoull(getenv("EMULATOR_SEED") ? getenv("EMULATOR_SEED") : "0", NULL, 0);
+    if (!state) state = 88172645463325252u
+        + 0x9e3779b97f4a7c15u * strtoull(getenv("EMULATOR_SEED") ? getenv("EMULATOR_SEED") : "0", NULL, 0);
     state ^= state << 13, state ^= state >> 7, state ^= state << 17;
     return (unsigned)(state >> 20);
 }
 
-/* ---- fibers ------------------------------------------------------------------------------------------------------ */
+/* ---- fibers ---------------------------------------------------------------------------------- */
 
 static void *fiber[MOST_THREADS], *scheduler;
 static bool ended[MOST_THREADS];
 static int living, rounds;                                          /* rounds: since something last happened */
 static const std::function<void(void)> *kernel;
 
-/* Saves the registers that a call preserves on the stack, that stack at *from, and goes on with another. */
+/* Saves the registers that a call preserves on the stack, that stack at *from, and goes on with
+ * another. */
 extern "C" void emulator_switch(void **from, void *to);
 #if defined(__x86_64__)
 enum { SAVED = 6 };
@@ -41,7 +43,7 @@ asm(".text\n.globl emulator_switch\nemulator_switch:\n"
 #endif
 void yield(void) { emulator_switch(&fiber[now.id], scheduler); }
 
-/* ---- threads that meet --------------------------------------------------------------------------------------------- */
+/* ---- threads that meet ----------------------------------------------------------------------- */
 
 static struct { int arrived, generation; } barriers[NAMED_BARRIERS];
 static struct Warp {
@@ -79,7 +81,7 @@ static void run_thread(void) {
     for (;;) yield();
 }
 
-/* ---- barriers in shared memory, work in the background ---------------------------------------------------------------- */
+/* ---- barriers in shared memory, work in the background --------------------------------------- */
 
 static std::map<uint32_t, Barrier> in_shared;
 Barrier &barrier_at(uint32_t address) { return in_shared[address]; }
@@ -115,7 +117,7 @@ void wait(Work kind, int pending) {
     while (!of.empty() && of[0].group < groups[kind][now.id] - pending) end_piece(of, 0);
 }
 
-/* ---- products of a warpgroup ------------------------------------------------------------------------------------------- */
+/* ---- products of a warpgroup ----------------------------------------------------------------- */
 
 struct Step { float *d[128]; Operand x[128]; Product product; };
 static struct Warpgroup {
@@ -151,7 +153,7 @@ void wait_for_products(int pending) {
     while (w.waited == waited) yield();
 }
 
-/* ---- blocks --------------------------------------------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 static State states[MOST_THREADS];
 static void begin_block(dim3 grid, dim3 block, uint3 at, size_t bytes, char *stacks) {
@@ -190,11 +192,14 @@ static void run_block(int threads) {
 void launch(dim3 grid, dim3 block, size_t bytes, std::function<void(void)> f) {
     static char *stacks;
     const int threads = (int)(block.x * block.y * block.z);
-    if (!stacks) stacks = (char *)mmap(NULL, (size_t)MOST_THREADS * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (threads > MOST_THREADS || bytes > 232448 || stacks == MAP_FAILED) defect("more threads or shared memory than a block can have");
+    if (!stacks) stacks = (char *)mmap(NULL, (size_t)MOST_THREADS * STACK, PROT_READ | PROT_WRITE,
+                                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (threads > MOST_THREADS || bytes > 232448 || stacks == MAP_FAILED)
+        defect("more threads or shared memory than a block can have");
     kernel = &f;
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
-            for (unsigned x = 0; x < grid.x; x++) begin_block(grid, block, { x, y, z }, bytes, stacks), run_block(threads);
+            for (unsigned x = 0; x < grid.x; x++)
+                begin_block(grid, block, { x, y, z }, bytes, stacks), run_block(threads);
 }
 }

@@ -1,5 +1,6 @@
-/* instructions.h: the functions of ptx.cuh, hopper/ and single kernels that are inline assembly, by what the instruction does. prepare.py
- * leaves those out. Shared memory has addresses of 32 bits, from emulator::shared on. */
+/* instructions.h: the functions of ptx.cuh, hopper/ and single kernels that are inline assembly, by
+ * what the instruction does. prepare.py leaves those out. Shared memory has addresses of 32 bits,
+ * from emulator::shared on. */
 #pragma once
 #include <cuda.h>
 #include <array>
@@ -15,12 +16,14 @@ namespace emulator {
 struct Barrier { int arrivals, pending, phase; long bytes; };
 Barrier &barrier_at(uint32_t address);
 void may_complete(Barrier &b);
-/* Work of this thread in the background. Loads end in any order, the others in that of their beginning. */
+/* Work of this thread in the background. Loads end in any order, the others in that of their
+ * beginning. */
 enum Work { LOAD, STORE, COPY };
 void begin(Work kind, std::function<void(void)> work);
 void commit(Work kind);
 void wait(Work kind, int pending);
-/* The threads of a warpgroup meet; d are their registers, x of each the first operand's if it is in registers. */
+/* The threads of a warpgroup meet; d are their registers, x of each the first operand's if it is in
+ * registers. */
 typedef std::array<uint32_t, 4> Operand;
 typedef std::function<void(float **d, const Operand *x)> Product;
 void multiply(float *d, const uint32_t *x, Product product);
@@ -28,14 +31,20 @@ void commit_products(void);
 void wait_for_products(int pending);
 }
 
-/* ---- numbers -------------------------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 static inline float bf16_of(uint32_t two, int i) { return __uint_as_float(i ? two & 0xffff0000 : two << 16); }
 static inline float half_of(uint16_t bits) { _Float16 h; memcpy(&h, &bits, sizeof h); return (float)h; }
-static inline uint16_t to_half(float x) { const _Float16 h = (_Float16)x; uint16_t bits; memcpy(&bits, &h, sizeof h); return bits; }
+static inline uint16_t to_half(float x) {
+    const _Float16 h = (_Float16)x;
+    uint16_t bits;
+    memcpy(&bits, &h, sizeof h);
+    return bits;
+}
 static inline float e4m3_of(int code) {
     const int exponent = code >> 3 & 15, fraction = code & 7;
-    const float x = (code & 127) == 127 ? NAN : exponent ? ldexpf(1 + fraction / 8.0f, exponent - 7) : ldexpf(fraction / 8.0f, -6);
+    const float x = (code & 127) == 127 ? NAN : exponent ? ldexpf(1 + fraction / 8.0f, exponent - 7)
+                                        : ldexpf(fraction / 8.0f, -6);
     return code & 128 ? -x : x;
 }
 static inline int to_e4m3(float x) {                                /* to nearest even; beyond 448: 448 */
@@ -54,7 +63,9 @@ static inline float inverse_fast(float x) { return 1 / x; }
 static inline float sqrt_approx(float x) { return sqrtf(x); }
 static inline float tanh_of(float x) { return tanhf(x); }
 static inline float larger(float x, float y) { x = fabsf(x), y = fabsf(y); return x != x || x > y ? x : y; }
-static inline uint32_t pack_bf16(float low, float high) { return __nv_bfloat16(low).bits | (uint32_t)__nv_bfloat16(high).bits << 16; }
+static inline uint32_t pack_bf16(float low, float high) {
+    return __nv_bfloat16(low).bits | (uint32_t)__nv_bfloat16(high).bits << 16;
+}
 template <bool half> static inline uint32_t packed(float low, float high) {
     return half ? to_half(low) | (uint32_t)to_half(high) << 16 : pack_bf16(low, high);
 }
@@ -70,7 +81,7 @@ static inline uint2 shift_codes(uint2 codes, uint32_t factor) {
 
 static inline int zero_of_lane(void) { return 0; }
 
-/* ---- a warp's matrices (ptx.cuh) ---------------------------------------------------------------------------------------- */
+/* ---- a warp's matrices (ptx.cuh) ------------------------------------------------------------- */
 
 /* A lane gives the address of a row of 8 numbers, and has a pair of each of four matrices. */
 struct Matrices { uint32_t row, *pair; };
@@ -113,32 +124,41 @@ static inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]
             }
         for (int t = 0; t < 32; t++)
             for (int r = 0; r < 4; r++)
-                for (int k = 0; k < 16; k++) ((const Part *)all[t])->d[r] += x[t / 4 + r / 2 * 8][k] * y[t % 4 * 2 + r % 2][k];
+                for (int k = 0; k < 16; k++)
+                    ((const Part *)all[t])->d[r] += x[t / 4 + r / 2 * 8][k] * y[t % 4 * 2 + r % 2][k];
     });
 }
 
-/* ---- copies and barriers (ptx.cuh, hopper/pipeline.cuh) ------------------------------------------------------------------ */
+/* ---- copies and barriers (ptx.cuh, hopper/pipeline.cuh) -------------------------------------- */
 
 static inline void cp_async(uint32_t to, const void *from, bool valid) {
-    emulator::begin(emulator::COPY, [=] { if (valid) memcpy(at_shared(to), from, 16); else memset(at_shared(to), 0, 16); });
+    emulator::begin(emulator::COPY,
+                    [=] { if (valid) memcpy(at_shared(to), from, 16); else memset(at_shared(to), 0, 16); });
 }
 static inline void cp_async_commit(void) { emulator::commit(emulator::COPY); }
 template <int pending> static inline void cp_async_wait(void) { emulator::wait(emulator::COPY, pending); }
 static inline void named_barrier_sync(int id, int threads) { emulator::barrier(id, threads); }
 
-static inline void barrier_init(uint32_t barrier, int arrivals) { emulator::barrier_at(barrier) = { arrivals, arrivals, 0, 0 }; }
+static inline void barrier_init(uint32_t barrier, int arrivals) {
+    emulator::barrier_at(barrier) = { arrivals, arrivals, 0, 0 };
+}
 static inline void barrier_arrive(uint32_t barrier) {
     emulator::Barrier &b = emulator::barrier_at(barrier);
     if (--b.pending < 0) emulator::defect("a barrier in shared memory has too many arrivals");
     emulator::may_complete(b);
 }
-static inline void barrier_expect(uint32_t barrier, int bytes) { emulator::barrier_at(barrier).bytes += bytes, barrier_arrive(barrier); }
-static inline void barrier_arrive_copied(uint32_t barrier) { emulator::begin(emulator::COPY, [=] { barrier_arrive(barrier); }); }
+static inline void barrier_expect(uint32_t barrier, int bytes) {
+    emulator::barrier_at(barrier).bytes += bytes, barrier_arrive(barrier);
+}
+static inline void barrier_arrive_copied(uint32_t barrier) {
+    emulator::begin(emulator::COPY, [=] { barrier_arrive(barrier); });
+}
 static inline void barrier_wait(uint32_t barrier, uint32_t parity) {
     while ((uint32_t)emulator::barrier_at(barrier).phase == parity) emulator::yield();
 }
 
-/* f(shared, global) for every element of a box; global: NULL outside of the matrix. Factor of 128 bytes are swizzled. */
+/* f(shared, global) for every element of a box; global: NULL outside of the matrix. Factor of 128
+ * bytes are swizzled. */
 template <class F> static inline void each_of_box(const CUtensorMap &map, std::array<int, 5> at, uint32_t shared, F f) {
     uint32_t i[5] = {};
     for (bool more = true; more; shared += (uint32_t)map.element_size) {
@@ -163,7 +183,8 @@ static inline void load_box(uint32_t to, const CUtensorMap *map, uint32_t barrie
     emulator::begin(emulator::LOAD, [=, map = *map] {
         long bytes = 0;
         each_of_box(map, at, to, [&](unsigned char *shared, const unsigned char *global) {
-            if (global) memcpy(shared, global, (size_t)map.element_size); else memset(shared, 0, (size_t)map.element_size);
+            if (global)
+                memcpy(shared, global, (size_t)map.element_size); else memset(shared, 0, (size_t)map.element_size);
             bytes += map.element_size;
         });
         end_load(barrier, bytes);
@@ -203,9 +224,14 @@ template <int pending> static inline void bulk_wait(void) { emulator::wait(emula
 
 /* Counters of hopper/muon.cu. */
 static inline void publish(uint32_t address, int count) { memcpy(at_shared(address), &count, sizeof count); }
-static inline int observed(uint32_t address) { int count; emulator::yield(); memcpy(&count, at_shared(address), sizeof count); return count; }
+static inline int observed(uint32_t address) {
+    int count;
+    emulator::yield();
+    memcpy(&count, at_shared(address), sizeof count);
+    return count;
+}
 
-/* ---- products of a warpgroup (hopper/wgmma.cuh) ---------------------------------------------------------------------------- */
+/* ---- products of a warpgroup (hopper/wgmma.cuh) ---------------------------------------------- */
 
 enum Major { K_MAJOR, MN_MAJOR };
 static inline void wgmma_commit(void) { emulator::commit_products(); }
@@ -216,7 +242,8 @@ static inline const unsigned char *of_operand(uint64_t descriptor, Major major, 
     const uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4, slab = (uint32_t)(descriptor >> 16 & 0x3fff) << 4;
     const uint32_t eight = (uint32_t)(descriptor >> 32 & 0x3fff) << 4, i = (uint32_t)n, b = (uint32_t)byte;
     const uint32_t at = major == K_MAJOR ? start + i / 8 * eight + i % 8 * 128 + b
-                                         : start + i / 64 * slab + b / 16 * eight + b / 2 % 8 * 128 + i % 64 * 2 + b % 2;
+                                         : start + i / 64 * slab + b / 16 * eight + b / 2 % 8 * 128
+                                         + i % 64 * 2 + b % 2;
     return at_shared(at ^ (at >> 7 & 7) << 4);
 }
 /* A factor of a product: k numbers of each of n rows (columns). */
@@ -244,11 +271,13 @@ static Factor left_rows, right_rows;
 template <int N, Major x_major, Major y_major, bool half = false>
 static inline void wgmma(float (&d)[N / 2], uint64_t x, uint64_t y, int accumulate) {
     emulator::multiply(d, NULL, [=](float **all, const emulator::Operand *) {
-        read_operand(left_rows, x, x_major, half ? HALF : BF16, 64), read_operand(right_rows, y, y_major, half ? HALF : BF16, N);
+        read_operand(left_rows, x, x_major, half ? HALF : BF16, 64),
+                       read_operand(right_rows, y, y_major, half ? HALF : BF16, N);
         add_product(all, left_rows, right_rows, N, 16, accumulate);
     });
 }
-template <int N, Major y_major> static inline void wgmma(float (&d)[N / 2], const uint32_t *x, uint64_t y, int accumulate) {
+template <int N, Major y_major> static inline void wgmma(float (&d)[N / 2], const uint32_t *x, uint64_t y,
+                                                         int accumulate) {
     emulator::multiply(d, x, [=](float **all, const emulator::Operand *a) {
         for (int t = 0; t < 128; t++)
             for (int r = 0; r < 4; r++)
@@ -265,10 +294,14 @@ static inline void wgmma_e4m3(float (&d)[64], uint64_t x, uint64_t y, int accumu
     });
 }
 static inline void load_shared(uint32_t (&x)[4], uint32_t address) { memcpy(x, at_shared(address), sizeof x); }
-static inline float4 load_shared_floats(uint32_t address) { float4 x; memcpy(&x, at_shared(address), sizeof x); return x; }
+static inline float4 load_shared_floats(uint32_t address) {
+    float4 x;
+    memcpy(&x, at_shared(address), sizeof x);
+    return x;
+}
 static inline void store_global(void *to, const uint32_t (&x)[4]) { memcpy(to, x, sizeof x); }
 
-/* ---- nothing to do here ------------------------------------------------------------------------------------------------------ */
+/* ---- nothing to do here ---------------------------------------------------------------------- */
 
 static inline void let_next_start(void) {}
 static inline void wait_for_previous(void) {}

@@ -1,23 +1,30 @@
-// hopper/attention.cu: causal attention with Hopper's own instructions (sm_90a, bf16, heads of 64 or 128 elements). attention.cu
-// explains the formulas and packed rows, and its kernels take every other case. The instructions are in pipeline.cuh and
-// wgmma.cuh. This file keeps the tensor cores busy.
+// hopper/attention.cu: causal attention with Hopper's own instructions (sm_90a, bf16, heads of 64
+// or 128 elements). attention.cu explains the formulas and packed rows, and its kernels take every
+// other case. The instructions are in pipeline.cuh and wgmma.cuh. This file keeps the tensor cores
+// busy.
 //
-//   blocks       One block an SM. It draws work tiles until none is left, those with most work first, so that all SMs finish at
-//                about the same time. The result does not depend on which SM computes a tile.
-//   warpgroups   One producer, of which one thread issues all copies, always ahead of their use; two or three consumers, with 64
-//                rows (or keys) each.
-//   work tiles   forward and backward_q: 64 query rows for each consumer; key/value tiles stream past them in order.
-//                backward_kv: 64 keys and values for each of two consumers; boxes of 64 query rows stream past them.
-//   copies       A tensor map knows q as {column, head of the query group, token, group, sequence}: one box is 64 packed rows in
-//                either order of heads. Rows past the last one arrive as zeros and are not stored. If Q is not a power of two, a
-//                box holds as many whole tokens as fit into 64 rows.
-//   softmax      takes as long as a product: the SM issues 16 exp2 per clock, its tensor cores do 4096 flop. So the two overlap:
-//                the scores of the next tile are queued before the softmax of this one, and the warpgroups, which run in no
-//                fixed order, fill each other's gaps.
-//   registers    P and dS are computed in the registers from which the next wgmma reads them; they never go to shared memory.
-//   backward     Two kernels, 7 products instead of 5: backward_q owns query rows and computes dq, backward_kv owns keys and
-//                computes dk and dv. Every sum has one owner. (One kernel that adds dq in memory, tile after tile in a fixed
-//                order, was no faster: docs/LOG.md.)
+//   blocks      One block an SM. It draws work tiles until none is left, those with most work
+//               first, so that all SMs finish at about the same time. The result does not depend on
+//               which SM computes a tile.
+//   warpgroups  One producer, of which one thread issues all copies, always ahead of their use; two
+//               or three consumers, with 64 rows (or keys) each.
+//   work tiles  forward and backward_q: 64 query rows for each consumer; key/value tiles stream
+//               past them in order. backward_kv: 64 keys and values for each of two consumers;
+//               boxes of 64 query rows stream past them.
+//   copies      A tensor map knows q as {column, head of the query group, token, group, sequence}:
+//               one box is 64 packed rows in either order of heads. Rows past the last one arrive
+//               as zeros and are not stored. If Q is not a power of two, a box holds as many whole
+//               tokens as fit into 64 rows.
+//   softmax     takes as long as a product: the SM issues 16 exp2 per clock, its tensor cores do
+//               4096 flop. So the two overlap: the scores of the next tile are queued before the
+//               softmax of this one, and the warpgroups, which run in no fixed order, fill each
+//               other's gaps.
+//   registers   P and dS are computed in the registers from which the next wgmma reads them; they
+//               never go to shared memory.
+//   backward    Two kernels, 7 products instead of 5: backward_q owns query rows and computes dq,
+//               backward_kv owns keys and computes dk and dv. Every sum has one owner. (One kernel
+//               that adds dq in memory, tile after tile in a fixed order, was no faster:
+//               docs/LOG.md.)
 //
 // Shared memory, from a multiple of 1024 bytes on, in KB for D = 64 | 128. A box is 64 rows.
 //
@@ -34,7 +41,8 @@
 //      2 | 1 stages      3 stages, 1 box   3 stages, 1 box    2 boxes a consumer  3 stages
 //      64 | 64           24 | 48           24 | 48            32 | 64             1.5
 //
-// Timeline of a work tile. wgmma runs in the background of the same warpgroup's arithmetic (exp2); n is the last key/value tile:
+// Timeline of a work tile. wgmma runs in the background of the same warpgroup's arithmetic (exp2);
+// n is the last key/value tile:
 //
 //   producer    | k0 | q | v0 | k1 | v1 | k2, when S0 is released | v2 | ... | k0 of the next
 //   forward
@@ -51,8 +59,9 @@
 
 #if defined(PRECISION_BF16)
 
-// The packed rows of a (sequence, key/value head) pair, and the boxes they are copied in. With HEADS_TILED rows are evenly spaced:
-// fold is 1. With HEADS_GROUPED the Q rows of a token are a dimension of the tensor map of their own: fold is Q.
+// The packed rows of a (sequence, key/value head) pair, and the boxes they are copied in. With
+// HEADS_TILED rows are evenly spaced: fold is 1. With HEADS_GROUPED the Q rows of a token are a
+// dimension of the tensor map of their own: fold is Q.
 struct Packing {
     HeadOrder order;
     int T, G, Q;
@@ -61,25 +70,28 @@ struct Packing {
     int fold, box_rows, boxes;                  // rows in a box: 64, or a little less; boxes of a pair
 };
 
-// The order of work tiles. Pairs are taken in groups whose keys fit into L2: `larger` groups of group + 1 pairs, then groups of
-// `group`. Within a group the largest tiles of all its pairs come first.
+// The order of work tiles. Pairs are taken in groups whose keys fit into L2: `larger` groups of
+// group + 1 pairs, then groups of `group`. Within a group the largest tiles of all its pairs come
+// first.
 struct Schedule { int tiles, group, larger; unsigned *counter; };      // tiles: of a pair; counter: 0 between kernels
 struct WorkTile { int tile, g, b, pair; };                              // tile -1: no work is left
 
-// What backward_q leaves for backward_kv about a box of rows: lse in powers of two, and delta. Rows that do not exist have an
-// infinite lse, which makes their p zero.
+// What backward_q leaves for backward_kv about a box of rows: lse in powers of two, and delta. Rows
+// that do not exist have an infinite lse, which makes their p zero.
 struct BoxStats { float lse[64], delta[64]; };
-// Where row `row` of the box is in them: a thread of backward_kv reads its four columns of 16 at once.
+// Where row `row` of the box is in them: a thread of backward_kv reads its four columns of 16 at
+// once.
 [[maybe_unused]] __device__ static inline int stats_index(int row) { return row/16*16 + row%8/2*4 + row/8%2*2 + row%2; }
 
 #if defined(HOPPER)
 
 template <bool b> struct Bool { static constexpr bool value = b; };
 
-// ---- work tiles ---------------------------------------------------------------------------------------------------------
+// ---- work tiles ---------------------------------------------------------------------------------
 
-// As draw_work (pipeline.cuh), but a block's first tile is drawn, too: beside a communication kernel some blocks start late, and
-// should then find less work, not a large tile of their own. Every block draws until its number is past the last tile.
+// As draw_work (pipeline.cuh), but a block's first tile is drawn, too: beside a communication
+// kernel some blocks start late, and should then find less work, not a large tile of their own.
+// Every block draws until its number is past the last tile.
 __device__ static inline unsigned draw_tile(Packing h, Schedule schedule) {
     return atomicInc(schedule.counter, (unsigned)(h.pairs * schedule.tiles) + gridDim.x - 1);
 }
@@ -98,9 +110,11 @@ __device__ static inline size_t lse_index(Packing h, WorkTile w, int r) {
     return ((size_t)w.b*h.T + t)*h.G*h.Q + (h.order == HEADS_TILED ? j*h.G + w.g : w.g*h.Q + j);
 }
 // How many key tiles the packed rows before `row` see, at least in part.
-__device__ static inline int visible_tiles(Packing h, int row, int keys) { return (min(row, h.rows) - 1) / h.Q / keys + 1; }
+__device__ static inline int visible_tiles(Packing h, int row, int keys) {
+    return (min(row, h.rows) - 1) / h.Q / keys + 1;
+}
 
-// ---- copies -------------------------------------------------------------------------------------------------------------
+// ---- copies -------------------------------------------------------------------------------------
 
 // A box of packed rows, slab by slab of 64 columns.
 template <int D> __device__ static inline void
@@ -115,7 +129,8 @@ load_keys(uint32_t to, const CUtensorMap *map, uint32_t barrier, int key, int wh
     #pragma unroll
     for (int d = 0; d < D; d += 64) bulk_load(to + d*KEYS*2, map, barrier, d, make_int4(key, w.g, which, w.b));
 }
-// 64 rows of D from a consumer's registers to shared memory: slabs of 64 columns, 8 KB each, swizzled for the bulk store.
+// 64 rows of D from a consumer's registers to shared memory: slabs of 64 columns, 8 KB each,
+// swizzled for the bulk store.
 template <int D> __device__ static inline void stage_rows(uint32_t slab, const float (&x)[D / 2]) {
     const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
     #pragma unroll
@@ -129,9 +144,11 @@ template <int D> __device__ static inline void store_rows(const CUtensorMap *map
     for (int d = 0; d < D; d += 64) bulk_store(map, slab + d*128, d, at);
 }
 __device__ static inline void consumer_sync(int consumer) { named_barrier_sync(1 + consumer, 128); }
-// A consumer's box, through its buffer in shared memory. The first barrier: nobody reads the buffer any more.
+// A consumer's box, through its buffer in shared memory. The first barrier: nobody reads the buffer
+// any more.
 template <int D> __device__ static inline void
-store_box(const CUtensorMap *map, uint32_t buffer, const float (&x)[D / 2], int consumer, int box, Packing h, WorkTile w) {
+store_box(const CUtensorMap *map, uint32_t buffer, const float (&x)[D / 2], int consumer, int box, Packing h,
+          WorkTile w) {
     consumer_sync(consumer);
     stage_rows<D>(buffer, x);
     fence_async_proxy();
@@ -141,9 +158,11 @@ store_box(const CUtensorMap *map, uint32_t buffer, const float (&x)[D / 2], int 
     bulk_commit();
 }
 
-// ---- products: element 4n + 2h + c of d is row lane/4 + 8h, column 8n + lane%4*2 + c of the warp's 16 rows --------------------
+// ---- products: element 4n + 2h + c of d is row lane/4 + 8h, column 8n + lane%4*2 + c of the
+//      warp's 16 rows -----------------------------------------------------------------------------
 
-// Queues d = a b^T: 64 rows of a, N rows of b, D columns each, both in shared memory in slabs of 64 columns.
+// Queues d = a b^T: 64 rows of a, N rows of b, D columns each, both in shared memory in slabs of 64
+// columns.
 template <int N, int D> __device__ static inline void product_abt(float (&d)[N / 2], uint32_t a, uint32_t b) {
     const uint64_t x = descriptor(a, K_MAJOR), y = descriptor(b, K_MAJOR);
     pin(d);
@@ -169,12 +188,13 @@ template <int COUNT> __device__ static inline void pack_operand(uint32_t (&a)[CO
     for (int i = 0; i < COUNT / 2; i++) a[i] = pack_bf16(d[2*i], d[2*i + 1]);
 }
 
-// ---- tiles of query rows: what forward and backward_q have in common ----------------------------------------------------------
+// ---- tiles of query rows: what forward and backward_q have in common ----------------------------
 //
-// If the boxes of a pair are not a multiple of CONSUMERS, the first work tile, which has least work, lacks some: boxes before the
-// first one of the pair have negative numbers.
+// If the boxes of a pair are not a multiple of CONSUMERS, the first work tile, which has least
+// work, lacks some: boxes before the first one of the pair have negative numbers.
 
-// The roles' common view of a block: addresses in shared memory, and pipelines. L: Forward<D> or BackwardQ<D>.
+// The roles' common view of a block: addresses in shared memory, and pipelines. L: Forward<D> or
+// BackwardQ<D>.
 template <class L> struct RowsBlock {
     uint32_t base;
     Pipeline<L::STAGES> q;
@@ -203,20 +223,24 @@ template <class L> struct RowsBlock {
 template <class L> __device__ static inline int first_box(Packing h, Schedule schedule, WorkTile w) {
     return h.boxes - (schedule.tiles - w.tile) * L::CONSUMERS;
 }
-// A consumer's box, and what its rows see of the key/value tiles that are loaded for the work tile: something of the first `used`,
-// everything of the first `unmasked`. last: the last keys that this thread's two rows see, counted from its first column.
+// A consumer's box, and what its rows see of the key/value tiles that are loaded for the work tile:
+// something of the first `used`, everything of the first `unmasked`. last: the last keys that this
+// thread's two rows see, counted from its first column.
 struct KeyRange { int box, loaded, used, unmasked, last[2]; };
 template <class L> __device__ static inline KeyRange key_range(Packing h, Schedule schedule, WorkTile w, int consumer) {
     const int first = first_box<L>(h, schedule, w), box = first + consumer, lane = threadIdx.x % 32;
     const int row = box*h.box_rows + threadIdx.x % 128 / 32 * 16 + lane/4;
-    return { box, visible_tiles(h, (first + L::CONSUMERS) * h.box_rows, L::KEYS), visible_tiles(h, (box + 1) * h.box_rows, L::KEYS),
-             (box*h.box_rows / h.Q + 1) / L::KEYS, { row / h.Q - lane%4*2, (row + 8) / h.Q - lane%4*2 } };
+    return { box, visible_tiles(h, (first + L::CONSUMERS) * h.box_rows, L::KEYS),
+             visible_tiles(h, (box + 1) * h.box_rows, L::KEYS), (box*h.box_rows / h.Q + 1) / L::KEYS,
+             { row / h.Q - lane%4*2, (row + 8) / h.Q - lane%4*2 } };
 }
 
-// The producer, one thread. n counts work tiles, kv key/value tiles; load_rows(n, w, box) issues the copies of the n-th work
-// tile's boxes from box `box` on, load_later(n, w, box) those of rows that are needed later.
+// The producer, one thread. n counts work tiles, kv key/value tiles; load_rows(n, w, box) issues
+// the copies of the n-th work tile's boxes from box `box` on, load_later(n, w, box) those of rows
+// that are needed later.
 template <int D, class L, class LoadRows, class LoadLater> __device__ static inline void
-produce(const RowsBlock<L> &b, const CUtensorMap *kv_map, Packing h, Schedule schedule, LoadRows load_rows, LoadLater load_later) {
+produce(const RowsBlock<L> &b, const CUtensorMap *kv_map, Packing h, Schedule schedule, LoadRows load_rows,
+        LoadLater load_later) {
     unsigned number = draw_tile(h, schedule);
     for (int n = 0, kv = 0;; n++) {
         const WorkTile w = work_tile(number, h, schedule);
@@ -246,18 +270,21 @@ produce(const RowsBlock<L> &b, const CUtensorMap *kv_map, Packing h, Schedule sc
 }
 #endif
 
-// ---- forward ------------------------------------------------------------------------------------------------------------
+// ---- forward ------------------------------------------------------------------------------------
 
 template <int D> struct Forward {                                       // sizes and offsets in bytes
-    static constexpr int KEYS = 128, KV_STAGES = 2, STAGES = 1, CONSUMERS = D == 64 ? 3 : 2, THREADS = 128 * (CONSUMERS + 1);
+    static constexpr int KEYS = 128, KV_STAGES = 2, STAGES = 1, CONSUMERS = D == 64 ? 3 : 2,
+                                 THREADS = 128 * (CONSUMERS + 1);
     static constexpr int box = 64 * D * 2, tile = KEYS * D * 2;
-    static constexpr int q = 0, out = CONSUMERS * box, k = 2 * out, v = k + KV_STAGES * tile, bytes = v + KV_STAGES * tile + 1024;
+    static constexpr int q = 0, out = CONSUMERS * box, k = 2 * out, v = k + KV_STAGES * tile,
+                                 bytes = v + KV_STAGES * tile + 1024;
 };
 
 #if defined(HOPPER)
 // The producer, one thread.
 template <int D> __device__ static inline void
-forward_produce(const RowsBlock<Forward<D>> &b, const CUtensorMap *q_map, const CUtensorMap *kv_map, Packing h, Schedule schedule) {
+forward_produce(const RowsBlock<Forward<D>> &b, const CUtensorMap *q_map, const CUtensorMap *kv_map, Packing h,
+                Schedule schedule) {
     typedef Forward<D> L;
     auto load_rows = [&](int n, WorkTile w, int box) {
         barrier_expect(b.q.full(n), L::CONSUMERS * h.box_rows * D * 2);
@@ -268,8 +295,8 @@ forward_produce(const RowsBlock<Forward<D>> &b, const CUtensorMap *q_map, const 
     produce<D>(b, kv_map, h, schedule, load_rows, nothing_later);
 }
 
-// The running softmax of a thread's two rows: top is the largest score so far times c; sum is of this thread's columns; shrink is
-// what the last tile scaled earlier sums by.
+// The running softmax of a thread's two rows: top is the largest score so far times c; sum is of
+// this thread's columns; shrink is what the last tile scaled earlier sums by.
 struct Softmax { float top[2] = { -INFINITY, -INFINITY }, sum[2] = {}, shrink[2]; };
 
 // One more tile of scores: s becomes p.
@@ -298,10 +325,11 @@ softmax_tile(float (&s)[COUNT], Softmax &state, const int (&last)[2], float c) {
     }
 }
 
-// A consumer's box: o = the sum of p v over the keys that its rows see, not yet divided by the sum of p.
+// A consumer's box: o = the sum of p v over the keys that its rows see, not yet divided by the sum
+// of p.
 template <int D> __device__ static inline void
-forward_mainloop(float (&o)[D / 2], Softmax &state, const RowsBlock<Forward<D>> &b, uint32_t q, KeyRange range, float c, int n,
-                 int &kv) {
+forward_mainloop(float (&o)[D / 2], Softmax &state, const RowsBlock<Forward<D>> &b, uint32_t q, KeyRange range, float c,
+                 int n, int &kv) {
     enum { KEYS = Forward<D>::KEYS };
     float s[KEYS / 2];
     uint32_t p[KEYS / 4];
@@ -342,8 +370,8 @@ forward_mainloop(float (&o)[D / 2], Softmax &state, const RowsBlock<Forward<D>> 
 }
 // out = o / sum of p, lse = log of the sum of exp.
 template <int D> __device__ static inline void
-forward_epilogue(float (&o)[D / 2], Softmax &state, const CUtensorMap *out_map, float *lse, uint32_t out, int box, int consumer,
-                 Packing h, WorkTile w) {
+forward_epilogue(float (&o)[D / 2], Softmax &state, const CUtensorMap *out_map, float *lse, uint32_t out, int box,
+                 int consumer, Packing h, WorkTile w) {
     const int thread = threadIdx.x % 128, lane = thread % 32;
     #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -362,8 +390,8 @@ forward_epilogue(float (&o)[D / 2], Softmax &state, const CUtensorMap *out_map, 
 }
 #endif
 
-// A consumer stops at the last key that its own rows see. 4*D flop per visible (row, key) pair; 32 KB * D/64 read from L2 for
-// 64 * CONSUMERS rows and 128 keys.
+// A consumer stops at the last key that its own rows see. 4*D flop per visible (row, key) pair; 32
+// KB * D/64 read from L2 for 64 * CONSUMERS rows and 128 keys.
 template <int D> __global__ static void __launch_bounds__(Forward<D>::THREADS, 1)
 attention_forward_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap kv_map,
                          const __grid_constant__ CUtensorMap out_map, float *lse, Packing h, Schedule schedule) {
@@ -407,7 +435,7 @@ attention_forward_kernel(const __grid_constant__ CUtensorMap q_map, const __grid
 #endif
 }
 
-// ---- backward: dq ---------------------------------------------------------------------------------------------------------
+// ---- backward: dq -------------------------------------------------------------------------------
 
 template <int D> struct BackwardQ {                                     // sizes and offsets in bytes
     static constexpr int KEYS = 64, KV_STAGES = 4, STAGES = D == 64 ? 2 : 1, CONSUMERS = D == 64 ? 3 : 2;
@@ -432,8 +460,8 @@ template <int D> __device__ static inline float row_dot(uint32_t a, uint32_t b, 
 }
 // lse, in powers of two, and delta of this thread's two rows; also left in `stats` for backward_kv.
 template <int D> __device__ static inline void
-row_stats(float (&lse2)[2], float (&delta)[2], BoxStats &stats, const float *lse, uint32_t dout, uint32_t out, int box, Packing h,
-          WorkTile w) {
+row_stats(float (&lse2)[2], float (&delta)[2], BoxStats &stats, const float *lse, uint32_t dout, uint32_t out, int box,
+          Packing h, WorkTile w) {
     const int lane = threadIdx.x % 32;
     #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -466,8 +494,8 @@ backward_q_produce(const RowsBlock<BackwardQ<D>> &b, const CUtensorMap *q_map, c
 }
 // A consumer's box: dq = the sum of ds k over the keys that its rows see.
 template <int D> __device__ static inline void
-backward_q_mainloop(float (&dq)[D / 2], const float (&lse2)[2], const float (&delta)[2], const RowsBlock<BackwardQ<D>> &b,
-                    uint32_t q, uint32_t dout, KeyRange range, float c, int &kv) {
+backward_q_mainloop(float (&dq)[D / 2], const float (&lse2)[2], const float (&delta)[2],
+                    const RowsBlock<BackwardQ<D>> &b, uint32_t q, uint32_t dout, KeyRange range, float c, int &kv) {
     enum { KEYS = BackwardQ<D>::KEYS };
     float s[KEYS / 2], dp[KEYS / 2];
     uint32_t ds[KEYS / 4];
@@ -509,8 +537,9 @@ backward_q_mainloop(float (&dq)[D / 2], const float (&lse2)[2], const float (&de
 }
 #endif
 
-// p = exp(q k^T / sqrt(D) - lse), dp = do v^T, ds = p (dp - delta), dq += ds k, with delta = do . out. dq is staged in the buffer
-// that held out. s and dp of the next keys are queued before dq of these, so that the exponentials wait for nothing else.
+// p = exp(q k^T / sqrt(D) - lse), dp = do v^T, ds = p (dp - delta), dq += ds k, with delta = do .
+// out. dq is staged in the buffer that held out. s and dp of the next keys are queued before dq of
+// these, so that the exponentials wait for nothing else.
 // 6*D flop per pair.
 template <int D> __global__ static void __launch_bounds__(BackwardQ<D>::THREADS, 1)
 attention_backward_q_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
@@ -566,10 +595,10 @@ attention_backward_q_kernel(const __grid_constant__ CUtensorMap q_map, const __g
 #endif
 }
 
-// ---- backward: dk and dv --------------------------------------------------------------------------------------------------
+// ---- backward: dk and dv ------------------------------------------------------------------------
 
 template <int D> struct BackwardKV {                                    // sizes and offsets in bytes
-    static constexpr bool AHEAD = D == 64;                              // are there registers to queue the next scores early?
+    static constexpr bool AHEAD = D == 64;                      // are there registers to queue the next scores early?
     static constexpr int STAGES = 3, KV_STAGES = D == 64 ? 2 : 1, THREADS = 384, box = 64 * D * 2;
     static constexpr int k = 0, q = KV_STAGES * 4 * box, dout = q + STAGES * box, out = dout + STAGES * box;
     static constexpr int stats = out + 4 * box, bytes = stats + STAGES * (int)sizeof(BoxStats) + 1024;
@@ -592,9 +621,10 @@ template <int D> struct KeysBlock {
             kv.init(8), rows.init(8);
             fence_barrier_init();
         }
-        if (h.box_rows < 64) {                                          // rows that no copy fills are operands too: zeros
+        if (h.box_rows < 64) {                                      // rows that no copy fills are operands too: zeros
             unsigned char *tiles = raw + (base - shared_address(raw));
-            for (int i = L::q + threadIdx.x*16; i < L::out; i += L::THREADS*16) *(int4 *)(tiles + i) = make_int4(0, 0, 0, 0);
+            for (int i = L::q + threadIdx.x*16; i < L::out; i += L::THREADS*16)
+                *(int4 *)(tiles + i) = make_int4(0, 0, 0, 0);
             fence_async_proxy();
         }
         __syncthreads();
@@ -608,8 +638,8 @@ template <int D> struct KeysBlock {
 
 // The producer, one thread. n counts work tiles, r boxes of rows.
 template <int D> __device__ static inline void
-backward_kv_produce(const KeysBlock<D> &b, const CUtensorMap *q_map, const CUtensorMap *dout_map, const CUtensorMap *kv_map,
-                    const BoxStats *stats, Packing h, Schedule schedule) {
+backward_kv_produce(const KeysBlock<D> &b, const CUtensorMap *q_map, const CUtensorMap *dout_map,
+                    const CUtensorMap *kv_map, const BoxStats *stats, Packing h, Schedule schedule) {
     typedef BackwardKV<D> L;
     unsigned number = draw_tile(h, schedule);
     for (int n = 0, r = 0;; n++) {
@@ -624,7 +654,8 @@ backward_kv_produce(const KeysBlock<D> &b, const CUtensorMap *q_map, const CUten
         barrier_expect(b.kv.full(n), 4 * L::box);
         #pragma unroll
         for (int i = 0; i < 4; i++)
-            load_keys<D, 64>(b.base + L::k + (n % L::KV_STAGES * 4 + i)*L::box, kv_map, b.kv.full(n), w.tile*128 + i%2*64, i/2, w);
+            load_keys<D, 64>(b.base + L::k + (n % L::KV_STAGES * 4 + i)*L::box, kv_map, b.kv.full(n),
+                             w.tile*128 + i%2*64, i/2, w);
         for (int box = b.first_box(w.tile*128, h); box < h.boxes; box++, r++) {
             b.rows.acquire(r, 2 * h.box_rows * D * 2 + (int)sizeof(BoxStats));
             load_box<D>(b.q_box(r), q_map, b.rows.full(r), box, h, w);
@@ -634,10 +665,11 @@ backward_kv_produce(const KeysBlock<D> &b, const CUtensorMap *q_map, const CUten
     }
 }
 
-// A consumer's keys from k0 on: dk and dv over the boxes from `box` on. k, v: its keys and values in shared memory.
+// A consumer's keys from k0 on: dk and dv over the boxes from `box` on. k, v: its keys and values
+// in shared memory.
 template <int D> __device__ static inline void
-backward_kv_mainloop(float (&dk)[D / 2], float (&dv)[D / 2], const KeysBlock<D> &b, uint32_t k, uint32_t v, int k0, int box,
-                     float c, Packing h, int &r) {
+backward_kv_mainloop(float (&dk)[D / 2], float (&dv)[D / 2], const KeysBlock<D> &b, uint32_t k, uint32_t v, int k0,
+                     int box, float c, Packing h, int &r) {
     constexpr bool AHEAD = BackwardKV<D>::AHEAD;
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     float p[32], dp[32];
@@ -654,7 +686,8 @@ backward_kv_mainloop(float (&dk)[D / 2], float (&dv)[D / 2], const KeysBlock<D> 
         for (int j = 0; j < 32; j += 8) {
             const float4 lse = load_shared_floats(stats + 8*j);
             #pragma unroll
-            for (int e = 0; e < 8; e++) p[j + e] = exp2_fast(p[j + e] * c - (e < 4 ? e%2 ? lse.y : lse.x : e%2 ? lse.w : lse.z));
+            for (int e = 0; e < 8; e++)
+                p[j + e] = exp2_fast(p[j + e] * c - (e < 4 ? e%2 ? lse.y : lse.x : e%2 ? lse.w : lse.z));
         }
         if ((k0 + 63) * h.Q > i * h.box_rows)                           // the first row does not see the last key
             #pragma unroll
@@ -668,7 +701,8 @@ backward_kv_mainloop(float (&dk)[D / 2], float (&dv)[D / 2], const KeysBlock<D> 
         for (int j = 0; j < 32; j += 8) {
             const float4 delta = load_shared_floats(stats + 8*j + (int)offsetof(BoxStats, delta));
             #pragma unroll
-            for (int e = 0; e < 8; e++) p[j + e] *= dp[j + e] - (e < 4 ? e%2 ? delta.y : delta.x : e%2 ? delta.w : delta.z);
+            for (int e = 0; e < 8; e++)
+                p[j + e] *= dp[j + e] - (e < 4 ? e%2 ? delta.y : delta.x : e%2 ? delta.w : delta.z);
         }
         pack_operand(ds_operand, p);
         product_ab<D, 64>(dk, ds_operand, b.q_box(r));
@@ -688,8 +722,10 @@ backward_kv_mainloop(float (&dk)[D / 2], float (&dv)[D / 2], const KeysBlock<D> 
 }
 #endif
 
-// Scores are computed transposed, keys down and rows across, so that p^T and ds^T are operands a of the next products:
-//     p^T = exp(k q^T / sqrt(D) - lse), dp^T = v do^T, dv += p^T do, ds^T = p^T (dp^T - delta), dk += ds^T q.
+// Scores are computed transposed, keys down and rows across, so that p^T and ds^T are operands a of
+// the next products:
+//     p^T = exp(k q^T / sqrt(D) - lse), dp^T = v do^T, dv += p^T do, ds^T = p^T (dp^T - delta),
+//     dk += ds^T q.
 // 8*D flop per pair.
 template <int D> __global__ static void __launch_bounds__(BackwardKV<D>::THREADS, 1)
 attention_backward_kv_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
@@ -748,11 +784,12 @@ attention_backward_kv_kernel(const __grid_constant__ CUtensorMap q_map, const __
 #endif
 }
 
-// ---- the host's side ----------------------------------------------------------------------------------------------------
+// ---- the host's side ----------------------------------------------------------------------------
 
 // The packed rows of x (B,T,Q*G,D) as a map {column, within fold, fold, key/value head, sequence}.
 static bool map_rows(CUtensorMap *map, const void *x, Packing h, int D) {
-    const uint64_t d = (uint64_t)D, G = (uint64_t)h.G, Q = (uint64_t)h.Q, fold = (uint64_t)h.fold, rows = (uint64_t)h.rows;
+    const uint64_t d = (uint64_t)D, G = (uint64_t)h.G, Q = (uint64_t)h.Q, fold = (uint64_t)h.fold,
+        rows = (uint64_t)h.rows;
     const uint64_t extent[] = { d, fold, rows / fold, G, (uint64_t)(h.pairs / h.G) };
     const uint64_t folded[] = { d, Q*G*d, Q*d, rows*G*d }, even[] = { G*d, G*d, d, rows*G*d };
     const uint32_t box[] = { 64, (uint32_t)h.fold, (uint32_t)(h.box_rows / h.fold), 1, 1 };
@@ -770,16 +807,19 @@ static Packing packing_of(HeadOrder order, int B, int T, int G, int Q) {
     const int fold = order == HEADS_TILED ? 1 : Q, box_rows = 64 / fold * fold;
     return { order, T, G, Q, B*G, T*Q, fold, box_rows, (int)divide_up((size_t)T*Q, (size_t)box_rows) };
 }
-// Tiles of `size` out of `count` boxes or keys of a pair. A group has up to four tiles for every SM: few enough for its keys to
-// be in L2 still when they are read again, and enough for the largest tiles of the last group to be done before its small ones run
-// out. Groups differ by one pair at most: a small last group would leave most SMs idle.
+// Tiles of `size` out of `count` boxes or keys of a pair. A group has up to four tiles for every
+// SM: few enough for its keys to be in L2 still when they are read again, and enough for the
+// largest tiles of the last group to be done before its small ones run out. Groups differ by one
+// pair at most: a small last group would leave most SMs idle.
 static Schedule schedule_of(Packing h, int count, int size) {
     const int tiles = (int)divide_up((size_t)count, (size_t)size);
     const size_t all = (size_t)h.pairs * (size_t)tiles, groups = divide_up(all, (size_t)4 * context()->sm_count);
     const int n = groups < (size_t)h.pairs ? (int)groups : h.pairs;
     return { tiles, h.pairs / n, h.pairs % n, context()->work_counter };
 }
-static unsigned blocks_for(Packing h, Schedule schedule) { return (unsigned)min(schedule.tiles * h.pairs, context()->sm_count); }
+static unsigned blocks_for(Packing h, Schedule schedule) {
+    return (unsigned)min(schedule.tiles * h.pairs, context()->sm_count);
+}
 static bool can_use(const void *a, const void *b, const void *c, const void *d, int B, int T, int Q, int D) {
     return context()->arch == 90 && (D == 64 || D == 128) && Q <= 64 && B > 0 && T > 0
         && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) % 16 == 0;
@@ -800,8 +840,8 @@ template <int D> static bool launch_forward(floatX *out, float *lse, const float
     LAUNCH(kernel, blocks_for(h, schedule), L::THREADS, L::bytes, q_map, kv_map, out_map, lse, h, schedule);
     return true;
 }
-template <int D> static bool launch_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const float *lse,
-                                             const floatX *q, const floatX *kv, Packing h) {
+template <int D> static bool launch_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out,
+                                             const float *lse, const floatX *q, const floatX *kv, Packing h) {
     typedef BackwardQ<D> LQ;
     typedef BackwardKV<D> LKV;
     CUtensorMap q_map, dout_map, out_map, dq_map, kv_map, dkv_map;
@@ -819,18 +859,20 @@ template <int D> static bool launch_backward(floatX *dq, floatX *dkv, const floa
     return true;
 }
 
-static Device portable;                                 // attention.cu's functions, for what these kernels cannot do: other
-                                                        // sizes, rows of several samples, and windows (reach)
+static Device portable;                                 // attention.cu's functions, for what these
+                                                        // kernels cannot do: other sizes, rows of
+                                                        // several samples, and windows (reach)
 
-static void attention_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, const int *reach, HeadOrder order,
-                              int B, int T, int G, int Q, int D) {
+static void attention_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, const int *reach,
+                              HeadOrder order, int B, int T, int G, int Q, int D) {
     const Packing h = packing_of(order, B, T, G, Q);
     if (reach || !can_use(out, q, kv, NULL, B, T, Q, D)
         || !(D == 64 ? launch_forward<64>(out, lse, q, kv, h) : launch_forward<128>(out, lse, q, kv, h)))
         portable.attention_forward(out, lse, q, kv, reach, order, B, T, G, Q, D);
 }
 static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const float *lse,
-                               const floatX *q, const floatX *kv, const int *reach, HeadOrder order, int B, int T, int G, int Q, int D) {
+                               const floatX *q, const floatX *kv, const int *reach, HeadOrder order, int B, int T,
+                               int G, int Q, int D) {
     const Packing h = packing_of(order, B, T, G, Q);
     if (reach || !can_use(dq, dkv, dout, out, B, T, Q, D) || !can_use(q, kv, NULL, NULL, B, T, Q, D)
         || !(D == 64 ? launch_backward<64>(dq, dkv, dout, out, lse, q, kv, h)

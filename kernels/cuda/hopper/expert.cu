@@ -1,19 +1,23 @@
-// expert.cu: two products of rows.cu that do the work of a gated expert's nonlinearity (SWIGLU) in their epilogues (sm_90a,
-// bf16). So neither the activations nor their gradients make a round trip through memory. Blocks, producer and main loop are
-// those of rows.cu; rows of a are gathered.
+// expert.cu: two products of rows.cu that do the work of a gated expert's nonlinearity (SWIGLU) in
+// their epilogues (sm_90a, bf16). So neither the activations nor their gradients make a round trip
+// through memory. Blocks, producer and main loop are those of rows.cu; rows of a are gathered.
 //
-//   expert_up              pre = inp weight^T, act = silu(gate) * up, where gate and up are the two halves of a row of pre. A
-//                          tile has 128 columns of gate and the same 128 of up, so that one thread holds both halves of each
-//                          gate/up pair. act is computed from pre as it is stored, rounded.
-//   expert_down_backward   da = dout down is never stored; its epilogue does the work of activation_backward: dpre, wact, and
-//                          the gradient of each row's router weight, of which a tile computes a part, the sum over its columns.
+//   expert_up             pre = inp weight^T, act = silu(gate) * up, where gate and up are the two
+//                         halves of a row of pre. A tile has 128 columns of gate and the same 128
+//                         of up, so that one thread holds both halves of each gate/up pair. act is
+//                         computed from pre as it is stored, rounded.
+//   expert_down_backward  da = dout down is never stored; its epilogue does the work of
+//                         activation_backward: dpre, wact, and the gradient of each row's router
+//                         weight, of which a tile computes a part, the sum over its columns.
 //
-// For each tile expert_down_backward moves 320 KB to and from memory. If it did so after the product, memory and tensor cores
-// would wait for each other. Instead a warp keeps its 16 rows of da in slabs, as bf16, and goes on with the next tile. This one
-// is then pending: the warp finishes it in units of 4 rows x 64 columns, 8 elements a thread, while the tensor cores work on
-// the steps of the next tile.
+// For each tile expert_down_backward moves 320 KB to and from memory. If it did so after the
+// product, memory and tensor cores would wait for each other. Instead a warp keeps its 16 rows of
+// da in slabs, as bf16, and goes on with the next tile. This one is then pending: the warp finishes
+// it in units of 4 rows x 64 columns, 8 elements a thread, while the tensor cores work on the steps
+// of the next tile.
 //
-// Shared memory of expert_up: that of rows.cu with 256 columns. Of expert_down_backward (byte offsets; gemm.cuh, Layout):
+// Shared memory of expert_up: that of rows.cu with 256 columns. Of expert_down_backward (byte
+// offsets; gemm.cuh, Layout):
 //
 //        0   stage 0: a, 16 KB        128 rows x 64 of k (K_MAJOR)
 //    16384            b, 32 KB        4 times 64 of k x 64 columns (MN_MAJOR)
@@ -23,8 +27,9 @@
 //                                       4      gate and up of two of its units, prefetched
 //   229376   barriers, tiles, next, starts
 //
-// Timeline of expert_up: that of rows.cu. Of a consumer of expert_down_backward, where sN is step N of tile i+1, and tile i is
-// pending (here with 16 steps; with fewer, a step finishes several units; with more, the later ones have none):
+// Timeline of expert_up: that of rows.cu. Of a consumer of expert_down_backward, where sN is step N
+// of tile i+1, and tile i is pending (here with 16 steps; with fewer, a step finishes several
+// units; with more, the later ones have none):
 //
 //   tensor cores  |      | s0      | s1      | ... | s15     |                    | s0 of tile i+2
 //   warps         | wait | unit 0, | unit 1, | ... | unit 15 | da of i+1 to slabs | unit 0 of i+1
@@ -38,12 +43,13 @@
 typedef Layout<256, 4, 2> Up;
 typedef Layout<256, 3, 5> Down;
 
-// ---- expert_up ------------------------------------------------------------------------------------------------------------
+// ---- expert_up ----------------------------------------------------------------------------------
 
 #if defined(HOPPER)
-// Stores this warp's 16 rows: of every 64 columns gate, up and act. `stores` counts over all tiles: two slabs alternate.
-__device__ static inline void epilogue(const float (&sum)[Up::BN / 2], const Shared<Up> &s, const Output &pre, const Output &act,
-                                       Tile tile, int &stores) {
+// Stores this warp's 16 rows: of every 64 columns gate, up and act. `stores` counts over all tiles:
+// two slabs alternate.
+__device__ static inline void epilogue(const float (&sum)[Up::BN / 2], const Shared<Up> &s, const Output &pre,
+                                       const Output &act, Tile tile, int &stores) {
     const int F = act.columns, row = tile.row + (threadIdx.x / 32 - 4) * 16;
 #pragma unroll
     for (int i = 0; i < 6; i++) {
@@ -73,8 +79,8 @@ __device__ static inline void epilogue(const float (&sum)[Up::BN / 2], const Sha
 // A FORWARD product. given: O is F, c is pre.
 static __global__ __launch_bounds__(THREADS, 1)
 void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant__ CUtensorMap pre_map,
-               const __grid_constant__ CUtensorMap act_map, const __grid_constant__ Product given, floatX *act, int tiles,
-               unsigned *work_counter) {
+               const __grid_constant__ CUtensorMap act_map, const __grid_constant__ Product given, floatX *act,
+               int tiles, unsigned *work_counter) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const Shared<Up> s(raw);
@@ -101,26 +107,30 @@ void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant_
 #endif
 }
 
-// ---- expert_down_backward -------------------------------------------------------------------------------------------------
+// ---- expert_down_backward -----------------------------------------------------------------------
 
-// pre and dpre (rows,2F), wact (rows,F); part (ceil(F/256),rows): sums of da * act over the columns of a tile.
+// pre and dpre (rows,2F), wact (rows,F); part (ceil(F/256),rows): sums of da * act over the columns
+// of a tile.
 struct DownBackward { const floatX *pre; floatX *dpre, *wact; real *part; const real *weight; const int *slot_of_row; };
 
 #if defined(HOPPER)
-// A tile whose product is complete. Of its unit u this thread has 8 elements: of row row + 4*(u/4), from column column +
-// 64*(u%4) on.
+// A tile whose product is complete. Of its unit u this thread has 8 elements: of row row + 4*(u/4),
+// from column column + 64*(u%4) on.
 enum { UNITS = 16 };
 struct PendingTile {
     unsigned unit;                                                  // the next to finish
     int row, end, column;                                           // end: as in Tile
-    real weight, dot;                                               // of row `lane` of the 16; da * act of this row, summed so far
+    real weight, dot;                                   // of row `lane` of the 16; da * act of this row, summed so far
     __device__ bool inside(unsigned u, int F) const {
         return row + (int)(u / 4 * 4) < end && column + (int)(u % 4 * 64) < F;
     }
-    __device__ size_t offset(unsigned u, int pitch) const { return (size_t)(row + u / 4 * 4) * pitch + column + u % 4 * 64; }
+    __device__ size_t offset(unsigned u,
+                             int pitch) const { return (size_t)(row + u / 4 * 4) * pitch + column + u % 4 * 64; }
 };
-// Starts to copy this thread's elements of gate and up of a unit to `to`. No other thread reads them.
-__device__ static inline void prefetch_unit(uint32_t to, const DownBackward &e, const PendingTile &t, unsigned unit, int F) {
+// Starts to copy this thread's elements of gate and up of a unit to `to`. No other thread reads
+// them.
+__device__ static inline void prefetch_unit(uint32_t to, const DownBackward &e, const PendingTile &t,
+                                            unsigned unit, int F) {
     if (unit < UNITS) {
         const bool inside = t.inside(unit, F);
         const floatX *from = e.pre + (inside ? t.offset(unit, 2 * F) : 0);
@@ -129,14 +139,16 @@ __device__ static inline void prefetch_unit(uint32_t to, const DownBackward &e, 
     }
     cp_async_commit();
 }
-// The next unit. da: this thread's elements of unit 0 in shared memory. prefetched: `to` of prefetch_unit.
+// The next unit. da: this thread's elements of unit 0 in shared memory. prefetched: `to` of
+// prefetch_unit.
 __device__ static inline
 void finish_unit(uint32_t da, uint32_t prefetched, const DownBackward &e, PendingTile &t, const Product &p) {
     const unsigned unit = t.unit++, lane = threadIdx.x % 32;
     const int F = p.C;
     uint32_t d[4], gate[4], up[4], dgate[4], dup[4], wact[4];
     cp_async_wait<1>();
-    load_shared(d, (da ^ unit / 4 % 2 * 64) + unit / 4 * 512 + unit % 4 * SLAB);    // swizzle: after 4 rows, the other 4 chunks
+    // swizzle: after 4 rows, the other 4 chunks
+    load_shared(d, (da ^ unit / 4 % 2 * 64) + unit / 4 * 512 + unit % 4 * SLAB);
     load_shared(gate, prefetched + unit % 2 * 1024);
     load_shared(up, prefetched + unit % 2 * 1024 + 512);
     prefetch_unit(prefetched, e, t, unit + 2, F);
@@ -151,7 +163,8 @@ void finish_unit(uint32_t da, uint32_t prefetched, const DownBackward &e, Pendin
             t.dot += da * slope.act;
             x[0][h] = w * da * slope.dgate, x[1][h] = w * da * slope.dup, x[2][h] = w * slope.act;
         }
-        dgate[i] = pack_bf16(x[0][0], x[0][1]), dup[i] = pack_bf16(x[1][0], x[1][1]), wact[i] = pack_bf16(x[2][0], x[2][1]);
+        dgate[i] = pack_bf16(x[0][0], x[0][1]), dup[i] = pack_bf16(x[1][0], x[1][1]),
+            wact[i] = pack_bf16(x[2][0], x[2][1]);
     }
     if (t.inside(unit, F)) {
         store_global(e.dpre + t.offset(unit, 2 * F), dgate);
@@ -195,7 +208,7 @@ void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __gri
         PendingTile next = { 0, row + lane / 8, tile.end, tile.column + lane % 8 * 8 };
         next.weight = lane < 16 && row + lane < tile.end ? e.weight[e.slot_of_row[row + lane]] : 0;
         bool has_prefetched = false;
-        auto prefetch = [&](void) {                                 // once, as soon as the pending tile needs no more itself
+        auto prefetch = [&](void) {                         // once, as soon as the pending tile needs no more itself
             if (!has_prefetched) prefetch_unit(prefetched, e, next, 0, F), prefetch_unit(prefetched, e, next, 1, F);
             has_prefetched = true;
         };
@@ -203,7 +216,8 @@ void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __gri
         mainloop<K_MAJOR, MN_MAJOR>(da, s, at, steps, warp / 4, [&](void) {
             if (pending.unit == UNITS) prefetch();
 #pragma unroll 1
-            for (int i = 0; i < units_of_step && pending.unit < UNITS; i++) finish_unit(my_da, prefetched, e, pending, p);
+            for (int i = 0; i < units_of_step && pending.unit < UNITS; i++)
+                finish_unit(my_da, prefetched, e, pending, p);
         });
         prefetch();
         __syncwarp();                                               // all lanes have read da of the pending tile
@@ -218,7 +232,8 @@ void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __gri
 }
 
 // The gradient of each row's router weight: the sum of its parts, in order.
-static __global__ void add_parts(real *dweight, const real *part, const int *slot_of_row, const int *end, int rows, int parts) {
+static __global__ void add_parts(real *dweight, const real *part, const int *slot_of_row, const int *end, int rows,
+                                 int parts) {
     const size_t r = global_index();
     if (r >= rows || (end && r >= *end)) return;
     real sum = 0;
@@ -226,26 +241,29 @@ static __global__ void add_parts(real *dweight, const real *part, const int *slo
     dweight[slot_of_row[r]] = sum;
 }
 void sum_router_parts(real *dweight, const real *part, const Plan *plan, int parts) {
-    LAUNCH(add_parts, (unsigned)divide_up((size_t)plan->S, 256), 256, 0, dweight, part, plan->slot_of_row, end_of(plan), plan->S, parts);
+    LAUNCH(add_parts, (unsigned)divide_up((size_t)plan->S, 256), 256, 0, dweight, part, plan->slot_of_row, end_of(plan),
+           plan->S, parts);
 }
 
-// ---- on the host ----------------------------------------------------------------------------------------------------------
+// ---- on the host --------------------------------------------------------------------------------
 
-static bool up_forward(floatX *pre, floatX *act, const floatX *inp, const floatX *weight, const Plan *plan, Activation f,
-                       int C, int F, Rows inp_rows) {
+static bool up_forward(floatX *pre, floatX *act, const floatX *inp, const floatX *weight, const Plan *plan,
+                       Activation f, int C, int F, Rows inp_rows) {
     Product p = routed(inp, weight, pre, plan, C, F);
     p.a_row = rows_of(plan, inp_rows);
     CUtensorMap b, pre_map, act_map;
-    if (f != SWIGLU || F % 64 || !p.a_row || !can_use(p) || (uintptr_t)act % 16 || !map_weights(&b, p, 2 * F, Up::BN / 2)
-        || !map_rows(&pre_map, pre, p.rows, 2 * F, 16) || !map_rows(&act_map, act, p.rows, F, 16)) return false;
+    if (f != SWIGLU || F % 64 || !p.a_row || !can_use(p)
+        || (uintptr_t)act % 16 || !map_weights(&b, p, 2 * F, Up::BN / 2) || !map_rows(&pre_map, pre, p.rows, 2 * F, 16)
+        || !map_rows(&act_map, act, p.rows, F, 16)) return false;
     allow_shared((const void *)expert_up, Up::bytes);
     const int tiles = (int)tile_count<FORWARD, BM, Up::BN / 2>(p);
     LAUNCH(expert_up, (unsigned)min(tiles, context()->sm_count), THREADS, Up::bytes, b, pre_map, act_map, p, act, tiles,
            context()->work_counter);
     return true;
 }
-static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const floatX *dout, const floatX *down, const floatX *pre,
-                          const real *weight, const Plan *plan, Activation f, int C, int F, Rows dout_rows) {
+static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const floatX *dout, const floatX *down,
+                          const floatX *pre, const real *weight, const Plan *plan, Activation f, int C, int F,
+                          Rows dout_rows) {
     Product p = routed(dout, down, wact, plan, F, C);
     p.a_row = rows_of(plan, dout_rows);
     CUtensorMap b;
@@ -261,8 +279,8 @@ static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const float
 }
 
 // Where these kernels do not support the sizes or the GPU, the operation is composed of its parts.
-static void expert_up_or_parts(const Device *d, OUT floatX *pre, OUT floatX *act, const floatX *inp, const floatX *weight,
-                               const Plan *plan, Activation f, int C, int F, Rows inp_rows) {
+static void expert_up_or_parts(const Device *d, OUT floatX *pre, OUT floatX *act, const floatX *inp,
+                               const floatX *weight, const Plan *plan, Activation f, int C, int F, Rows inp_rows) {
     if (!up_forward(pre, act, inp, weight, plan, f, C, F, inp_rows))
         compound_expert_up_forward(d, pre, act, inp, weight, plan, f, C, F, inp_rows);
 }

@@ -1,23 +1,28 @@
-// fp8.cuh: what the products of e4m3 codes have in common (sm_90a): the matrix instruction and the main loop of a consumer.
+// fp8.cuh: what the products of e4m3 codes have in common (sm_90a): the matrix instruction and the
+// main loop of a consumer.
 //
-// Both operands are K_MAJOR; 8-bit wgmma knows no other. The copy engine and cp.async move bytes, and to them 128 codes are 64 bf16.
-// So the producer, the layouts and the stores of gemm.cuh serve as they are, with a Product that counts k in pairs of codes.
+// Both operands are K_MAJOR; 8-bit wgmma knows no other. The copy engine and cp.async move bytes,
+// and to them 128 codes are 64 bf16. So the producer, the layouts and the stores of gemm.cuh serve
+// as they are, with a Product that counts k in pairs of codes.
 //
-//   stage        128 of k, which have one scale: 128 rows of a and 256 columns of b, 48 KB as in bf16.
-//   two sums     The tensor cores add products of codes with some 14 bits. So after every 128 of k a consumer multiplies these partial
-//                sums by the scales and adds them in f32. Both kinds are in registers, which have room for 64 x 256 sums and half as
-//                many partial ones: a step has two pieces of 128 columns, one after the other.
-//   overlap      While a consumer adds, nothing of its own is queued, and the tensor cores work on a piece of the other consumer.
-//   scales       Of rows: a consumer's threads load scales straight from memory, two steps ahead; those of a tile's first two while the
-//                last tile is stored. What that needs of the next tile is read during the last piece. Of columns: fp8_weight.cu.
-//   descriptors  Whatever else a step computes delays both, and most of that is addresses. They are the same in a warp: in uniform
-//                registers, if `consumer` and `steps` are (ptx.cuh).
+//   stage     128 of k, which have one scale: 128 rows of a and 256 columns of b, 48 KB as in bf16.
+//   two sums  The tensor cores add products of codes with some 14 bits. So after every 128 of k a
+//             consumer multiplies these partial sums by the scales and adds them in f32. Both kinds
+//             are in registers, which have room for 64 x 256 sums and half as many partial ones: a
+//             step has two pieces of 128 columns, one after the other.
+//   overlap   While a consumer adds, nothing of its own is queued, and the tensor cores work on a
+//             piece of the other consumer.
+//   scales    Of rows: a consumer's threads load scales straight from memory, two steps ahead;
+//             those of a tile's first two while the last tile is stored. What that needs of the
+//             next tile is read during the last piece. Of columns: fp8_weight.cu.
+//   descriptors  Whatever else a step computes delays both, and most of that is addresses. They are
+//                the same in a warp: in uniform registers, if `consumer` and `steps` are (ptx.cuh).
 #pragma once
 #include "gemm.cuh"
 #include "kernels/cuda/fp8.cuh"
 
 #if defined(HOPPER)
-// ---- the matrix instruction -------------------------------------------------------------------------------------------------
+// ---- the matrix instruction ---------------------------------------------------------------------
 
 // d (64 x 128) = or += x y over 32 of k. accumulate 0: =.
 __device__ static inline void wgmma_e4m3(float (&d)[64], uint64_t x, uint64_t y, int accumulate) {
@@ -26,16 +31,18 @@ __device__ static inline void wgmma_e4m3(float (&d)[64], uint64_t x, uint64_t y,
                  : F64 : "l"(x), "l"(y), "r"(accumulate));
 }
 
-// ---- the main loop of a consumer --------------------------------------------------------------------------------------------
+// ---- the main loop of a consumer ----------------------------------------------------------------
 
 // sum (64 x BN) = a b over `steps` stages.
-//   scales.next(step, stage)  takes what was fetched for this step, or came with its stage, and fetches for a later one
-//   scales.factor(i, h)       for columns 128i .. 128i+127 and row g + 8h of the thread
-//   last()                    called while the tensor cores work on the last piece: sums of other pieces are complete, and `at` is the
-//                             first stage of the next tile
+//   scales.next(step, stage)  takes what was fetched for this step, or came with its stage, and
+//   fetches for a later one scales.factor(i, h)  for columns 128i .. 128i+127 and row g + 8h of the
+//   thread
+//   last()               called while the tensor cores work on the last piece: sums of other pieces
+//                        are complete, and `at` is the first stage of the next tile
 template <typename Layout, typename TileType, typename Scales, typename Last>
 __device__ static inline void mainloop_e4m3(float (&sum)[Layout::BN / 2], const Shared<Layout, TileType> &s,
-                                            Position<Layout::STAGES> &at, int steps, int consumer, Scales &scales, Last last) {
+                                            Position<Layout::STAGES> &at, int steps, int consumer, Scales &scales,
+                                            Last last) {
     enum { PIECES = Layout::BN / 128 };
     float partial[64];
 #pragma unroll
@@ -65,11 +72,12 @@ __device__ static inline void mainloop_e4m3(float (&sum)[Layout::BN / 2], const 
     }
 }
 
-// ---- the scales of a tile of rows ----------------------------------------------------------------------------------------
+// ---- the scales of a tile of rows ---------------------------------------------------------------
 
-// Of a (.,pitch) and b (E,.,pitch), for PIECES times 128 columns. Of the four that a quad of lanes needs, for rows g and g + 8 of a and the
-// first and the last 128 columns of b, each lane reads one, and they give them to each other while the tensor cores work: a fourth of the
-// loads and registers. A step can be shorter than a read of memory, so they are fetched two steps ahead.
+// Of a (.,pitch) and b (E,.,pitch), for PIECES times 128 columns. Of the four that a quad of lanes
+// needs, for rows g and g + 8 of a and the first and the last 128 columns of b, each lane reads
+// one, and they give them to each other while the tensor cores work: a fourth of the loads and
+// registers. A step can be shorter than a read of memory, so they are fetched two steps ahead.
 template <int PIECES> struct RowScales {
     const float *a, *b;
     const int *a_row;
@@ -79,7 +87,8 @@ template <int PIECES> struct RowScales {
     // first: of b, the block of the tile's first 128 columns; the last is `apart` from it.
     __device__ void find(Tile tile, int first, int apart) {
         const int q = threadIdx.x % 4;
-        int row = min(tile.row + (int)(threadIdx.x / 32 - 4) * 16 + (int)threadIdx.x % 32 / 4 + q % 2 * 8, tile.end - 1);
+        int row = min(tile.row + (int)(threadIdx.x / 32 - 4) * 16 + (int)threadIdx.x % 32 / 4 + q % 2 * 8,
+                      tile.end - 1);
         if (q < 2 && a_row) row = a_row[row];
         from = q < 2 ? a + (size_t)row * pitch : b + (size_t)(q == 2 ? first : first + (PIECES - 1) * apart) * pitch;
     }
@@ -92,7 +101,8 @@ template <int PIECES> struct RowScales {
         for (int h = 0; h < 2; h++) {
             const float row = __shfl_sync(ALL, ahead[0], h, 4);
 #pragma unroll
-            for (int piece = 0; piece < PIECES; piece++) factors[piece][h] = row * __shfl_sync(ALL, ahead[0], 2 + piece, 4);
+            for (int piece = 0; piece < PIECES; piece++)
+                factors[piece][h] = row * __shfl_sync(ALL, ahead[0], 2 + piece, 4);
         }
         ahead[0] = ahead[1];
         if (step + 2 < pitch) ahead[1] = from[step + 2];
@@ -100,8 +110,8 @@ template <int PIECES> struct RowScales {
     __device__ float factor(int piece, int h) const { return factors[piece][h]; }
 };
 
-// The codes of 128 columns of this warp's 16 rows to a slab: x[4j + 2h + i] is row g + 8h, column 8j + 2q + i (wgmma.cuh).
-// Returns the scales of rows g and g + 8.
+// The codes of 128 columns of this warp's 16 rows to a slab: x[4j + 2h + i] is row g + 8h, column
+// 8j + 2q + i (wgmma.cuh). Returns the scales of rows g and g + 8.
 __device__ static inline float2 put_codes(const float (&x)[64], unsigned char *slab) {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     float scale[2];
@@ -109,7 +119,8 @@ __device__ static inline float2 put_codes(const float (&x)[64], unsigned char *s
     for (int h = 0; h < 2; h++) {
         uint32_t most = 0;
 #pragma unroll
-        for (int j = 0; j < 16; j++) most = max(most, max(magnitude(x[4 * j + 2 * h]), magnitude(x[4 * j + 2 * h + 1])));
+        for (int j = 0; j < 16; j++)
+            most = max(most, max(magnitude(x[4 * j + 2 * h]), magnitude(x[4 * j + 2 * h + 1])));
         most = max(most, __shfl_xor_sync(ALL, most, 1));
         most = max(most, __shfl_xor_sync(ALL, most, 2));
         scale[h] = fp8_scale(most);
@@ -123,7 +134,7 @@ __device__ static inline float2 put_codes(const float (&x)[64], unsigned char *s
 }
 #endif
 
-// ---- on the host ----------------------------------------------------------------------------------------------------------
+// ---- on the host --------------------------------------------------------------------------------
 
 // A product of codes of C columns, of the rows of a plan. To the producer two codes are one floatX.
 static inline Product routed8(Fp8 a, Fp8 b, void *c, const Plan *plan, int C, int O) {

@@ -1,10 +1,13 @@
-// fp8_codes.cu: values to e4m3 codes, and codes transposed for the gradients of weights (sm_90). All of it moves bytes:
+// fp8_codes.cu: values to e4m3 codes, and codes transposed for the gradients of weights (sm_90).
+// All of it moves bytes:
 //
-//   fp8_rows      3 N C            a block of 128 columns has 16 threads with 8 values each
-//   fp8_weight    4 E O C          a 128 x 128 block has 256 threads with 8 x 8 values each, so that each value is read once
-//   fp8_columns   2 rows C         the same threads; blocks of different rows get one scale
+//   fp8_rows     3 N C     a block of 128 columns has 16 threads with 8 values each
+//   fp8_weight   4 E O C   a 128 x 128 block has 256 threads with 8 x 8 values each, so that each
+//   value is read once
+//   fp8_columns  2 rows C  the same threads; blocks of different rows get one scale
 //
-// To transpose, a thread turns its 8 x 8 bytes in registers; then 128 columns of 128 bytes go through shared memory.
+// To transpose, a thread turns its 8 x 8 bytes in registers; then 128 columns of 128 bytes go
+// through shared memory.
 #include "pipeline.cuh"
 #include "kernels/cuda/product.cuh"
 #include "kernels/cuda/fp8.cuh"
@@ -45,7 +48,7 @@ __device__ static inline void transpose4(uint32_t (&x)[4], uint32_t a, uint32_t 
 }
 // A tile whose threads have rows `of` to memory, transposed: column c of it to `to` + c * pitch.
 __device__ static inline void store_transposed(uint8_t *to, size_t pitch, const uint2 (&of)[8]) {
-    __shared__ uint2 tile[128][16];                     // 8 rows of column c: tile[c][rows ^ c/8], against conflicts of banks
+    __shared__ uint2 tile[128][16];             // 8 rows of column c: tile[c][rows ^ c/8], against conflicts of banks
     const int rows = threadIdx.x / 16, chunk = threadIdx.x % 16;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -65,15 +68,17 @@ __device__ static inline void store_transposed(uint8_t *to, size_t pitch, const 
 }
 #endif
 
-// ---- rows ---------------------------------------------------------------------------------------------------------------
+// ---- rows ---------------------------------------------------------------------------------------
 
 enum { ROW_UNROLL = 4 };
-static __global__ __launch_bounds__(256) void rows_kernel(uint8_t *code, float *scale, const floatX *inp, size_t vectors) {
+static __global__ __launch_bounds__(256) void rows_kernel(uint8_t *code, float *scale, const floatX *inp,
+                                                          size_t vectors) {
 #if defined(HOPPER)
     const size_t first = (size_t)blockIdx.x * (256 * ROW_UNROLL) + threadIdx.x;
     Vec v[ROW_UNROLL];
 #pragma unroll
-    for (int i = 0; i < ROW_UNROLL; i++) if (first + i * 256 < vectors) v[i] = load_vec(inp + (first + i * 256) * VECTOR);
+    for (int i = 0; i < ROW_UNROLL; i++)
+        if (first + i * 256 < vectors) v[i] = load_vec(inp + (first + i * 256) * VECTOR);
 #pragma unroll
     for (int i = 0; i < ROW_UNROLL; i++) {
         const size_t at = first + i * 256;
@@ -88,9 +93,10 @@ static __global__ __launch_bounds__(256) void rows_kernel(uint8_t *code, float *
 #endif
 }
 
-// ---- weights: a block is a 128 x 128 block of one expert ----------------------------------------------------------------
+// ---- weights: a block is a 128 x 128 block of one expert ----------------------------------------
 
-static __global__ __launch_bounds__(TILE_THREADS) void weight_kernel(Fp8 out, Fp8 transposed, const floatX *weight, int O, int C) {
+static __global__ __launch_bounds__(TILE_THREADS) void weight_kernel(Fp8 out, Fp8 transposed, const floatX *weight,
+                                                                     int O, int C) {
 #if defined(HOPPER)
     const int row = blockIdx.y * 128, column = blockIdx.x * 128, rows = threadIdx.x / 16, chunk = threadIdx.x % 16;
     const size_t plane = (size_t)blockIdx.z * O * C, from = plane + (size_t)(row + rows * 8) * C + column + chunk * 8;
@@ -112,21 +118,23 @@ static __global__ __launch_bounds__(TILE_THREADS) void weight_kernel(Fp8 out, Fp
 #endif
 }
 
-// ---- columns: a block is 128 rows of an expert and 128 columns --------------------------------------------------------------
+// ---- columns: a block is 128 rows of an expert and 128 columns ----------------------------------
 
 #if defined(HOPPER)
-// Eight codes times a power of two, at most 1. As halves they and their products are exact, down to the smallest that counts.
+// Eight codes times a power of two, at most 1. As halves they and their products are exact, down to
+// the smallest that counts.
 __device__ static inline uint2 shift_codes(uint2 codes, uint32_t factor) {
     uint32_t word[2] = { codes.x, codes.y };
 #pragma unroll
     for (int i = 0; i < 2; i++)
         asm("{\n\t.reg .b16 l, h;\n\t.reg .b32 x, y;\n\tmov.b32 {l, h}, %0;\n\t"
-            "cvt.rn.f16x2.e4m3x2 x, l;\n\tcvt.rn.f16x2.e4m3x2 y, h;\n\tmul.rn.f16x2 x, x, %1;\n\tmul.rn.f16x2 y, y, %1;\n\t"
-            "cvt.rn.satfinite.e4m3x2.f16x2 l, x;\n\tcvt.rn.satfinite.e4m3x2.f16x2 h, y;\n\tmov.b32 %0, {l, h};\n\t}"
-            : "+r"(word[i]) : "r"(factor));
+            "cvt.rn.f16x2.e4m3x2 x, l;\n\tcvt.rn.f16x2.e4m3x2 y, h;\n\tmul.rn.f16x2 x, x, %1;\n\tmul.rn.f16x2 "
+            "y, y, %1;\n\tcvt.rn.satfinite.e4m3x2.f16x2 l, x;\n\tcvt.rn.satfinite.e4m3x2.f16x2 h, y;\n\tmov.b32 "
+            "%0, {l, h};\n\t}" : "+r"(word[i]) : "r"(factor));
     return { word[0], word[1] };
 }
-// The quotient of two scales, given as bits, twice as halves: 2^-n; 0 where that is too small for one; NaN where `most` is.
+// The quotient of two scales, given as bits, twice as halves: 2^-n; 0 where that is too small for
+// one; NaN where `most` is.
 __device__ static inline uint32_t quotient(uint32_t mine, uint32_t most) {
     const uint32_t n = (most - mine) >> 23;
     const uint32_t half = most > 0x7f800000 ? 0x7fff : n < 15 ? (15 - n) << 10 : n < 25 ? 1u << (24 - n) : 0;
@@ -138,8 +146,9 @@ void columns_kernel(Fp8 out, Fp8 inp, const int *row_of, const int *start, int E
 #if defined(HOPPER)
     __shared__ uint32_t factor[TILE_ROWS];              // from the row's scale to the block's
     __shared__ int where[TILE_ROWS];
-    const int across = C / 128, down = gridDim.x / across;                      // rows of tokens: those of one column first, from L2 again
-    const int number = row_of ? blockIdx.x % down : blockIdx.x / across, block = row_of ? blockIdx.x / down : blockIdx.x % across;
+    const int across = C / 128, down = gridDim.x / across;  // rows of tokens: those of one column first, from L2 again
+    const int number = row_of ? blockIdx.x % down : blockIdx.x / across, block = row_of ? blockIdx.x / down
+                                                                                        : blockIdx.x % across;
     const int rows = threadIdx.x / 16, chunk = threadIdx.x % 16;
     const int e = last_expert(start, E, number, FP8_BLOCK, 1);
     const int row = start[e] + (number - start[e] / FP8_BLOCK - e) * FP8_BLOCK, end = start[e + 1];
@@ -167,7 +176,7 @@ void columns_kernel(Fp8 out, Fp8 inp, const int *row_of, const int *start, int E
 #endif
 }
 
-// ---- on the host ----------------------------------------------------------------------------------------------------------
+// ---- on the host --------------------------------------------------------------------------------
 
 static void fp8_rows(OUT Fp8 out, const floatX *inp, int N, int C) {
     const size_t vectors = (size_t)N * C / VECTOR;
@@ -177,8 +186,8 @@ static void fp8_weight(OUT Fp8 out, OUT Fp8 transposed, const floatX *weight, in
     LAUNCH(weight_kernel, dim3(C / 128, O / 128, E), TILE_THREADS, 0, out, transposed, weight, O, C);
 }
 static void fp8_columns(OUT Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_rows) {
-    LAUNCH(columns_kernel, (unsigned)(C / 128 * fp8_blocks(plan->S, plan->E)), TILE_THREADS, 0, out, inp, rows_of(plan, inp_rows),
-           plan->start, plan->E, C);
+    LAUNCH(columns_kernel, (unsigned)(C / 128 * fp8_blocks(plan->S, plan->E)), TILE_THREADS, 0, out, inp,
+           rows_of(plan, inp_rows), plan->start, plan->E, C);
 }
 PART_OF(Fp8Operations, fp8_codes) {
     d->rows = fp8_rows;

@@ -1,25 +1,31 @@
-// fp8_down.cu: expert_down_backward of expert.cu in 8 bits (sm_90a). da = dout down is never stored; from it and pre come dpre, wact,
-// both as codes, as bf16, or both, and the parts of the gradient of each row's router weight.
+// fp8_down.cu: expert_down_backward of expert.cu in 8 bits (sm_90a). da = dout down is never
+// stored; from it and pre come dpre, wact, both as codes, as bf16, or both, and the parts of the
+// gradient of each row's router weight.
 //
-// That takes as many instructions as a tile has clocks of tensor cores. So a block has a fourth warpgroup for it, the finishers. Consumers
-// leave their sums in shared memory, as bf16, and begin the next tile; meanwhile the finishers take them from there. Each of their warps
-// has 32 rows of a tile, and finishes them in units of 4 rows: 8 lanes have 16 columns each of a row, and find its scales by shuffles. A
-// tile has 128 columns, so that the sums and the registers of 512 threads fit.
+// That takes as many instructions as a tile has clocks of tensor cores. So a block has a fourth
+// warpgroup for it, the finishers. Consumers leave their sums in shared memory, as bf16, and begin
+// the next tile; meanwhile the finishers take them from there. Each of their warps has 32 rows of a
+// tile, and finishes them in units of 4 rows: 8 lanes have 16 columns each of a row, and find its
+// scales by shuffles. A tile has 128 columns, so that the sums and the registers of 512 threads
+// fit.
 //
-//   announced    A consumer says which tile it has begun. The finishers prefetch the first units of pre, and the weights of its rows.
-//   full         Its sums are in shared memory.
-//   empty        Its two finishers have read them; or, for the first tile, have begun.
+//   announced  A consumer says which tile it has begun. The finishers prefetch the first units of
+//              pre, and the weights of its rows.
+//   full       Its sums are in shared memory.
+//   empty      Its two finishers have read them; or, for the first tile, have begun.
 //
 // Shared memory (byte offsets; gemm.cuh, Layout):
 //
-//        0   stage 0: a, 16 KB        128 rows x 128 codes
-//    16384            b, 16 KB        128 columns x 128 codes
-//    32768   stages 1 to 4            the same
-//   163840   slabs, 8 x 8 KB          four for each consumer:
-//                                       0, 1   da, 64 rows x 128 columns
-//                                       2, 3   gate and up of four units, 2 KB each, for each of its two finishers
-//   229376   barriers, tiles, next, starts
-//   231248   handoff, 2 x 64 bytes    announced, full, empty; the tiles announced, the next while the last is being finished
+//        0  stage 0: a, 16 KB        128 rows x 128 codes
+//    16384           b, 16 KB        128 columns x 128 codes
+//    32768  stages 1 to 4            the same
+//   163840  slabs, 8 x 8 KB          four for each consumer:
+//                                      0, 1   da, 64 rows x 128 columns
+//                                      2, 3   gate and up of four units, 2 KB each, for each of its
+//                                      two finishers
+//   229376  barriers, tiles, next, starts
+//   231248  handoff, 2 x 64 bytes    announced, full, empty; the tiles announced, the next while
+//   the last is being finished
 #include "fp8.cuh"
 #include "kernels/cuda/expert.cuh"
 
@@ -28,7 +34,8 @@
 typedef Layout<128, 5, 4> Down8;
 enum { DOWN_THREADS = 4 * WARPGROUP, HANDOFF = Down8::starts + STARTS * 4, HANDOFF_BYTES = 128 };
 
-// pre and dpre (rows,2F), wact (rows,F), or their codes; part (F/128,rows): sums of da * act over the columns of a tile.
+// pre and dpre (rows,2F), wact (rows,F), or their codes; part (F/128,rows): sums of da * act over
+// the columns of a tile.
 struct Down8Backward {
     const floatX *pre; floatX *dpre, *wact; Fp8 dpre8, wact8; real *part; const real *weight; const int *slot_of_row;
 };
@@ -55,7 +62,7 @@ struct Handoff {
     }
 };
 
-// ---- the finishers ----------------------------------------------------------------------------------------------------------
+// ---- the finishers ------------------------------------------------------------------------------
 
 // The larger magnitude; NaN if one is NaN.
 __device__ static inline float larger(float x, float y) {
@@ -96,14 +103,14 @@ __device__ static inline void store_codes(const Fp8 &to, const float (&x)[16], f
 __device__ static inline void store_rounded(floatX *to, const float (&x)[16]) {
 #pragma unroll
     for (int i = 0; i < 16; i += 8) {
-        const uint32_t bits[4] = { pack_bf16(x[i], x[i + 1]), pack_bf16(x[i + 2], x[i + 3]), pack_bf16(x[i + 4], x[i + 5]),
-                                   pack_bf16(x[i + 6], x[i + 7]) };
+        const uint32_t bits[4] = { pack_bf16(x[i], x[i + 1]), pack_bf16(x[i + 2], x[i + 3]),
+                                   pack_bf16(x[i + 4], x[i + 5]), pack_bf16(x[i + 6], x[i + 7]) };
         store_global(to + i * 8, bits);
     }
 }
 // From da, gate and up, packed: all that is stored of unit u.
-__device__ static inline void finish(const uint32_t (&d)[8], const uint32_t (&gate)[8], const uint32_t (&up)[8], const Down8Backward &e,
-                                     const Finisher &f, int unit, int F, int rows) {
+__device__ static inline void finish(const uint32_t (&d)[8], const uint32_t (&gate)[8], const uint32_t (&up)[8],
+                                     const Down8Backward &e, const Finisher &f, int unit, int F, int rows) {
     const int row = f.row + 4 * unit, lane = threadIdx.x % 32;
     const real w = __shfl_sync(ALL, f.weight, 4 * unit + lane / 8);
     float dgate[16], dup[16], wact[16], dot = 0, most[3] = { 0, 0, 0 };
@@ -132,7 +139,8 @@ __device__ static inline void finish(const uint32_t (&d)[8], const uint32_t (&ga
 __device__ static inline void finish_tiles(const Shared<Down8> &s, const Down8Backward &e, const Product &p) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 12, consumer = warp / 2, half = warp % 2, F = p.O;
     const Handoff handoff(s, consumer);
-    const uint32_t slabs = s.base + Down8::slabs + consumer * (4 * SLAB), prefetched = slabs + (2 + half) * SLAB + lane * 16;
+    const uint32_t slabs = s.base + Down8::slabs + consumer * (4 * SLAB),
+        prefetched = slabs + (2 + half) * SLAB + lane * 16;
     Finisher now, next;
     now.begin(e, handoff.wait_announced(0), consumer * 64 + half * 32);
     for (int u = 0; u < AHEAD; u++) now.prefetch(prefetched, e, u, F);
@@ -163,9 +171,10 @@ __device__ static inline void finish_tiles(const Shared<Down8> &s, const Down8Ba
     }
 }
 
-// ---- the consumers ----------------------------------------------------------------------------------------------------------
+// ---- the consumers ------------------------------------------------------------------------------
 
-__device__ static inline void multiply_tiles(const Shared<Down8> &s, const Product &p, const float *a_scale, const float *b_scale) {
+__device__ static inline void multiply_tiles(const Shared<Down8> &s, const Product &p, const float *a_scale,
+                                             const float *b_scale) {
     const int F = p.O, steps = p.C / BK, consumer = uniform(threadIdx.x / WARPGROUP) - 1;
     const Handoff handoff(s, consumer);
     RowScales<1> scales = { a_scale, b_scale, p.a_row, steps };
@@ -217,10 +226,11 @@ void down8_backward(const __grid_constant__ CUtensorMap b_map, const __grid_cons
 #endif
 }
 
-// ---- on the host ----------------------------------------------------------------------------------------------------------
+// ---- on the host --------------------------------------------------------------------------------
 
-static void fp8_down_backward(const Device *d, OUT floatX *dpre, OUT Fp8 dpre8, OUT floatX *wact, OUT Fp8 wact8, OUT real *dweight,
-                              Fp8 dout, Fp8 down, const floatX *pre, const real *weight, const Plan *plan, int C, int F) {
+static void fp8_down_backward(const Device *d, OUT floatX *dpre, OUT Fp8 dpre8, OUT floatX *wact, OUT Fp8 wact8,
+                              OUT real *dweight, Fp8 dout, Fp8 down, const floatX *pre, const real *weight,
+                              const Plan *plan, int C, int F) {
     (void)d;
     Product p = routed8(dout, down, NULL, plan, C, F);
     if (!p.rows) return;
@@ -231,8 +241,8 @@ static void fp8_down_backward(const Device *d, OUT floatX *dpre, OUT Fp8 dpre8, 
     real *part = (real *)workspace((size_t)parts * p.rows * sizeof *part);
     allow_shared((const void *)down8_backward, Down8::bytes + HANDOFF_BYTES);
     LAUNCH(down8_backward, (unsigned)min(tiles, context()->sm_count), DOWN_THREADS, Down8::bytes + HANDOFF_BYTES, b, p,
-           Down8Backward{ pre, dpre, wact, dpre8, wact8, part, weight, plan->slot_of_row }, dout.scale, down.scale, tiles,
-           context()->work_counter);
+           Down8Backward{ pre, dpre, wact, dpre8, wact8, part, weight, plan->slot_of_row }, dout.scale, down.scale,
+           tiles, context()->work_counter);
     sum_router_parts(dweight, part, plan, parts);
 }
 PART_OF(Fp8Operations, fp8_down) { d->down_backward = fp8_down_backward; }

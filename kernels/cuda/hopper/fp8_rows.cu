@@ -1,9 +1,10 @@
-// fp8_rows.cu: the forward products of experts in 8 bits, and the gradient of their input (sm_90a). Blocks, producer, tiles and stores
-// are those of rows.cu, the main loop is in fp8.cuh.
+// fp8_rows.cu: the forward products of experts in 8 bits, and the gradient of their input (sm_90a).
+// Blocks, producer, tiles and stores are those of rows.cu, the main loop is in fp8.cuh.
 //
-//   linear8     out = inp weight^T, bf16. With the transposed weight it is the gradient of the input.
-//   up8         expert_up of expert.cu: pre as bf16, act as codes. A tile has 128 columns of gate and the same 128 of up, so a quad of
-//               threads has all 128 activations of a row that share a scale.
+//   linear8  out = inp weight^T, bf16. With the transposed weight it is the gradient of the input.
+//   up8      expert_up of expert.cu: pre as bf16, act as codes. A tile has 128 columns of gate and
+//            the same 128 of up, so a quad of threads has all 128 activations of a row that share a
+//            scale.
 #include "fp8.cuh"
 #include "kernels/cuda/expert.cuh"
 
@@ -12,9 +13,10 @@
 typedef Layout<256, 4, 2> Rows8;
 
 #if defined(HOPPER)
-// 128 columns of this warp's 16 rows, from column n of c on. `stores` counts over all tiles: two slabs alternate.
-__device__ static inline void store_half(const float *sum, const Shared<Rows8> &s, const Output &c, int n, Tile tile, uint32_t slabs,
-                                         int &stores) {
+// 128 columns of this warp's 16 rows, from column n of c on. `stores` counts over all tiles: two
+// slabs alternate.
+__device__ static inline void store_half(const float *sum, const Shared<Rows8> &s, const Output &c, int n, Tile tile,
+                                         uint32_t slabs, int &stores) {
     const int row = tile.row + (threadIdx.x / 32 - 4) * 16;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -27,9 +29,10 @@ __device__ static inline void store_half(const float *sum, const Shared<Rows8> &
     }
 }
 // The codes of act, and their scales (.,F/128).
-__device__ static inline void store_act(const float (&sum)[Rows8::BN / 2], const Shared<Rows8> &s, const Output &act, float *scales,
-                                        Tile tile, uint32_t slabs, int &stores) {
-    const int pitch = act.columns / 64, lane = threadIdx.x % 32, row = tile.row + (threadIdx.x / 32 - 4) * 16, r = row + lane / 4;
+__device__ static inline void store_act(const float (&sum)[Rows8::BN / 2], const Shared<Rows8> &s, const Output &act,
+                                        float *scales, Tile tile, uint32_t slabs, int &stores) {
+    const int pitch = act.columns / 64, lane = threadIdx.x % 32, row = tile.row + (threadIdx.x / 32 - 4) * 16,
+        r = row + lane / 4;
     float x[64];
 #pragma unroll
     for (int i = 0; i < 64; i += 2) {
@@ -50,8 +53,9 @@ __device__ static inline void store_act(const float (&sum)[Rows8::BN / 2], const
 // up: c is pre, p.O is F, and the rest is used; a is gathered.
 template <bool up> static __global__ __launch_bounds__(THREADS, 1)
 void rows8(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
-           const __grid_constant__ CUtensorMap c_map, const __grid_constant__ CUtensorMap act_map, const __grid_constant__ Product given,
-           const float *a_scale, const float *b_scale, floatX *act, float *act_scale, int tiles, unsigned *work_counter) {
+           const __grid_constant__ CUtensorMap c_map, const __grid_constant__ CUtensorMap act_map,
+           const __grid_constant__ Product given, const float *a_scale, const float *b_scale, floatX *act,
+           float *act_scale, int tiles, unsigned *work_counter) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const Shared<Rows8> s(raw);
@@ -92,7 +96,7 @@ void rows8(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CU
 #endif
 }
 
-// ---- on the host ----------------------------------------------------------------------------------------------------------
+// ---- on the host --------------------------------------------------------------------------------
 
 static void need_map(bool made) { if (!made) CUDA_CHECK(cudaErrorInvalidValue); }
 
@@ -101,13 +105,15 @@ static void fp8_linear(const Device *d, OUT floatX *out, Fp8 inp, Fp8 weight, co
     const Product p = routed8(inp, weight, out, plan, C, O);
     if (!p.rows) return;
     CUtensorMap a, b, c;
-    need_map(map_rows(&a, p.a, p.rows, p.C, BM) && map_weights(&b, p, O, Rows8::BN) && map_rows(&c, out, p.rows, O, 16));
+    need_map(map_rows(&a, p.a, p.rows, p.C, BM) && map_weights(&b, p, O, Rows8::BN)
+             && map_rows(&c, out, p.rows, O, 16));
     allow_shared((const void *)rows8<false>, Rows8::bytes);
     const int tiles = (int)tile_count<FORWARD, BM, Rows8::BN>(p);
-    LAUNCH(rows8<false>, (unsigned)min(tiles, context()->sm_count), THREADS, Rows8::bytes, a, b, c, c, p, inp.scale, weight.scale,
-           NULL, NULL, tiles, context()->work_counter);
+    LAUNCH(rows8<false>, (unsigned)min(tiles, context()->sm_count), THREADS, Rows8::bytes, a, b, c, c, p, inp.scale,
+           weight.scale, NULL, NULL, tiles, context()->work_counter);
 }
-static void fp8_up_forward(const Device *d, OUT floatX *pre, OUT Fp8 act, Fp8 inp, Fp8 weight, const Plan *plan, int C, int F) {
+static void fp8_up_forward(const Device *d, OUT floatX *pre, OUT Fp8 act, Fp8 inp, Fp8 weight, const Plan *plan,
+                           int C, int F) {
     (void)d;
     Product p = routed8(inp, weight, pre, plan, C, F);
     if (!p.rows) return;
@@ -117,8 +123,8 @@ static void fp8_up_forward(const Device *d, OUT floatX *pre, OUT Fp8 act, Fp8 in
              && map_rows(&to, (floatX *)act.code, p.rows, F / 2, 16));
     allow_shared((const void *)rows8<true>, Rows8::bytes);
     const int tiles = (int)tile_count<FORWARD, BM, Rows8::BN / 2>(p);
-    LAUNCH(rows8<true>, (unsigned)min(tiles, context()->sm_count), THREADS, Rows8::bytes, c, b, c, to, p, inp.scale, weight.scale,
-           (floatX *)act.code, act.scale, tiles, context()->work_counter);
+    LAUNCH(rows8<true>, (unsigned)min(tiles, context()->sm_count), THREADS, Rows8::bytes, c, b, c, to, p, inp.scale,
+           weight.scale, (floatX *)act.code, act.scale, tiles, context()->work_counter);
 }
 
 static int fp8_fits(int C, int F) { return context()->arch == 90 && C % FP8_BLOCK == 0 && F % FP8_BLOCK == 0; }

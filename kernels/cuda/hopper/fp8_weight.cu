@@ -1,11 +1,13 @@
 // fp8_weight.cu: the gradients of weights from columns of codes (sm_90a). For every expert e
 //
-//     dweight[e] (O,C) = or +=  the sum over its blocks of 128 rows of  dout block (O,128) inp block (C,128)^T
+//     dweight[e] (O,C) = or +=  the sum over its blocks of 128 rows of  dout block (O,128) inp
+//     block (C,128)^T
 //
-// fp8_columns has transposed both operands: each block's columns are rows of 128 codes, K_MAJOR, and past an expert's last row they are
-// zeros. So a step is a block, its three boxes are bulk copies, and a producer needs one thread. Both sides have one scale for 128
-// columns and a block. That thread multiplies them, too: consumers have no time to. Tiles are 128 of O x 256 of C; block i has tiles i,
-// i + gridDim.x, ...; epilogues as in weight.cu.
+// fp8_columns has transposed both operands: each block's columns are rows of 128 codes, K_MAJOR,
+// and past an expert's last row they are zeros. So a step is a block, its three boxes are bulk
+// copies, and a producer needs one thread. Both sides have one scale for 128 columns and a block.
+// That thread multiplies them, too: consumers have no time to. Tiles are 128 of O x 256 of C; block
+// i has tiles i, i + gridDim.x, ...; epilogues as in weight.cu.
 #include "fp8.cuh"
 #include "weight.cuh"
 
@@ -14,7 +16,8 @@
 // What a product is given: the scales of dout and inp; c as in WeightProduct.
 struct BlockProduct { const float *dout, *inp; WeightProduct c; };
 
-// Two factors for each stage, in shared memory: the scale of the tile's 128 of O times those of twice 128 of C.
+// Two factors for each stage, in shared memory: the scale of the tile's 128 of O times those of
+// twice 128 of C.
 enum { FACTORS = Weight::starts + STARTS * 4, FACTORS_BYTES = Weight::STAGES * sizeof(float2) };
 static_assert(Weight::bytes + FACTORS_BYTES <= 232448, "the most that a block can have");
 
@@ -27,21 +30,24 @@ struct BlockScales {
 };
 
 __device__ static inline void produce_blocks(const Shared<Weight, WeightTile> &s, const CUtensorMap *left_map,
-                                             const CUtensorMap *right_map, const BlockProduct &given, const int *start) {
+                                             const CUtensorMap *right_map, const BlockProduct &given,
+                                             const int *start) {
     if (threadIdx.x) return;
     const WeightProduct &p = given.c;
     const int across = (p.Q + Weight::BN - 1) / Weight::BN, down = p.P / BM, tiles = p.E * across * down;
     Position<Weight::STAGES> at;
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
-        const int e = number / (across * down), row = number % down * BM, column = number % (across * down) / down * Weight::BN;
+        const int e = number / (across * down), row = number % down * BM,
+            column = number % (across * down) / down * Weight::BN;
         const int first = start[e] / FP8_BLOCK + e, steps = (start[e + 1] - start[e] + FP8_BLOCK - 1) / FP8_BLOCK;
-        const int second = column + 128 < p.Q;                                  // where the scale of the next 128 of C is
+        const int second = column + 128 < p.Q;                              // where the scale of the next 128 of C is
         if (steps == 0 && p.how == ADD) continue;
         for (int step = 0; step < max(steps, 1); step++, at.advance()) {
             const uint32_t full = s.pipe.full(at);
             const float *right = given.inp + (size_t)(first + step) * (p.Q / 128) + column / 128;
             const float left = given.dout[(size_t)(first + step) * (p.P / 128) + row / 128];
-            const float2 factors = { left * right[0], left * right[second] };   // read before the wait, which takes longer
+            // read before the wait, which takes longer
+            const float2 factors = { left * right[0], left * right[second] };
             s.pipe.wait_empty(at);
             s.tile(at) = { e, row, column, steps };
             BlockScales(s).of_stage[at.stage] = factors;
@@ -70,7 +76,8 @@ void grouped_weight8(const __grid_constant__ CUtensorMap left_map, const __grid_
     }
     take_registers<240>();
     const int consumer = uniform(threadIdx.x / WARPGROUP) - 1, barrier = CONSUMER_BARRIER + consumer;
-    const uint32_t slabs = s.slab(0) - threadIdx.x % WARPGROUP / 32 * (SLAB / 4);     // the consumer's, not this warp's part
+    // the consumer's, not this warp's part
+    const uint32_t slabs = s.slab(0) - threadIdx.x % WARPGROUP / 32 * (SLAB / 4);
     BlockScales scales(s);
     Position<Weight::STAGES> at;
     for (;;) {
@@ -94,11 +101,14 @@ void grouped_weight8(const __grid_constant__ CUtensorMap left_map, const __grid_
 #endif
 }
 
-static void fp8_backward_weight(const Device *d, void *dweight, Fp8 dout, Fp8 inp, const Plan *plan, int C, int O, Write how) {
+static void fp8_backward_weight(const Device *d, void *dweight, Fp8 dout, Fp8 inp, const Plan *plan, int C, int O,
+                                Write how) {
     (void)d;
-    const uint64_t blocks = (uint64_t)fp8_blocks(plan->S, plan->E), E = (uint64_t)plan->E, P = (uint64_t)O, Q = (uint64_t)C;
+    const uint64_t blocks = (uint64_t)fp8_blocks(plan->S, plan->E), E = (uint64_t)plan->E, P = (uint64_t)O,
+        Q = (uint64_t)C;
     BlockProduct p = { dout.scale, inp.scale, {} };
-    p.c.start = plan->start, p.c.c = dweight, p.c.E = plan->E, p.c.rows = plan->S, p.c.P = O, p.c.Q = C, p.c.splits = 1, p.c.how = how;
+    p.c.start = plan->start, p.c.c = dweight, p.c.E = plan->E, p.c.rows = plan->S, p.c.P = O, p.c.Q = C, p.c.splits = 1,
+        p.c.how = how;
     CUtensorMap left, right, c = {};
     if (!tensor_map(&left, dout.code, 2, 64, P, blocks, 64, 64 * P, 64, BM)
         || !tensor_map(&right, inp.code, 2, 64, Q, blocks, 64, 64 * Q, 64, Weight::BN)
@@ -106,7 +116,8 @@ static void fp8_backward_weight(const Device *d, void *dweight, Fp8 dout, Fp8 in
         || (how == ADD && !tensor_map(&c, dweight, 4, Q, P, E, Q, P * Q, 32, 64))) CUDA_CHECK(cudaErrorInvalidValue);
     allow_shared((const void *)grouped_weight8, Weight::bytes + FACTORS_BYTES);
     const size_t tiles = E * (P / BM) * divide_up(Q, Weight::BN);
-    LAUNCH(grouped_weight8, (unsigned)min(tiles, (size_t)context()->sm_count), THREADS, Weight::bytes + FACTORS_BYTES, left, right, c, p);
+    LAUNCH(grouped_weight8, (unsigned)min(tiles, (size_t)context()->sm_count), THREADS, Weight::bytes + FACTORS_BYTES,
+           left, right, c, p);
 }
 PART_OF(Fp8Operations, fp8_weight) { d->backward_weight = fp8_backward_weight; }
 #endif

@@ -1,5 +1,6 @@
-// gemm.cuh: what rows.cu, weight.cu and expert.cu have in common: the shared memory of a block, the main loop of a consumer, the
-// producer that loads rows, the store of a warp's results. The timeline at the top of rows.cu shows how these parts run together.
+// gemm.cuh: what rows.cu, weight.cu and expert.cu have in common: the shared memory of a block, the
+// main loop of a consumer, the producer that loads rows, the store of a warp's results. The
+// timeline at the top of rows.cu shows how these parts run together.
 #pragma once
 #include "kernels/cuda/product.cuh"
 #include "wgmma.cuh"
@@ -12,8 +13,8 @@ enum {
     CONSUMER_BARRIER = 1, PRODUCER_BARRIER = 3      // named barriers: of consumers 0 and 1, and of the producer
 };
 
-// Byte offsets in shared memory. A stage holds a, 128 x 64, and b, BN x 64. A slab holds a consumer's results until bulk stores
-// have read them.
+// Byte offsets in shared memory. A stage holds a, 128 x 64, and b, BN x 64. A slab holds a
+// consumer's results until bulk stores have read them.
 template <int BN_, int STAGES_, int SLABS_> struct Layout {
     static constexpr int BN = BN_, STAGES = STAGES_, SLABS = SLABS_;
     static constexpr int a_bytes = BM * BK * 2, b_bytes = BN * BK * 2, stage_bytes = a_bytes + b_bytes;
@@ -22,16 +23,16 @@ template <int BN_, int STAGES_, int SLABS_> struct Layout {
     static constexpr int tiles = barriers + STAGES * 16;            // the tile that each stage belongs to
     static constexpr int next = tiles + STAGES * 16;                // int[2]: next_number
     static constexpr int starts = next + 16;                        // a copy of Product.start
-    static constexpr int bytes = starts + STARTS * 4 + 1024;        // the first offset is rounded up to a multiple of 1024
+    static constexpr int bytes = starts + STARTS * 4 + 1024;    // the first offset is rounded up to a multiple of 1024
     static_assert(bytes <= 232448, "the most that a block can have");
 };
 
-// The tile that a stage belongs to: rows row .. row+127, of which those from `end` on are not the expert's, and BN columns from
-// `column` on. A negative expert: there are no more tiles.
+// The tile that a stage belongs to: rows row .. row+127, of which those from `end` on are not the
+// expert's, and BN columns from `column` on. A negative expert: there are no more tiles.
 struct alignas(16) Tile { int expert, row, end, column; };
 
 #if defined(HOPPER)
-// ---- shared memory ------------------------------------------------------------------------------------------------------
+// ---- shared memory ------------------------------------------------------------------------------
 
 // TileType: Tile, or another 16 bytes whose first int is negative after the last tile.
 template <typename Layout, typename TileType = Tile> struct Shared {
@@ -40,7 +41,8 @@ template <typename Layout, typename TileType = Tile> struct Shared {
     unsigned char *generic;                                         // the same address as a pointer
     Pipeline<Layout::STAGES> pipe;
     __device__ Shared(unsigned char *raw) {
-        const uint32_t address = shared_address(raw), skip = -address & 1023;   // the swizzle counts from multiples of 1024
+        // the swizzle counts from multiples of 1024
+        const uint32_t address = shared_address(raw), skip = -address & 1023;
         base = address + skip, generic = raw + skip, pipe.barriers = base + Layout::barriers;
     }
     __device__ uint32_t a(At at) const { return base + at.stage * Layout::stage_bytes; }
@@ -53,7 +55,8 @@ template <typename Layout, typename TileType = Tile> struct Shared {
     }
     __device__ unsigned char *pointer(uint32_t address) const { return generic + (address - base); }
 
-    // Called by all threads, first. producers: arrivals on a full barrier. Returns a copy of start, if it fits, else start.
+    // Called by all threads, first. producers: arrivals on a full barrier. Returns a copy of start,
+    // if it fits, else start.
     __device__ const int *init(int producers, const int *start, int E) const {
         int *copy = (int *)(generic + Layout::starts);
         if (threadIdx.x == 0) {
@@ -67,14 +70,16 @@ template <typename Layout, typename TileType = Tile> struct Shared {
     }
 };
 
-// ---- the main loop of a consumer ------------------------------------------------------------------------------------------
+// ---- the main loop of a consumer ----------------------------------------------------------------
 
-// sum (64 x BN) = a b over `steps` stages, of which the first is full already. Each step is queued while the tensor cores still
-// work on the one before, so a stage is released one step late. meanwhile() is called once a step, while they work.
+// sum (64 x BN) = a b over `steps` stages, of which the first is full already. Each step is queued
+// while the tensor cores still work on the one before, so a stage is released one step late.
+// meanwhile() is called once a step, while they work.
 struct Nothing { __device__ void operator()(void) const {} };
 template <Major a_major, Major b_major, typename Layout, typename TileType, typename Meanwhile = Nothing>
 __device__ static inline void mainloop(float (&sum)[Layout::BN / 2], const Shared<Layout, TileType> &s,
-                                       Position<Layout::STAGES> &at, int steps, int consumer, Meanwhile meanwhile = Meanwhile()) {
+                                       Position<Layout::STAGES> &at, int steps, int consumer,
+                                       Meanwhile meanwhile = Meanwhile()) {
     __syncwarp();                                                   // all lanes have read the first stage's tile
     Position<Layout::STAGES> previous;
     for (int step = 0; step < steps; step++, at.advance()) {
@@ -85,7 +90,8 @@ __device__ static inline void mainloop(float (&sum)[Layout::BN / 2], const Share
 #pragma unroll
         for (int k16 = 0; k16 < BK / 16; k16++)
             wgmma<Layout::BN, a_major, b_major>(sum, descriptor(a + k16 * (a_major == K_MAJOR ? 32 : 2048), a_major),
-                                                descriptor(b + k16 * (b_major == K_MAJOR ? 32 : 2048), b_major), step | k16);
+                                                descriptor(b + k16 * (b_major == K_MAJOR ? 32 : 2048), b_major),
+                                                step | k16);
         wgmma_commit();
         wgmma_wait<1>();                                            // the previous step is complete
         if (step) s.pipe.arrive_empty(previous);
@@ -97,11 +103,13 @@ __device__ static inline void mainloop(float (&sum)[Layout::BN / 2], const Share
     s.pipe.arrive_empty(previous);
 }
 
-// ---- the producer of rows -------------------------------------------------------------------------------------------------
+// ---- the producer of rows -----------------------------------------------------------------------
 
-// The number of the block's next tile, from thread 0, which drew it, to the other threads of the producer: four warps if it
-// gathers, else one. parity alternates, so that no number is overwritten before all have read it.
-template <bool gather, typename Layout> __device__ static inline int next_number(const Shared<Layout> &s, int drawn, int &parity) {
+// The number of the block's next tile, from thread 0, which drew it, to the other threads of the
+// producer: four warps if it gathers, else one. parity alternates, so that no number is overwritten
+// before all have read it.
+template <bool gather, typename Layout> __device__ static inline int next_number(const Shared<Layout> &s, int drawn,
+        int &parity) {
     if (!gather) return __shfl_sync(ALL, drawn, 0);
     int *next = (int *)(s.generic + Layout::next) + parity;
     if (threadIdx.x == 0) *next = drawn;
@@ -110,7 +118,8 @@ template <bool gather, typename Layout> __device__ static inline int next_number
     return *next;
 }
 
-// After the last tile: a stage that says so. gather: all threads of the producer arrive on full barriers, not only thread 0.
+// After the last tile: a stage that says so. gather: all threads of the producer arrive on full
+// barriers, not only thread 0.
 template <bool gather, typename Layout, typename TileType>
 __device__ static inline void end_tiles(const Shared<Layout, TileType> &s, Position<Layout::STAGES> at) {
     s.pipe.wait_empty(at);
@@ -118,9 +127,10 @@ __device__ static inline void end_tiles(const Shared<Layout, TileType> &s, Posit
     if (gather) barrier_arrive(s.pipe.full(at));
 }
 
-// The rows of a, gathered: each is copied from where it is stored. Of every 64 columns a thread copies 16 bytes of 8 rows: chunk
-// threadIdx.x%8 of row threadIdx.x/8 + 16*i. Rows from tile.end on are zero-filled without a read. (Reading some valid row instead
-// would be slow: all SMs would ask for the same line of L2.)
+// The rows of a, gathered: each is copied from where it is stored. Of every 64 columns a thread
+// copies 16 bytes of 8 rows: chunk threadIdx.x%8 of row threadIdx.x/8 + 16*i. Rows from tile.end on
+// are zero-filled without a read. (Reading some valid row instead would be slow: all SMs would ask
+// for the same line of L2.)
 struct GatheredRows {
     enum { EACH = BM / 16 };
     const floatX *from[EACH];
@@ -132,7 +142,8 @@ struct GatheredRows {
         for (int i = 0; i < EACH; i++)
             from[i] = p.a + (size_t)p.a_row[min(tile.row + first + 16 * i, tile.end - 1)] * k + chunk * 8;
     }
-    // Copies 64 columns to `a`, beginning `column` after the last advance. inside: they include this thread's chunk.
+    // Copies 64 columns to `a`, beginning `column` after the last advance. inside: they include
+    // this thread's chunk.
     __device__ void copy(uint32_t a, int column, bool inside) const {
         const int rows = inside ? valid : 0;
 #pragma unroll
@@ -145,8 +156,9 @@ struct GatheredRows {
     }
 };
 
-// b of the step that begins at k, by bulk copies. FORWARD: BN rows of 64 of k; gate_up: BN/2 rows of the gate and the same of
-// up, which begins p.O rows further. INPUT: slabs of 64 rows of 64 columns.
+// b of the step that begins at k, by bulk copies. FORWARD: BN rows of 64 of k; gate_up: BN/2 rows
+// of the gate and the same of up, which begins p.O rows further. INPUT: slabs of 64 rows of 64
+// columns.
 template <ProductKind kind, int BN, bool gate_up> __device__ static inline
 void load_weights(uint32_t to, const CUtensorMap *map, uint32_t full, const Product &p, Tile tile, int k) {
     if (kind == FORWARD)
@@ -156,13 +168,13 @@ void load_weights(uint32_t to, const CUtensorMap *map, uint32_t full, const Prod
         bulk_load(to + c * 128, map, full, tile.column + c, k, tile.expert);
 }
 
-// The producer of FORWARD and INPUT: loads one tile after the other, until the block draws a number past the last. gather: all
-// four warps copy rows of a; else one warp is enough, whose first thread issues all copies. gate_up: a tile has BN/2 columns of
-// the gate and the same of up.
+// The producer of FORWARD and INPUT: loads one tile after the other, until the block draws a number
+// past the last. gather: all four warps copy rows of a; else one warp is enough, whose first thread
+// issues all copies. gate_up: a tile has BN/2 columns of the gate and the same of up.
 template <ProductKind kind, bool gather, bool gate_up, typename Layout>
-__device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *a_map, const CUtensorMap *b_map, const Product &p,
-                                    int tiles, unsigned *work_counter) {
-    enum { BN = Layout::BN, UNROLL = gather ? 4 : 1 };              // instructions count: addresses advance every fourth step only
+__device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *a_map, const CUtensorMap *b_map,
+                                    const Product &p, int tiles, unsigned *work_counter) {
+    enum { BN = Layout::BN, UNROLL = gather ? 4 : 1 };  // instructions count: addresses advance every fourth step only
     if (!gather && threadIdx.x >= 32) return;
     const int k = kind == FORWARD ? p.C : p.O, steps = (k + BK - 1) / BK, thread = threadIdx.x;
     int drawn = 0, parity = 0;
@@ -185,9 +197,9 @@ __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *
                     rows.copy(s.a(at), u * BK, step * BK + thread % 8 * 8 < k);
                     barrier_arrive_copied(full);
                 }
-                __syncwarp();                                       // no lane falls a round behind: a wait knows only the parity
+                __syncwarp();                           // no lane falls a round behind: a wait knows only the parity
                 if (thread == 0) {
-                    if (step == max(steps - 3, 0)) drawn = draw_work(work_counter, tiles);      // early: it takes a while
+                    if (step == max(steps - 3, 0)) drawn = draw_work(work_counter, tiles);  // early: it takes a while
                     s.tile(at) = tile;
                     barrier_expect(full, Layout::b_bytes + (gather ? 0 : Layout::a_bytes));
                     load_weights<kind, BN, gate_up>(s.b(at), b_map, full, p, tile, step * BK);
@@ -200,10 +212,11 @@ __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *
     end_tiles<gather>(s, at);
 }
 
-// ---- from registers to global memory --------------------------------------------------------------------------------------
+// ---- from registers to global memory ------------------------------------------------------------
 //
-// A warp has 16 rows of the tile and stores them alone: it waits for no other warp. It rounds 64 columns to bf16 in its part of
-// a slab, 16 rows of 128 bytes, and a bulk store takes them from there.
+// A warp has 16 rows of the tile and stores them alone: it waits for no other warp. It rounds 64
+// columns to bf16 in its part of a slab, 16 rows of 128 bytes, and a bulk store takes them from
+// there.
 
 // Columns 16j .. 16j+15 of the 64: x[0..7] are this thread's sums of them (wgmma.cuh).
 __device__ static inline void put_columns(uint32_t slab, int j, const float *x) {
@@ -212,11 +225,13 @@ __device__ static inline void put_columns(uint32_t slab, int j, const float *x) 
              pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
 }
 
-// A matrix to store to: row i of the product goes to row row_of[i] of x, or to i if that is NULL. map: boxes of 16 rows.
+// A matrix to store to: row i of the product goes to row row_of[i] of x, or to i if that is NULL.
+// map: boxes of 16 rows.
 struct Output { const CUtensorMap *map; floatX *x; const int *row_of; int columns; };
 
-// The slab's 16 rows to rows `row`.. at column n: one bulk store, if they are consecutive and all before `end`; else row by
-// row, 128 bytes of each. Either way this commits a group, so that wait_slab, which counts groups, counts slabs.
+// The slab's 16 rows to rows `row`.. at column n: one bulk store, if they are consecutive and all
+// before `end`; else row by row, 128 bytes of each. Either way this commits a group, so that
+// wait_slab, which counts groups, counts slabs.
 template <typename Layout> __device__ static inline
 void store_slab(const Shared<Layout> &s, uint32_t slab, const Output &to, int n, int row, int end) {
     const int lane = threadIdx.x % 32, chunk = lane % 8;
@@ -236,14 +251,15 @@ void store_slab(const Shared<Layout> &s, uint32_t slab, const Output &to, int n,
         *(int4 *)(to.x + where * to.columns + n + chunk * 8) = *(const int4 *)(s.pointer(slab) + swizzled(r, chunk));
     }
 }
-// Before a slab is filled again: waits until all but the newest `pending` of this warp's stores have read theirs.
+// Before a slab is filled again: waits until all but the newest `pending` of this warp's stores
+// have read theirs.
 template <int pending> __device__ static inline void wait_slab(void) {
     if (threadIdx.x % 32 == 0) bulk_wait_read<pending>();
     __syncwarp();
 }
 #endif
 
-// ---- on the host ----------------------------------------------------------------------------------------------------------
+// ---- on the host --------------------------------------------------------------------------------
 
 // Bulk copies need addresses and rows that are multiples of 16 bytes.
 static inline bool can_use(const Product &p) {
@@ -256,7 +272,8 @@ static inline bool map_rows(CUtensorMap *map, const floatX *x, int rows, int col
     return tensor_map(map, x, 2, (uint64_t)columns, (uint64_t)rows, 1, (uint64_t)columns, 0, 64, box_rows);
 }
 static inline bool map_weights(CUtensorMap *map, const Product &p, int O, int box_rows) {
-    return tensor_map(map, p.b, 2, (uint64_t)p.C, (uint64_t)O, (uint64_t)p.E, (uint64_t)p.C, (uint64_t)p.C * O, 64, box_rows);
+    return tensor_map(map, p.b, 2, (uint64_t)p.C, (uint64_t)O, (uint64_t)p.E, (uint64_t)p.C, (uint64_t)p.C * O,
+                      64, box_rows);
 }
 static inline void allow_shared(const void *kernel, int bytes) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));

@@ -1,33 +1,44 @@
-// hopper/muon.cu: Newton and Schulz's steps for matrices whose smaller side k is at most 256, a block for each matrix.
+// hopper/muon.cu: Newton and Schulz's steps for matrices whose smaller side k is at most 256, a
+// block for each matrix.
 //
-// The polynomial Q of a step is made of A = X X^T, which is k x k and symmetric: Q = a I + b A + c A A. The A of the next step need
-// not be made of Q X, which is k x n: it is Q X X^T Q = Q Q A. So a few steps are taken with k x k matrices alone, and then X is
-// multiplied once, by the product of their polynomials. The error of A from rounding grows with that of every step, by up to 3.44^2;
-// therefore A is made of X again after three of the five steps, and numbers between are half precision, which has 11 bits: then the
-// result is nearer to the exact one than if every step multiplied X and rounded to bf16 (docs/LOG.md). All these matrices
-// are polynomials of A, so they commute, and all their products are symmetric.
+// The polynomial Q of a step is made of A = X X^T, which is k x k and symmetric: Q = a I + b A + c
+// A A. The A of the next step need not be made of Q X, which is k x n: it is Q X X^T Q = Q Q A. So
+// a few steps are taken with k x k matrices alone, and then X is multiplied once, by the product of
+// their polynomials. The error of A from rounding grows with that of every step, by up to 3.44^2;
+// therefore A is made of X again after three of the five steps, and numbers between are half
+// precision, which has 11 bits: then the result is nearer to the exact one than if every step
+// multiplied X and rounded to bf16 (docs/LOG.md). All these matrices are polynomials of A, so they
+// commute, and all their products are symmetric.
 //
-// With k = 256 two such matrices are in the block's shared memory: S, whole, 128 KB, and T, of which 10 of 16 blocks of 64 x 64 are
-// there, those on and below the diagonal, 80 KB. Products of them need nothing from global memory. X comes through a ring of stages,
-// slab by slab (64 columns). T lies in the ring: X is not needed from X X^T to the product that X is multiplied by. X
-// is read four times in all and written twice, first in place. What is done in which order: the table `program`.
+// With k = 256 two such matrices are in the block's shared memory: S, whole, 128 KB, and T, of
+// which 10 of 16 blocks of 64 x 64 are there, those on and below the diagonal, 80 KB. Products of
+// them need nothing from global memory. X comes through a ring of stages, slab by slab (64
+// columns). T lies in the ring: X is not needed from X X^T to the product that X is multiplied by.
+// X is read four times in all and written twice, first in place. What is done in which order: the
+// table `program`.
 //
-//   symmetric    Of a product only blocks on and below the diagonal are computed, and mirrored as they are stored in S.
-//                Rows 64p.. have p + 1 of them; consumer c has p = c and p = 3 - c: five blocks each, 160 sums a thread.
-//                wgmma reads a block above the diagonal of T as that below, transposed.
-//                Of a polynomial the higher rows are finished while the lower ones are computed.
-//   X            A slab of the result is the polynomial times the same slab of X, so it replaces it, in shared memory and in global
-//                memory, to which a thread of the producer's warpgroup stores it. A consumer has every second slab. As the
-//                polynomial is symmetric it is computed as X^T Q, with 64 columns of X as rows: of all shapes that one reads least
-//                shared memory. The transposition back is stmatrix's.
-//   norm         |X|^2 is the trace of X X^T. The first X is not normalized: its X X^T is divided by the square of the
-//                norm, and the product of polynomials by the norm.
-//   order        X is multiplied in the opposite order of X X^T, so that what was read last is still in the cache, and
-//                the next X X^T begins 4 slabs further on, so that it need not wait for stores.
+//   symmetric  Of a product only blocks on and below the diagonal are computed, and mirrored as
+//              they are stored in S.
+//              Rows 64p.. have p + 1 of them; consumer c has p = c and p = 3 - c: five blocks each,
+//              160 sums a thread.
+//              wgmma reads a block above the diagonal of T as that below, transposed.
+//              Of a polynomial the higher rows are finished while the lower ones are computed.
+//   X          A slab of the result is the polynomial times the same slab of X, so it replaces it,
+//              in shared memory and in global memory, to which a thread of the producer's warpgroup
+//              stores it. A consumer has every second slab. As the polynomial is symmetric it is
+//              computed as X^T Q, with 64 columns of X as rows: of all shapes that one reads least
+//              shared memory. The transposition back is stmatrix's.
+//   norm       |X|^2 is the trace of X X^T. The first X is not normalized: its X X^T is divided by
+//              the square of the norm, and the product of polynomials by the norm.
+//   order      X is multiplied in the opposite order of X X^T, so that what was read last is still
+//              in the cache, and the next X X^T begins 4 slabs further on, so that it need not wait
+//              for stores.
 //
-// With more rows than columns all this is done with X^T: a slab is then 64 rows of X, and lies the other way in shared memory.
+// With more rows than columns all this is done with X^T: a slab is then 64 rows of X, and lies the
+// other way in shared memory.
 //
-// Multiplications of a matrix k x n, in units of 2 k^2 flop: 10/16 (2 n + 14 k) + 2 n. Five steps one by one take 10/16 (5 n + 5 k) + 5 n.
+// Multiplications of a matrix k x n, in units of 2 k^2 flop: 10/16 (2 n + 14 k) + 2 n. Five steps
+// one by one take 10/16 (5 n + 5 k) + 5 n.
 #include "gemm.cuh"
 #include "muon.cuh"
 
@@ -83,10 +94,12 @@ __device__ static inline void fence_copies(void) { asm volatile("fence.proxy.asy
 
 // A slab of X: boxes of 64 x 64, whose rows and columns change places if X is tall.
 __device__ static inline void load_slab(uint32_t to, const CUtensorMap *map, uint32_t barrier, int slab, bool tall) {
-    for (int i = 0; i < 4; i++) bulk_load(to + i * SLAB, map, barrier, (tall ? i : slab) * 64, (tall ? slab : i) * 64, blockIdx.x);
+    for (int i = 0; i < 4; i++)
+        bulk_load(to + i * SLAB, map, barrier, (tall ? i : slab) * 64, (tall ? slab : i) * 64, blockIdx.x);
 }
 __device__ static inline void store_slab(const CUtensorMap *map, uint32_t from, int slab, bool tall) {
-    for (int i = 0; i < 4; i++) bulk_store(map, from + i * SLAB, (tall ? i : slab) * 64, (tall ? slab : i) * 64, blockIdx.x);
+    for (int i = 0; i < 4; i++)
+        bulk_store(map, from + i * SLAB, (tall ? i : slab) * 64, (tall ? slab : i) * 64, blockIdx.x);
 }
 
 // One thread orders all slabs.
@@ -110,8 +123,9 @@ template <bool tall> __device__ static void produce(const Maps &maps, uint32_t b
     }
 }
 
-// Another thread stores what X becomes, slab by slab, and releases the stage in the name of the consumer that made it, which goes on
-// meanwhile. The i-th of all slabs made is announced by barrier i % STAGES; that stage is not used again before it has been stored.
+// Another thread stores what X becomes, slab by slab, and releases the stage in the name of the
+// consumer that made it, which goes on meanwhile. The i-th of all slabs made is announced by
+// barrier i % STAGES; that stage is not used again before it has been stored.
 template <bool tall> __device__ static void store_slabs(const Maps &maps, uint32_t base, int slabs) {
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
     int made = 0;
@@ -122,7 +136,8 @@ template <bool tall> __device__ static void store_slabs(const Maps &maps, uint32
             const int iteration = (again * 2 + 1) * slabs + i;
             const Position<STAGES> at = made;
             barrier_wait(base + READY_AT + at.stage * 8, at.phase);
-            store_slab(again ? &maps.out : &maps.x, base + STAGES_AT + iteration % STAGES * STAGE, slab_of(again, slabs - 1 - i, slabs), tall);
+            store_slab(again ? &maps.out : &maps.x, base + STAGES_AT + iteration % STAGES * STAGE,
+                       slab_of(again, slabs - 1 - i, slabs), tall);
             bulk_commit();
             bulk_wait_read<0>();
             for (int arrived = 0; arrived < 4 * RELEASING_LANES; arrived++) barrier_arrive(pipe.empty(iteration));
@@ -132,9 +147,12 @@ template <bool tall> __device__ static void store_slabs(const Maps &maps, uint32
     }
 }
 
-// S: four slabs of 64 columns, each of 256 rows of 128 bytes, swizzled. Its block (p, q), and that of T, where p >= q.
+// S: four slabs of 64 columns, each of 256 rows of 128 bytes, swizzled. Its block (p, q), and that
+// of T, where p >= q.
 __device__ static inline uint32_t block_of_s(uint32_t base, int p, int q) { return base + q * STAGE + p * SLAB; }
-__device__ static inline uint32_t block_of_t(uint32_t base, int p, int q) { return base + STAGES_AT + (p * (p + 1) / 2 + q) * SLAB; }
+__device__ static inline uint32_t block_of_t(uint32_t base, int p, int q) {
+    return base + STAGES_AT + (p * (p + 1) / 2 + q) * SLAB;
+}
 // T is kept, or comes back.
 __device__ static inline void store_t(const CUtensorMap *map, uint32_t base) {
     for (int p = 0; p < 4; p++)
@@ -146,7 +164,8 @@ __device__ static inline void load_t(const CUtensorMap *map, uint32_t base) {
         for (int q = 0; q <= p; q++) bulk_load(block_of_t(base, p, q), map, base + KEPT_AT, q * 64, p * 64, blockIdx.x);
 }
 __device__ static inline int warp_of_four(void) { return threadIdx.x % 128 / 32; }
-// The lane, in a way that the compiler does not compute addresses from it long before they are needed: registers are few.
+// The lane, in a way that the compiler does not compute addresses from it long before they are
+// needed: registers are few.
 __device__ static inline int lane_now(void) {
     int lane = threadIdx.x % 32;
     asm volatile("" : "+r"(lane));
@@ -161,11 +180,12 @@ template <bool half> __device__ static inline uint32_t packed(float low, float h
 }
 __device__ static inline float unpack_half(uint32_t pair, int which) {
     float x;
-    asm("{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, %1;\n\tcvt.f32.f16 %0, low;\n\t}" : "=f"(x) : "r"(which ? pair >> 16 : pair));
+    asm("{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, %1;\n\tcvt.f32.f16 %0, low;\n\t}" : "=f"(x)
+        : "r"(which ? pair >> 16 : pair));
     return x;
 }
-// put_columns (gemm.cuh) of either type, and its transpose: columns 16j.. become rows 16j.. of 128 bytes, in which this warp
-// has its 16 columns.
+// put_columns (gemm.cuh) of either type, and its transpose: columns 16j.. become rows 16j.. of 128
+// bytes, in which this warp has its 16 columns.
 template <bool half> __device__ static inline void put_16_columns(uint32_t rows, int j, const float *x) {
     const int lane = lane_now();
     stmatrix(rows + swizzled(lane % 16, 2 * j + lane / 16), packed<half>(x[0], x[1]), packed<half>(x[2], x[3]),
@@ -173,8 +193,8 @@ template <bool half> __device__ static inline void put_16_columns(uint32_t rows,
 }
 template <bool half> __device__ static inline void put_rows_of_columns(uint32_t rows, int j, const float *x) {
     const int lane = threadIdx.x % 32;
-    stmatrix_trans(rows + swizzled(j * 16 + lane / 16 * 8 + lane % 8, warp_of_four() * 2 + lane / 8 % 2), packed<half>(x[0], x[1]),
-                   packed<half>(x[2], x[3]), packed<half>(x[4], x[5]), packed<half>(x[6], x[7]));
+    stmatrix_trans(rows + swizzled(j * 16 + lane / 16 * 8 + lane % 8, warp_of_four() * 2 + lane / 8 % 2), packed<half>(
+            x[0], x[1]), packed<half>(x[2], x[3]), packed<half>(x[4], x[5]), packed<half>(x[6], x[7]));
 }
 // Of sums 8j .. 8j+7 of a block on the diagonal, is the i-th on its diagonal?
 __device__ static inline bool diagonal(int j, int i) {
@@ -183,7 +203,8 @@ __device__ static inline bool diagonal(int j, int i) {
 }
 
 // x: rows 64p.. of a symmetric matrix, p + 1 blocks. S gets their transposes, too.
-template <int p, bool half, bool to_t = false> __device__ static inline void put_rows(uint32_t base, const float (&x)[32 * (p + 1)]) {
+template <int p, bool half, bool to_t = false> __device__ static inline void
+put_rows(uint32_t base, const float (&x)[32 * (p + 1)]) {
 #pragma unroll
     for (int q = 0; q <= p; q++)
 #pragma unroll
@@ -235,10 +256,13 @@ __device__ static inline float inverse_norm(const float *sums) {
     return norm > MUON_LEAST ? 1 / norm : 0;
 }
 
-// Rows 64p.. of S S, or of T S, from column r of the blocks of S or T on; the product is still being computed.
-template <int p, bool square, int r = 0> __device__ static inline void multiply_rows(float (&sum)[32 * (p + 1)], uint32_t base) {
+// Rows 64p.. of S S, or of T S, from column r of the blocks of S or T on; the product is still
+// being computed.
+template <int p, bool square, int r = 0> __device__ static inline void multiply_rows(float (&sum)[32 * (p + 1)],
+        uint32_t base) {
     constexpr Major major = square || r <= p ? K_MAJOR : MN_MAJOR;
-    const uint32_t block = square ? block_of_s(base, p, r) : major == K_MAJOR ? block_of_t(base, p, r) : block_of_t(base, r, p);
+    const uint32_t block = square ? block_of_s(base, p, r) : major == K_MAJOR ? block_of_t(base, p, r)
+                                  : block_of_t(base, r, p);
 #pragma unroll
     for (int k16 = 0; k16 < 4; k16++)
         wgmma<64 * (p + 1), major, K_MAJOR, true>(sum, descriptor(block + k16 * (major == K_MAJOR ? 32 : 2048), major),
@@ -246,7 +270,8 @@ template <int p, bool square, int r = 0> __device__ static inline void multiply_
     if constexpr (r < 3) multiply_rows<p, square, r + 1>(sum, base);
     else wgmma_commit();
 }
-// X X^T; the last slab is still being multiplied. T will lie in the last stages: they are not released.
+// X X^T; the last slab is still being multiplied. T will lie in the last stages: they are not
+// released.
 template <int consumer, bool tall> __device__ static inline void multiply_slabs(float (&low)[32 * (consumer + 1)],
         float (&high)[32 * (4 - consumer)], uint32_t base, int slabs, int &iteration) {
     constexpr Major major = tall ? MN_MAJOR : K_MAJOR;
@@ -261,7 +286,8 @@ template <int consumer, bool tall> __device__ static inline void multiply_slabs(
             const uint32_t at = base + STAGES_AT + iteration % STAGES * STAGE + k16 * (tall ? 2048 : 32);
             const uint64_t columns = descriptor(at, major);
             wgmma<64 * (consumer + 1), major, major>(low, descriptor(at + consumer * SLAB, major), columns, i | k16);
-            wgmma<64 * (4 - consumer), major, major>(high, descriptor(at + (3 - consumer) * SLAB, major), columns, i | k16);
+            wgmma<64 * (4 - consumer), major, major>(high, descriptor(at + (3 - consumer) * SLAB, major),
+                                                     columns, i | k16);
         }
         wgmma_commit();
         wgmma_wait<1>();
@@ -275,9 +301,10 @@ template <int consumer, bool tall> __device__ static inline void make_matrix(int
     const Operation &op = program[o];
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
     const bool copies = threadIdx.x == 128;                                     // this thread copies T
-    float low[32 * (consumer + 1)] = {}, high[32 * (4 - consumer)] = {};        // set: else they would be kept from one to the next
+    // set: else they would be kept from one to the next
+    float low[32 * (consumer + 1)] = {}, high[32 * (4 - consumer)] = {};
     auto begin = [&] { pin(low), pin(high), wgmma_fence(); };
-    auto finish = [&] {                                                         // in each branch: the compiler follows wgmma no further
+    auto finish = [&] {                                         // in each branch: the compiler follows wgmma no further
         if (copies) bulk_wait<0>();                                             // T has been kept
         wgmma_wait<0>();
         pin(low), pin(high);
@@ -301,7 +328,7 @@ template <int consumer, bool tall> __device__ static inline void make_matrix(int
         multiply_rows<3 - consumer, false>(high, base), multiply_rows<consumer, false>(low, base);
         finish();
     }
-    if (op.kind == FACTOR) for (int i = STAGES; i > 0; i--) pipe.release(iteration - i);            // T is not needed any more
+    if (op.kind == FACTOR) for (int i = STAGES; i > 0; i--) pipe.release(iteration - i);    // T is not needed any more
     if (o < AGAIN && (op.kind == GRAM || op.kind == FACTOR)) {                  // divide by the norm
         float *const sums = (float *)(generic + SUMS_AT);
         if (op.kind == GRAM) put_norm<consumer>(sums, low, high);
@@ -321,7 +348,8 @@ template <int consumer, bool tall> __device__ static inline void make_matrix(int
 }
 
 // Every second slab of X becomes that of the polynomial times X.
-template <int consumer, bool tall> __device__ static inline void multiply_x(uint32_t base, int slabs, int again, int &iteration) {
+template <int consumer, bool tall> __device__ static inline void multiply_x(uint32_t base, int slabs, int again,
+        int &iteration) {
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
 #pragma unroll 1
     for (int i = 0; i < slabs; i++, iteration++) {
@@ -334,12 +362,13 @@ template <int consumer, bool tall> __device__ static inline void multiply_x(uint
 #pragma unroll
         for (int k16 = 0; k16 < SIDE / 16; k16++)
             wgmma<SIDE, tall ? K_MAJOR : MN_MAJOR, K_MAJOR>(sum,
-                tall ? descriptor(stage + k16 / 4 * SLAB + k16 % 4 * 32, K_MAJOR) : descriptor(stage + k16 * 2048, MN_MAJOR),
+                tall ? descriptor(stage + k16 / 4 * SLAB + k16 % 4 * 32, K_MAJOR)
+                     : descriptor(stage + k16 * 2048, MN_MAJOR),
                 descriptor(base + k16 / 4 * STAGE + k16 % 4 * 32, K_MAJOR), k16);
         wgmma_commit();
         wgmma_wait<0>();
         pin(sum);
-        named_barrier_sync(2 + consumer, 128);                                                // all four warps have read the slab
+        named_barrier_sync(2 + consumer, 128);                                      // all four warps have read the slab
 #pragma unroll
         for (int j = 0; j < 16; j++)
             if (tall) put_16_columns<false>(stage + j / 4 * SLAB + warp_of_four() * (SLAB / 4), j % 4, &sum[j * 8]);
@@ -350,8 +379,8 @@ template <int consumer, bool tall> __device__ static inline void multiply_x(uint
     }
 }
 
-template <int consumer, bool tall> __device__ static inline void consume(const Maps &maps, uint32_t base, unsigned char *generic,
-        int slabs) {
+template <int consumer, bool tall> __device__ static inline void consume(const Maps &maps, uint32_t base,
+        unsigned char *generic, int slabs) {
     int iteration = 0;
 #pragma unroll 1
     for (int o = 0; o < OPERATIONS; o++)
@@ -364,7 +393,8 @@ template <bool tall> static __global__ __launch_bounds__(THREADS, 1)
 void newton_schulz(const __grid_constant__ Maps maps, int slabs) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
-    const uint32_t at = shared_address(raw), skip = -at & 1023, base = at + skip;   // the swizzle counts from multiples of 1024
+    // the swizzle counts from multiples of 1024
+    const uint32_t at = shared_address(raw), skip = -at & 1023, base = at + skip;
     if (threadIdx.x == 0) {
         Pipeline<STAGES>{ base + BARRIERS_AT }.init(8);
         barrier_init(base + KEPT_AT, 1);
@@ -391,7 +421,8 @@ template <bool tall> static bool launch(const MuonBuffers *b, int count, int row
     auto map = [&](CUtensorMap *to, const floatX *x, uint64_t height, uint64_t width) {
         return tensor_map(to, x, 2, width, height, count, width, height * width, 64, 64);
     };
-    if (!map(&maps.x, b->x, rows, columns) || !map(&maps.out, b->out, rows, columns) || !map(&maps.kept, b->gram, k, k)) return false;
+    if (!map(&maps.x, b->x, rows, columns) || !map(&maps.out, b->out, rows, columns) || !map(&maps.kept, b->gram, k, k))
+        return false;
     auto *const kernel = newton_schulz<tall>;
     allow_shared((const void *)kernel, BYTES);
     LAUNCH(kernel, (unsigned)count, THREADS, BYTES, maps, (int)divide_up(tall ? rows : columns, 64));

@@ -1,15 +1,19 @@
-// pipeline.cuh: what feeds Hopper's tensor cores (sm_90a): barriers, rings of stages, bulk copies. One function for each
-// instruction that C++ has no word for. What multiplies is in wgmma.cuh. Kernels that use these functions guard their bodies with
-// HOPPER, so that their files compile for every architecture.
+// pipeline.cuh: what feeds Hopper's tensor cores (sm_90a): barriers, rings of stages, bulk copies.
+// One function for each instruction that C++ has no word for. What multiplies is in wgmma.cuh.
+// Kernels that use these functions guard their bodies with HOPPER, so that their files compile for
+// every architecture.
 //
 // What is new since Ampere, in the order in which a kernel meets it:
 //
-//   bulk copies     (TMA) One thread issues the copy of a whole box of a matrix: "columns x.. of rows y.. of this map to shared
-//                   memory". The map (CUtensorMap, made on the host) describes the matrix. Elements outside of the matrix arrive
-//                   as zeros and are not stored. The copy engine swizzles (wgmma.cuh).
-//   barriers        An mbarrier in shared memory counts arrivals and bytes in flight. A phase ends when every expected arrival and
-//                   every announced byte is there. A wait names the parity of the phase: 0 for the first, 1 for the second, 0, ...
-//   setmaxnreg      The warpgroups of a block trade registers: the producer gives registers up, the consumers take them.
+//   bulk copies  (TMA) One thread issues the copy of a whole box of a matrix: "columns x.. of rows
+//                y.. of this map to shared memory". The map (CUtensorMap, made on the host)
+//                describes the matrix. Elements outside of the matrix arrive as zeros and are not
+//                stored. The copy engine swizzles (wgmma.cuh).
+//   barriers     An mbarrier in shared memory counts arrivals and bytes in flight. A phase ends
+//                when every expected arrival and every announced byte is there. A wait names the
+//                parity of the phase: 0 for the first, 1 for the second, 0, ...
+//   setmaxnreg   The warpgroups of a block trade registers: the producer gives registers up, the
+//                consumers take them.
 #pragma once
 #include "kernels/cuda/ptx.cuh"
 #include <cuda.h>                                   // the types of tensor maps; the driver library is not linked
@@ -18,15 +22,16 @@
 #define HOPPER
 #endif
 
-// A map of a row-major bf16 matrix of any rank up to 5: extents and box innermost first; consecutive elements of dimension i + 1 are
-// pitch[i] elements apart. Copies move boxes whose innermost side is 64 (128 swizzled bytes). Address and pitches are multiples of
-// 16 bytes. For floats element_size is 4 and that side 32. Returns false if the driver cannot make the map.
+// A map of a row-major bf16 matrix of any rank up to 5: extents and box innermost first;
+// consecutive elements of dimension i + 1 are pitch[i] elements apart. Copies move boxes whose
+// innermost side is 64 (128 swizzled bytes). Address and pitches are multiples of 16 bytes. For
+// floats element_size is 4 and that side 32. Returns false if the driver cannot make the map.
 bool tensor_map_of(CUtensorMap *map, const void *base, int element_size, int rank, const uint64_t *extent,
                    const uint64_t *pitch, const uint32_t *box);
-// The same for a matrix or stack of matrices: `columns` x `rows` x `planes`, rows `pitch` elements apart, planes `plane` elements apart;
-// boxes of box_columns x box_rows.
-static inline bool tensor_map(CUtensorMap *map, const void *base, int element_size, uint64_t columns, uint64_t rows, uint64_t planes,
-                              uint64_t pitch, uint64_t plane, int box_columns, int box_rows) {
+// The same for a matrix or stack of matrices: `columns` x `rows` x `planes`, rows `pitch` elements
+// apart, planes `plane` elements apart; boxes of box_columns x box_rows.
+static inline bool tensor_map(CUtensorMap *map, const void *base, int element_size, uint64_t columns, uint64_t rows,
+                              uint64_t planes, uint64_t pitch, uint64_t plane, int box_columns, int box_rows) {
     const uint64_t extent[] = { columns, rows, planes }, pitches[] = { pitch, planes > 1 ? plane : rows * pitch };
     const uint32_t box[] = { (uint32_t)box_columns, (uint32_t)box_rows, 1 };
     return tensor_map_of(map, base, element_size, 3, extent, pitches, box);
@@ -34,12 +39,13 @@ static inline bool tensor_map(CUtensorMap *map, const void *base, int element_si
 
 #if defined(HOPPER)
 
-// ---- barriers in shared memory ------------------------------------------------------------------------------------------
+// ---- barriers in shared memory ------------------------------------------------------------------
 
 __device__ static inline void barrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
-// After barrier_init: makes the barriers visible to the copy engine, and, with __syncthreads, to the other threads.
+// After barrier_init: makes the barriers visible to the copy engine, and, with __syncthreads, to
+// the other threads.
 __device__ static inline void fence_barrier_init(void) {
     asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async;" ::: "memory");
 }
@@ -50,7 +56,8 @@ __device__ static inline void barrier_arrive(uint32_t barrier) {
 __device__ static inline void barrier_expect(uint32_t barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
-// One arrival, made by the hardware when all cp.async that this thread has issued so far have landed.
+// One arrival, made by the hardware when all cp.async that this thread has issued so far have
+// landed.
 __device__ static inline void barrier_arrive_copied(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(barrier) : "memory");
 }
@@ -60,13 +67,15 @@ __device__ static inline void barrier_wait(uint32_t barrier, uint32_t parity) {
                  :: "r"(barrier), "r"(parity) : "memory");
 }
 
-// ---- the pipeline: a ring of stages ---------------------------------------------------------------------------------------
+// ---- the pipeline: a ring of stages -------------------------------------------------------------
 //
-// A stage is a buffer in shared memory with two barriers. The producer waits for "empty", fills the buffer and arrives on "full",
-// as its copies do when they land. Consumers wait for "full", read, and arrive on "empty".
+// A stage is a buffer in shared memory with two barriers. The producer waits for "empty", fills the
+// buffer and arrives on "full", as its copies do when they land. Consumers wait for "full", read,
+// and arrive on "empty".
 
-// How many lanes of a warp arrive on the "empty" barrier. After __syncwarp one is enough; but compute-sanitizer's racecheck does
-// not see that the other lanes' reads come before that arrival, so in the build for racecheck all lanes arrive.
+// How many lanes of a warp arrive on the "empty" barrier. After __syncwarp one is enough; but
+// compute-sanitizer's racecheck does not see that the other lanes' reads come before that arrival,
+// so in the build for racecheck all lanes arrive.
 #if defined(RACECHECK)
 enum { RELEASING_LANES = 32 };
 #else
@@ -74,8 +83,8 @@ enum { RELEASING_LANES = 1 };
 #endif
 __device__ static inline bool releases(void) { return threadIdx.x % 32 < RELEASING_LANES; }
 
-// A producer's or consumer's position in the ring: stage and phase. The phase's parity changes with each round. An int converts to
-// the position of that iteration: iteration i uses stage i % STAGES.
+// A producer's or consumer's position in the ring: stage and phase. The phase's parity changes with
+// each round. An int converts to the position of that iteration: iteration i uses stage i % STAGES.
 template <int STAGES> struct Position {
     int stage = 0;
     uint32_t phase = 0;
@@ -90,35 +99,41 @@ template <int STAGES> struct Pipeline {
     uint32_t barriers;
     __device__ uint32_t full(At at) const { return barriers + at.stage * 16; }
     __device__ uint32_t empty(At at) const { return full(at) + 8; }
-    // By one thread; then fence_barrier_init. producers: arrivals that a full stage takes, besides the bytes.
+    // By one thread; then fence_barrier_init. producers: arrivals that a full stage takes, besides
+    // the bytes.
     __device__ void init(int consumer_warps, int producers = 1) const {
         for (int i = 0; i < STAGES; i++)
             barrier_init(full(i), producers), barrier_init(empty(i), consumer_warps * RELEASING_LANES);
     }
-    // The producer's side. acquire: of a stage that one thread fills by bulk copies of so many bytes.
+    // The producer's side. acquire: of a stage that one thread fills by bulk copies of so many
+    // bytes.
     __device__ void wait_empty(At at) const { barrier_wait(empty(at), at.phase ^ 1); }
     __device__ void acquire(At at, int bytes) const { wait_empty(at), barrier_expect(full(at), bytes); }
     // The consumers' side.
     __device__ void wait_full(At at) const { barrier_wait(full(at), at.phase); }
     __device__ void arrive_empty(At at) const { if (releases()) barrier_arrive(empty(at)); }
     __device__ void release(At at) const { __syncwarp(), arrive_empty(at); }       // after the warp's ordinary reads
-    __device__ void skip(At at) const { wait_full(at), release(at); }              // a stage that this warp does not need
+    __device__ void skip(At at) const { wait_full(at), release(at); }           // a stage that this warp does not need
 };
 
-// ---- the work counter -----------------------------------------------------------------------------------------------------
+// ---- the work counter ---------------------------------------------------------------------------
 
-// The blocks of a persistent kernel take `count` pieces of work in order: a block begins with the piece of its own number and
-// draws every further one from a counter in memory (Context.work_counter). A block draws until it gets a number >= count. If
-// the grid has at most `count` blocks, these are `count` draws in all, after which the counter is 0 again, ready for the next
-// kernel.
+// The blocks of a persistent kernel take `count` pieces of work in order: a block begins with the
+// piece of its own number and draws every further one from a counter in memory
+// (Context.work_counter). A block draws until it gets a number >= count. If the grid has at most
+// `count` blocks, these are `count` draws in all, after which the counter is 0 again, ready for the
+// next kernel.
 __device__ static inline int draw_work(unsigned *counter, int count) {
     return (int)(gridDim.x + atomicInc(counter, (unsigned)count - 1));
 }
 
-// ---- bulk copies: a box at (column, row, plane) of a map ------------------------------------------------------------------
+// ---- bulk copies: a box at (column, row, plane) of a map ----------------------------------------
 
-__device__ static inline void bulk_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int column, int row, int plane) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+__device__ static inline void bulk_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int column, int row,
+                                        int plane) {
+    asm volatile(
+            "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+            "%4, %5}], [%2];"
                  :: "r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(plane) : "memory");
 }
 __device__ static inline void bulk_store(const CUtensorMap *map, uint32_t from, int column, int row, int plane) {
@@ -129,7 +144,8 @@ __device__ static inline void bulk_store(const CUtensorMap *map, uint32_t from, 
 __device__ static inline void bulk_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int column, int4 at) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
-                 :: "r"(to), "l"(map), "r"(barrier), "r"(column), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w) : "memory");
+                 :: "r"(to), "l"(map), "r"(barrier), "r"(column), "r"(at.x), "r"(at.y), "r"(at.z),
+                 "r"(at.w) : "memory");
 }
 __device__ static inline void bulk_store(const CUtensorMap *map, uint32_t from, int column, int4 at) {
     asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];"
@@ -145,8 +161,8 @@ __device__ static inline void bulk_add(const CUtensorMap *map, uint32_t from, in
     asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4}], [%1];"
                  :: "l"(map), "r"(from), "r"(column), "r"(row), "r"(plane) : "memory");
 }
-// The stores since the last commit become a group. Waits count groups of this thread: all but its newest `pending` have read their
-// shared memory (bulk_wait_read), or are complete (bulk_wait).
+// The stores since the last commit become a group. Waits count groups of this thread: all but its
+// newest `pending` have read their shared memory (bulk_wait_read), or are complete (bulk_wait).
 __device__ static inline void bulk_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int pending> __device__ static inline void bulk_wait_read(void) {
     asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(pending) : "memory");
@@ -154,10 +170,11 @@ template <int pending> __device__ static inline void bulk_wait_read(void) {
 template <int pending> __device__ static inline void bulk_wait(void) {
     asm volatile("cp.async.bulk.wait_group %0;" :: "n"(pending) : "memory");
 }
-// Makes this thread's writes to shared memory visible to bulk copies and wgmma that are issued after the next barrier.
+// Makes this thread's writes to shared memory visible to bulk copies and wgmma that are issued
+// after the next barrier.
 __device__ static inline void fence_async_proxy(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- registers --------------------------------------------------------------------------------------------------------------
+// ---- registers ----------------------------------------------------------------------------------
 
 // Sets the number of registers of each thread of the calling warpgroup, up or down.
 template <int count> __device__ static inline void take_registers(void) {

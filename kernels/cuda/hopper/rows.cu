@@ -1,37 +1,48 @@
-// rows.cu: two of the three products of matmul.cu, with Hopper's instructions (sm_90a, bf16). For every row r of every expert e
+// rows.cu: two of the three products of matmul.cu, with Hopper's instructions (sm_90a, bf16). For
+// every row r of every expert e
 //
 //     FORWARD   out[r][n]  = sum over k < C of  inp[r][k]  * weight[e][n][k]        n < O
 //     INPUT     dinp[r][n] = sum over k < O of  dout[r][k] * weight[e][k][n]        n < C
 //
-// In the code c = a b: a and c have the rows, b is the weight. Rows of a may be gathered and rows of c scattered. A dense product
-// is one expert that has all rows. The kernel, its epilogue and the choice of its tiles are here; the producer, the main loop and
-// other parts that weight.cu or expert.cu use as well are in gemm.cuh, barriers and copies in pipeline.cuh.
+// In the code c = a b: a and c have the rows, b is the weight. Rows of a may be gathered and rows
+// of c scattered. A dense product is one expert that has all rows. The kernel, its epilogue and the
+// choice of its tiles are here; the producer, the main loop and other parts that weight.cu or
+// expert.cu use as well are in gemm.cuh, barriers and copies in pipeline.cuh.
 //
-//   block        384 threads, one block on each SM. It computes tiles of 128 rows of one expert x BN columns, one after the other.
-//                What a tile costs besides its multiplications (finding it, filling the pipeline, storing it) overlaps with the
-//                multiplications of the tiles before and after it.
-//   producer     The first warpgroup loads a and b into a ring of stages, 64 of k each, and runs ahead across tiles. Boxes of a
-//                matrix are loaded by bulk copies (TMA), which one thread issues; gathered rows by cp.async, 16 bytes a thread,
-//                each row from its own address.
-//   consumers    Two warpgroups hold 64 x BN sums each, in registers. BN is 256 where possible: shared memory gives 128 bytes a
-//                clock, and smaller tiles need more. While the tensor cores work on a step, the next one is already queued.
-//   registers    The kernel is compiled for 168 a thread. The producer keeps 40, or 56 if it gathers; the consumers take the rest.
-//   epilogue     A warp rounds its 16 rows of sums to bf16 in shared memory (a slab), 64 columns at a time, and bulk stores take
-//                them from there. 16 rows that are scattered, or not all the expert's, form no box: they are stored row by row.
-//   tiles        A block draws the number of its next tile from a counter. So tiles with neighbouring numbers, which share rows or
-//                weights, are computed at the same time and find them in L2. (If block i had tiles i, i + gridDim.x, ..., blocks
-//                would drift apart, since some numbers have no tile and take no time, and memory would be read five times.)
+//   block      384 threads, one block on each SM. It computes tiles of 128 rows of one expert x BN
+//              columns, one after the other. What a tile costs besides its multiplications (finding
+//              it, filling the pipeline, storing it) overlaps with the multiplications of the tiles
+//              before and after it.
+//   producer   The first warpgroup loads a and b into a ring of stages, 64 of k each, and runs
+//              ahead across tiles. Boxes of a matrix are loaded by bulk copies (TMA), which one
+//              thread issues; gathered rows by cp.async, 16 bytes a thread, each row from its own
+//              address.
+//   consumers  Two warpgroups hold 64 x BN sums each, in registers. BN is 256 where possible:
+//              shared memory gives 128 bytes a clock, and smaller tiles need more. While the tensor
+//              cores work on a step, the next one is already queued.
+//   registers  The kernel is compiled for 168 a thread. The producer keeps 40, or 56 if it gathers;
+//              the consumers take the rest.
+//   epilogue   A warp rounds its 16 rows of sums to bf16 in shared memory (a slab), 64 columns at a
+//              time, and bulk stores take them from there. 16 rows that are scattered, or not all
+//              the expert's, form no box: they are stored row by row.
+//   tiles      A block draws the number of its next tile from a counter. So tiles with neighbouring
+//              numbers, which share rows or weights, are computed at the same time and find them in
+//              L2. (If block i had tiles i, i + gridDim.x, ..., blocks would drift apart, since
+//              some numbers have no tile and take no time, and memory would be read five times.)
 //
-// Shared memory of a block with BN = 256 (byte offsets; Layout in gemm.cuh; K_MAJOR and MN_MAJOR in wgmma.cuh):
+// Shared memory of a block with BN = 256 (byte offsets; Layout in gemm.cuh; K_MAJOR and MN_MAJOR in
+// wgmma.cuh):
 //
-//        0   stage 0: a, 16 KB        128 rows x 64 of k (K_MAJOR)
-//    16384            b, 32 KB        FORWARD: 256 columns x 64 of k (K_MAJOR).  INPUT: 4 times 64 of k x 64 columns (MN_MAJOR)
-//    49152   stages 1, 2, 3           the same
-//   196608   slabs, 4 x 8 KB          two for each consumer: 64 rows x 64 columns of c, bf16; a warp uses its own 16 rows
-//   229376   barriers, 4 x 16 bytes   full and empty of each stage
-//   229440   tiles, 4 x 16 bytes      the Tile that each stage belongs to
-//   229504   next, 2 x 4 bytes        the number drawn, from thread 0 to the other threads of a producer that gathers
-//   229520   starts, 424 x 4 bytes    a copy of Product.start, where every tile looks up its expert
+//        0  stage 0: a, 16 KB  128 rows x 64 of k (K_MAJOR)
+//    16384           b, 32 KB  FORWARD: 256 columns x 64 of k (K_MAJOR).  INPUT: 4 times 64 of k x
+//    64 columns (MN_MAJOR) 49152  stages 1, 2, 3     the same
+//   196608  slabs, 4 x 8 KB    two for each consumer: 64 rows x 64 columns of c, bf16; a warp
+//   uses its own 16 rows
+//   229376  barriers, 4 x 16 bytes  full and empty of each stage
+//   229440  tiles, 4 x 16 bytes     the Tile that each stage belongs to
+//   229504  next, 2 x 4 bytes       the number drawn, from thread 0 to the other threads of a
+//   producer that gathers
+//   229520  starts, 424 x 4 bytes   a copy of Product.start, where every tile looks up its expert
 //
 // Timeline; sN is step N of a tile, in stage N % 4:
 //
@@ -43,13 +54,15 @@
 
 #if defined(PRECISION_BF16)
 
-// Tiles of 256 columns; of 192 where that leaves fewer columns empty (384 are two of these); of 128 where tiles are few.
+// Tiles of 256 columns; of 192 where that leaves fewer columns empty (384 are two of these); of 128
+// where tiles are few.
 typedef Layout<256, 4, 2> Wide;
 typedef Layout<192, 4, 2> Middle;
 typedef Layout<128, 6, 2> Narrow;
 
 #if defined(HOPPER)
-// INPUT with how == ADD, which is dense: adds c to this thread's 8 sums of the 16 columns from `column` on.
+// INPUT with how == ADD, which is dense: adds c to this thread's 8 sums of the 16 columns from
+// `column` on.
 __device__ static inline void add_old(float *x, const Product &p, int first, int end, int column, int columns) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -61,10 +74,11 @@ __device__ static inline void add_old(float *x, const Product &p, int first, int
     }
 }
 
-// Stores this warp's 16 rows of the tile, 64 columns at a time. `stores` counts over all tiles: two slabs alternate.
+// Stores this warp's 16 rows of the tile, 64 columns at a time. `stores` counts over all tiles: two
+// slabs alternate.
 template <ProductKind kind, typename Layout> __device__ static inline
-void epilogue(float (&sum)[Layout::BN / 2], const Shared<Layout> &s, const Product &p, const CUtensorMap *c_map, Tile tile,
-              int &stores) {
+void epilogue(float (&sum)[Layout::BN / 2], const Shared<Layout> &s, const Product &p, const CUtensorMap *c_map,
+              Tile tile, int &stores) {
     const int columns = columns_of<kind>(p), row = tile.row + (threadIdx.x / 32 - 4) * 16;
     const Output c = { c_map, (floatX *)p.c, p.c_row, columns };
 #pragma unroll
@@ -114,24 +128,27 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
 #endif
 }
 
-// ---- on the host ----------------------------------------------------------------------------------------------------------
+// ---- on the host --------------------------------------------------------------------------------
 
 template <ProductKind kind, typename Layout, bool gather> static bool launch_rows(const Product &p) {
     const int k = kind == FORWARD ? p.C : p.O, columns = columns_of<kind>(p);
     CUtensorMap a = {}, b, c;
-    if ((!gather && !map_rows(&a, p.a, p.rows, k, BM)) || !map_weights(&b, p, p.O, kind == FORWARD ? (int)Layout::BN : (int)BK)
+    if ((!gather && !map_rows(&a, p.a, p.rows, k, BM))
+        || !map_weights(&b, p, p.O, kind == FORWARD ? (int)Layout::BN : (int)BK)
         || !map_rows(&c, (floatX *)p.c, p.rows, columns, 16)) return false;
     auto *kernel = grouped_rows<kind, Layout, gather>;
     allow_shared((const void *)kernel, Layout::bytes);
     const int tiles = (int)tile_count<kind, BM, Layout::BN>(p);
-    LAUNCH(kernel, (unsigned)min(tiles, context()->sm_count), THREADS, Layout::bytes, a, b, c, p, tiles, context()->work_counter);
+    LAUNCH(kernel, (unsigned)min(tiles, context()->sm_count), THREADS, Layout::bytes, a, b, c, p, tiles,
+           context()->work_counter);
     return true;
 }
 template <ProductKind kind, typename Layout> static bool launch_rows(const Product &p) {
     return p.a_row ? launch_rows<kind, Layout, true>(p) : launch_rows<kind, Layout, false>(p);
 }
 
-// Columns of a tile, by the sizes of the product. bench/tiles.py also builds each choice (0: choose) and compares.
+// Columns of a tile, by the sizes of the product. bench/tiles.py also builds each choice (0:
+// choose) and compares.
 #ifndef TILE_COLUMNS
 #define TILE_COLUMNS 0
 #endif
@@ -139,7 +156,7 @@ template <ProductKind kind> static bool rows_product(const Product &p) {
     const int columns = columns_of<kind>(p);
     if (!can_use(p) || (p.how == ADD && p.start)) return false;         // ADD: for dense products only
     const bool narrow = columns <= 128 || tile_count<kind, BM, 256>(p) <= (unsigned)context()->sm_count;
-    const bool fits = 192 * divide_up(columns, 192) * 8 <= 256 * divide_up(columns, 256) * 7;       // better by an eighth
+    const bool fits = 192 * divide_up(columns, 192) * 8 <= 256 * divide_up(columns, 256) * 7;   // better by an eighth
     switch (TILE_COLUMNS ? TILE_COLUMNS : narrow ? 128 : fits ? 192 : 256) {
         case 128: return launch_rows<kind, Narrow>(p);
         case 192: return launch_rows<kind, Middle>(p);

@@ -1,32 +1,38 @@
-// weight.cu: the gradients of weights, with Hopper's instructions (sm_90a, bf16). For every expert e
+// weight.cu: the gradients of weights, with Hopper's instructions (sm_90a, bf16). For every expert
+// e
 //
 //     dweight[e] (O,C) = or +=  sum over the rows of e of  dout[row]^T inp[row]
 //
-// The reduction runs over an expert's rows, so both operands are MN-major; past the last row, one operand is zero-filled. Rows
-// of both may be gathered. A block has a producer and two consumers as in rows.cu. What differs:
+// The reduction runs over an expert's rows, so both operands are MN-major; past the last row, one
+// operand is zero-filled. Rows of both may be gathered. A block has a producer and two consumers as
+// in rows.cu. What differs:
 //
-//   left, right  The kernel computes c (P,Q) = left^T right in tiles of 128 of P x 256 of Q. left is zero-filled, so it is
-//                always loaded by cp.async; right is loaded by bulk copies, unless it is gathered: past an expert's last row it has the
-//                next one's, times zero. If one operand is gathered, it is left; if that is inp, c is the transposed gradient,
-//                which the epilogue stores transposed.
-//   tiles        Block i computes tiles i, i + gridDim.x, ...
-//   split-K      Where tiles are too few to keep all SMs busy, the rows of every expert are cut into `splits` ranges with sums
-//                of their own, which add_splits adds in order.
-//   epilogue     SET: floats, from registers to memory. ADD: floats, through slabs and cp.reduce, which adds in L2.
-//                SET_ROUNDED: bf16, through slabs and bulk stores.
-//   registers    168 a thread, of which the producer keeps 56, or 72 if it gathers right too.
+//   left, right  The kernel computes c (P,Q) = left^T right in tiles of 128 of P x 256 of Q. left
+//                is zero-filled, so it is always loaded by cp.async; right is loaded by bulk
+//                copies, unless it is gathered: past an expert's last row it has the next one's,
+//                times zero. If one operand is gathered, it is left; if that is inp, c is the
+//                transposed gradient, which the epilogue stores transposed.
+//   tiles      Block i computes tiles i, i + gridDim.x, ...
+//   split-K    Where tiles are too few to keep all SMs busy, the rows of every expert are cut into
+//              `splits` ranges with sums of their own, which add_splits adds in order.
+//   epilogue   SET: floats, from registers to memory. ADD: floats, through slabs and cp.reduce,
+//              which adds in L2.
+//              SET_ROUNDED: bf16, through slabs and bulk stores.
+//   registers  168 a thread, of which the producer keeps 56, or 72 if it gathers right too.
 //
 // Shared memory of a block (byte offsets; gemm.cuh, Layout):
 //
-//        0   stage 0: left, 16 KB     2 times 64 rows x 64 of P (MN_MAJOR)
-//    16384            right, 32 KB    4 times 64 rows x 64 of Q (MN_MAJOR)
-//    49152   stages 1, 2, 3           the same
-//   196608   slabs, 4 x 8 KB          two for each consumer: 64 of P x 32 floats of Q, or 64 bf16; transposed: Q x P
-//   229376   barriers, 4 x 16 bytes   full and empty of each stage
-//   229440   tiles, 4 x 16 bytes      the WeightTile that each stage belongs to
-//   229520   starts, 424 x 4 bytes    a copy of Product.start
+//        0  stage 0: left, 16 KB    2 times 64 rows x 64 of P (MN_MAJOR)
+//    16384           right, 32 KB   4 times 64 rows x 64 of Q (MN_MAJOR)
+//    49152  stages 1, 2, 3          the same
+//   196608  slabs, 4 x 8 KB         two for each consumer: 64 of P x 32 floats of Q, or 64 bf16;
+//   transposed: Q x P
+//   229376  barriers, 4 x 16 bytes  full and empty of each stage
+//   229440  tiles, 4 x 16 bytes     the WeightTile that each stage belongs to
+//   229520  starts, 424 x 4 bytes   a copy of Product.start
 //
-// Timeline. sN is step N of a tile, 64 of the expert's rows, in stage N % 4. The indices of gathered rows are read two steps ahead:
+// Timeline. sN is step N of a tile, 64 of the expert's rows, in stage N % 4. The indices of
+// gathered rows are read two steps ahead:
 //
 //   producer    | indices of s0, s1 | load s0, indices of s2 | load s1, indices of s3 | load s2 ...
 //   consumer 0  |                   |      wait full 0       | wgmma s0 | wgmma s1, release s0 ...
@@ -36,11 +42,12 @@
 #if defined(PRECISION_BF16)
 
 #if defined(HOPPER)
-// ---- the producer ---------------------------------------------------------------------------------------------------------
+// ---- the producer -------------------------------------------------------------------------------
 
-// What a thread loads of a step: of every 64 columns 16 bytes of 4 rows: chunk threadIdx.x%8 of row threadIdx.x/8 + 16*i. Where
-// the rows are stored is read AHEAD steps before, because a step has no time to wait for it. Nor does it have time for many
-// instructions: pitches have 32 bits, and a column is compared with the end of the row only.
+// What a thread loads of a step: of every 64 columns 16 bytes of 4 rows: chunk threadIdx.x%8 of row
+// threadIdx.x/8 + 16*i. Where the rows are stored is read AHEAD steps before, because a step has no
+// time to wait for it. Nor does it have time for many instructions: pitches have 32 bits, and a
+// column is compared with the end of the row only.
 template <bool gather> struct WeightRows {
     enum { EACH = BK / 16, AHEAD = 2 };
     const char *left, *right;               // this thread's chunk of row 0
@@ -70,26 +77,33 @@ template <bool gather> struct WeightRows {
             const uint32_t to = swizzled(r, threadIdx.x % 8);
             const char *from = left + (uint64_t)left_row[slot][i] * left_pitch;
 #pragma unroll
-            for (int c = 0; c < BM; c += 64) cp_async(a + c * 128 + to, from + c * sizeof(floatX), inside && c < left_in);
+            for (int c = 0; c < BM; c += 64)
+                cp_async(a + c * 128 + to, from + c * sizeof(floatX), inside && c < left_in);
             if (!gather) continue;
             from = right + (uint64_t)right_row[slot][i] * right_pitch;
 #pragma unroll
-            for (int c = 0; c < Weight::BN; c += 64) cp_async(b + c * 128 + to, from + c * sizeof(floatX), inside && c < right_in);
+            for (int c = 0; c < Weight::BN; c += 64)
+                cp_async(b + c * 128 + to, from + c * sizeof(floatX), inside && c < right_in);
         }
     }
 };
 
 template <bool gather> __device__ static inline
-void produce_weight(const Shared<Weight, WeightTile> &s, const CUtensorMap *right_map, const WeightProduct &p, const int *start) {
+void produce_weight(const Shared<Weight, WeightTile> &s, const CUtensorMap *right_map, const WeightProduct &p,
+                    const int *start) {
     typedef WeightRows<gather> Rows;
-    const int across = (p.Q + Weight::BN - 1) / Weight::BN, down = (p.P + BM - 1) / BM, tiles = p.E * across * down * p.splits;
+    const int across = (p.Q + Weight::BN - 1) / Weight::BN, down = (p.P + BM - 1) / BM,
+        tiles = p.E * across * down * p.splits;
     Position<Weight::STAGES> at;
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
-        const int plane = number / (across * down), row = number % down * BM, column = number % (across * down) / down * Weight::BN;
+        const int plane = number / (across * down), row = number % down * BM,
+            column = number % (across * down) / down * Weight::BN;
         const int e = plane % p.E, begin = start ? start[e] : 0, after = start ? start[e + 1] : p.rows;
-        const int length = ((after - begin + p.splits - 1) / p.splits + BK - 1) / BK * BK;      // of a split, in whole steps
+        // of a split, in whole steps
+        const int length = ((after - begin + p.splits - 1) / p.splits + BK - 1) / BK * BK;
         const int first = min(begin + plane / p.E * length, after), end = min(first + length, after);
-        // Without rows there is nothing to add; but a gradient that is set needs one step, of zeros.
+        // Without rows there is nothing to add; but a gradient that is set needs one step, of
+        // zeros.
         const int last = p.how == ADD ? end : max(end, first + 1);
         Rows rows(p, row, column);
 #pragma unroll
@@ -106,7 +120,7 @@ void produce_weight(const Shared<Weight, WeightTile> &s, const CUtensorMap *righ
                 if (threadIdx.x == 0) {
                     s.tile(at) = { plane, row, column, (last - first + BK - 1) / BK };
                     if (gather) barrier_arrive(full);
-                    else {                                          // a step of zeros: rows past the matrix, not somebody's that may be NaN
+                    else {                      // a step of zeros: rows past the matrix, not somebody's that may be NaN
                         barrier_expect(full, Weight::b_bytes);
                         for (int c = 0; c < Weight::BN; c += 64)
                             bulk_load(s.b(at) + c * 128, right_map, full, column + c, k < end ? k : p.rows, 0);
@@ -133,7 +147,8 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
     }
     take_registers<gather ? 216 : 224>();
     const int consumer = threadIdx.x / WARPGROUP - 1;
-    const uint32_t slabs = s.slab(0) - threadIdx.x % WARPGROUP / 32 * (SLAB / 4);     // the consumer's, not this warp's part
+    // the consumer's, not this warp's part
+    const uint32_t slabs = s.slab(0) - threadIdx.x % WARPGROUP / 32 * (SLAB / 4);
     Position<Weight::STAGES> at;
     for (;;) {
         s.pipe.wait_full(at);
@@ -167,11 +182,11 @@ template <typename T> static __global__ void add_splits(T *c, const float *split
     *(Four *)(c + i) = to;
 }
 
-// ---- on the host ----------------------------------------------------------------------------------------------------------
+// ---- on the host --------------------------------------------------------------------------------
 
-// The split-K factor: minimizes waves x length, if the saving outweighs the cost of writing and reading the partial sums: that
-// of one split takes as long as the product of some 930 rows. A wave is MULTIPROCESSORS tiles. bench/tiles.py also
-// builds each choice (0: choose) and compares.
+// The split-K factor: minimizes waves x length, if the saving outweighs the cost of writing and
+// reading the partial sums: that of one split takes as long as the product of some 930 rows. A wave
+// is MULTIPROCESSORS tiles. bench/tiles.py also builds each choice (0: choose) and compares.
 #ifndef TILE_SPLITS
 #define TILE_SPLITS 0
 #endif
@@ -196,21 +211,25 @@ template <bool gather, bool transposed> static bool launch_weight(WeightProduct 
     CUtensorMap right = {}, c = {};
     if ((!gather && !map_rows(&right, p.right, p.rows, p.Q, BK))
         || (p.how == SET_ROUNDED && !tensor_map(&c, p.c, 2, width, height, (uint64_t)p.E, width, P * Q, 64, 64))
-        || (p.how == ADD && !tensor_map(&c, p.c, 4, width, height, (uint64_t)p.E, width, P * Q, 32, transposed ? 32 : 64)))
+        || (p.how == ADD
+            && !tensor_map(&c, p.c, 4, width, height, (uint64_t)p.E, width, P * Q, 32, transposed ? 32 : 64)))
         return false;
     auto *kernel = grouped_weight<gather, transposed>;
     allow_shared((const void *)kernel, Weight::bytes);
     LAUNCH(kernel, (unsigned)min(tiles * p.splits, (size_t)context()->sm_count), THREADS, Weight::bytes, right, c, p);
     const float *split = (const float *)p.c;
     if (p.splits > 1 && unsplit.how == SET_ROUNDED)
-        LAUNCH(add_splits<floatX>, (unsigned)divide_up(n, 1024), 256, 0, (floatX *)unsplit.c, split, n, p.splits, false);
+        LAUNCH(add_splits<floatX>, (unsigned)divide_up(n, 1024), 256, 0, (floatX *)unsplit.c, split, n,
+               p.splits, false);
     else if (p.splits > 1)
-        LAUNCH(add_splits<float>, (unsigned)divide_up(n, 1024), 256, 0, (float *)unsplit.c, split, n, p.splits, unsplit.how == ADD);
+        LAUNCH(add_splits<float>, (unsigned)divide_up(n, 1024), 256, 0, (float *)unsplit.c, split, n, p.splits,
+               unsplit.how == ADD);
     return true;
 }
 bool hopper_product_weight(const Product &p) {
     if (!can_use(p)) return false;
-    // a is dout, with O columns, b is inp, with C. If both are gathered, left is the one with which there are fewer tiles.
+    // a is dout, with O columns, b is inp, with C. If both are gathered, left is the one with which
+    // there are fewer tiles.
     auto tiles = [](int P, int Q) { return divide_up(P, BM) * divide_up(Q, Weight::BN); };
     const bool transposed = p.b_row && (!p.a_row || tiles(p.C, p.O) < tiles(p.O, p.C));
     WeightProduct w = {};

@@ -1,5 +1,5 @@
-// weight.cuh: what the gradients of weights have in common, from bf16 (weight.cu) and from codes (fp8_weight.cu): tiles, and how their sums
-// are stored.
+// weight.cuh: what the gradients of weights have in common, from bf16 (weight.cu) and from codes
+// (fp8_weight.cu): tiles, and how their sums are stored.
 #pragma once
 #include "gemm.cuh"
 
@@ -7,8 +7,8 @@
 
 typedef Layout<256, 4, 2> Weight;
 
-// For every expert e, c[e] (P,Q) = or += the sum over its rows of left^T right, left (.,P), right (.,Q). Row i is stored at
-// left_row[i] of left, or at i if that is NULL; likewise of right.
+// For every expert e, c[e] (P,Q) = or += the sum over its rows of left^T right, left (.,P), right
+// (.,Q). Row i is stored at left_row[i] of left, or at i if that is NULL; likewise of right.
 struct WeightProduct {
     const floatX *left, *right;
     const int *left_row, *right_row, *start;
@@ -16,17 +16,18 @@ struct WeightProduct {
     int E, rows, P, Q, splits;              // with splits > 1 range s of expert e has a plane of its own, s*E + e of c
     Write how;
 };
-// The tile that a stage belongs to: 128 rows from `row` on, 256 columns from `column` on of a plane of c. steps: its stages, at
-// least one; in fp8_weight.cu 0 if its one stage stands for zeros.
+// The tile that a stage belongs to: 128 rows from `row` on, 256 columns from `column` on of a plane
+// of c. steps: its stages, at least one; in fp8_weight.cu 0 if its one stage stands for zeros.
 struct alignas(16) WeightTile { int plane, row, column, steps; };
 
 #if defined(HOPPER)
-// ---- the epilogues --------------------------------------------------------------------------------------------------------
+// ---- the epilogues ------------------------------------------------------------------------------
 //
-// sum[4j + 2h + i] of a thread is row 16w + 8h + g of the consumer's 64 and column 8j + 2q + i (wgmma.cuh).
+// sum[4j + 2h + i] of a thread is row 16w + 8h + g of the consumer's 64 and column 8j + 2q + i
+// (wgmma.cuh).
 
-// SET: straight to memory. A quad of threads has 8 columns of a row, a whole sector; transposed, 8 threads have 8 rows of a column.
-// Streaming stores, so that L2 keeps the operands instead.
+// SET: straight to memory. A quad of threads has 8 columns of a row, a whole sector; transposed, 8
+// threads have 8 rows of a column. Streaming stores, so that L2 keeps the operands instead.
 template <bool transposed> __device__ static inline
 void set_floats(const float (&sum)[Weight::BN / 2], const WeightProduct &p, WeightTile tile, int first) {
     const int thread = threadIdx.x % WARPGROUP, g = thread % 32 / 4, q = thread % 4, row = first + thread / 32 * 16 + g;
@@ -74,13 +75,15 @@ void set_rounded(const float (&sum)[Weight::BN / 2], const WeightProduct &p, con
         named_barrier_sync(barrier, WARPGROUP);
         if (issues) {
             for (int i = 0; i < 2 && n + i * 64 < p.Q; i++)
-                bulk_store(c_map, slabs + i * SLAB, transposed ? first : n + i * 64, transposed ? n + i * 64 : first, tile.plane);
+                bulk_store(c_map, slabs + i * SLAB, transposed ? first : n + i * 64, transposed ? n + i * 64 : first,
+                           tile.plane);
             bulk_commit();
         }
     }
 }
 
-// The sums of 32 columns to a slab: 64 of P x 32 of Q; or transposed, in two boxes of 32 of Q x 32 of P.
+// The sums of 32 columns to a slab: 64 of P x 32 of Q; or transposed, in two boxes of 32 of Q x 32
+// of P.
 template <bool transposed> __device__ static inline void put_floats(unsigned char *slab, const float *sum) {
     const int thread = threadIdx.x % WARPGROUP, warp = thread / 32, g = thread % 32 / 4, q = thread % 4;
 #pragma unroll

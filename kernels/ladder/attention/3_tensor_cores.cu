@@ -1,18 +1,22 @@
-// 3_tensor_cores.cu: both products on the tensor cores; the weights between them never leave the registers.
+// 3_tensor_cores.cu: both products on the tensor cores; the weights between them never leave the
+// registers.
 //
-// A block of 4 warps owns 64 queries of one head, a warp 16 of them; keys and values pass in tiles of 64. mma (ptx.cuh)
-// computes S = q k^T in 8 blocks of 16 x 8. A row of scores is spread over 4 lanes, so its maximum takes two shuffles. In
-// out += P v the weights are the first operand of mma, and they already are where it expects them: the lane that holds two
-// neighbouring sums of S needs just these two elements of the operand, rounded to bf16. v is needed by columns and stored by
+// A block of 4 warps owns 64 queries of one head, a warp 16 of them; keys and values pass in tiles
+// of 64. mma (ptx.cuh) computes S = q k^T in 8 blocks of 16 x 8. A row of scores is spread over 4
+// lanes, so its maximum takes two shuffles. In out += P v the weights are the first operand of mma,
+// and they already are where it expects them: the lane that holds two neighbouring sums of S needs
+// just these two elements of the operand, rounded to bf16. v is needed by columns and stored by
 // rows; ldmatrix transposes it while loading.
 //
-// W: 64 or 128, the smallest that is at least D; the rest of a row is zeros. As in rung 3 of ParallelLinear, rows in shared
-// memory are 16 bytes longer, so that ldmatrix finds them in different banks, and nothing is multiplied while a tile is loaded.
+// W: 64 or 128, the smallest that is at least D; the rest of a row is zeros. As in rung 3 of
+// ParallelLinear, rows in shared memory are 16 bytes longer, so that ldmatrix finds them in
+// different banks, and nothing is multiplied while a tile is loaded.
 #include "rung.cuh"
 
 enum { QUERIES = 64, KEYS = 64, THREADS = 128 };
 
-// Rows 0 .. 63 of `from`, `step` elements apart. Only `rows` of them exist; the others, and columns from D on, become zeros.
+// Rows 0 .. 63 of `from`, `step` elements apart. Only `rows` of them exist; the others, and columns
+// from D on, become zeros.
 template <int W> __device__ static inline void
 load_tile(floatX (&tile)[64][W + 8], const floatX *from, int64_t step, int rows, const Attention &a) {
     for (int i = threadIdx.x; i < 64 * W / VECTOR; i += THREADS) {
@@ -25,11 +29,12 @@ load_tile(floatX (&tile)[64][W + 8], const floatX *from, int64_t step, int rows,
     }
 }
 
-// Raises the largest score of each of this lane's two rows, and scales its sums from the old one to the new one.
+// Raises the largest score of each of this lane's two rows, and scales its sums from the old one to
+// the new one.
 template <int W> __device__ static inline void
 raise_top(float top[2], float sum[2], float out[W / 8][4], const float s[KEYS / 8][4]) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {                  // elements 0 1 of a block belong to one row, 2 3 to the other
+    for (int half = 0; half < 2; half++) {              // elements 0 1 of a block belong to one row, 2 3 to the other
         float most = top[half];
         for (int n = 0; n < KEYS / 8; n++) most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
@@ -41,9 +46,10 @@ raise_top(float top[2], float sum[2], float out[W / 8][4], const float s[KEYS / 
     }
 }
 
-// Adds the sums of exponentials, which are spread over four lanes, divides the rows by them and stores both.
-template <int W> static __device__ void store_rows(const Attention &a, const Head &at, int t, const float (&top)[2], float (&sum)[2],
-                                                   const float (&out)[W / 8][4]) {
+// Adds the sums of exponentials, which are spread over four lanes, divides the rows by them and
+// stores both.
+template <int W> static __device__ void store_rows(const Attention &a, const Head &at, int t, const float (&top)[2],
+                                                   float (&sum)[2], const float (&out)[W / 8][4]) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; half++) {

@@ -1,7 +1,8 @@
 /* 1_naive.c: three plain loops.
  *
- * For every row its expert's matrix, row by row. Sums of floats may not be reordered, so the compiler must add one product after the
- * other: each waits four cycles for the one before, in one lane of sixteen (AVX-512). A core could do 128 times as much. */
+ * For every row its expert's matrix, row by row. Sums of floats may not be reordered, so the
+ * compiler must add one product after the other: each waits four cycles for the one before, in one
+ * lane of sixteen (AVX-512). A core could do 128 times as much. */
 #include "rung.h"
 
 PARALLEL_LINEAR(cpu_parallel_linear_naive) {

@@ -1,8 +1,10 @@
 /* 2_vectors.c: vectors along the sum, four sums at a time.
  *
- * A vector holds LANES partial sums of one element, which are added at the end; saying so by hand allows the reordering. Four elements of
- * a row are made together, so that four chains of sums overlap, and a vector of the input is loaded once for them. Still five loads for
- * four multiply-adds, where a core does as many of the one as of the other; and every row reads the whole matrix of its expert again. */
+ * A vector holds LANES partial sums of one element, which are added at the end; saying so by hand
+ * allows the reordering. Four elements of a row are made together, so that four chains of sums
+ * overlap, and a vector of the input is loaded once for them. Still five loads for four
+ * multiply-adds, where a core does as many of the one as of the other; and every row reads the
+ * whole matrix of its expert again. */
 #include "rung.h"
 
 enum { CHAINS = 4 };

@@ -1,14 +1,17 @@
 /* 3_registers.c: a tile of 4 x 4 sums in registers.
  *
- * Four rows of an expert times four rows of its matrix: eight loads serve sixteen multiply-adds, and a row of the matrix is read once
- * for four rows of the input. Half of the loads are gone; what is left to gain is where the numbers come from. They lie far apart,
- * in the order of memory, not of use, and a matrix larger than a cache is read from memory for every four rows. The last rung,
- * kernels/cpu/matmul.c, copies both into panels in the order of use, which fit into L1 and L2, with 24 sums. */
+ * Four rows of an expert times four rows of its matrix: eight loads serve sixteen multiply-adds,
+ * and a row of the matrix is read once for four rows of the input. Half of the loads are gone; what
+ * is left to gain is where the numbers come from. They lie far apart, in the order of memory, not
+ * of use, and a matrix larger than a cache is read from memory for every four rows. The last rung,
+ * kernels/cpu/matmul.c, copies both into panels in the order of use, which fit into L1 and L2, with
+ * 24 sums. */
 #include "rung.h"
 
 enum { TILE = 4 };
 
-/* Rows beyond the expert's last, and columns beyond O, are computed as the last one and not stored. */
+/* Rows beyond the expert's last, and columns beyond O, are computed as the last one and not
+ * stored. */
 static void tile(const Product *p, int expert, int row, int column) {
     const floatX *x[TILE], *w[TILE];
     const int rows = p->start[expert + 1] - row, columns = p->O - column;
@@ -23,7 +26,8 @@ static void tile(const Product *p, int expert, int row, int column) {
             UNROLL(4)
             for (int j = 0; j < TILE; j++) sum[i][j] += vector_at(x[i] + c) * vector_at(w[j] + c);
     for (int i = 0; i < TILE && i < rows; i++)
-        for (int j = 0; j < TILE && j < columns; j++) out_at(p, row + i)[column + j] = finish(sum[i][j], x[i], w[j], p->C);
+        for (int j = 0; j < TILE && j < columns; j++)
+            out_at(p, row + i)[column + j] = finish(sum[i][j], x[i], w[j], p->C);
 }
 
 PARALLEL_LINEAR(cpu_parallel_linear_registers) {

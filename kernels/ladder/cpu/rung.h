@@ -1,8 +1,11 @@
-/* rung.h: what the rungs for a CPU have in common: ParallelLinear's arguments, and where its rows are.
+/* rung.h: what the rungs for a CPU have in common: ParallelLinear's arguments, and where its rows
+ * are.
  *
- *     out[row i] = inp[row i] weight[e]^T     for the rows i of each expert e: start[e] .. start[e+1]-1
+ *     out[row i] = inp[row i] weight[e]^T     for the rows i of each expert e: start[e] ..
+ *     start[e+1]-1
  *
- * Rows are not moved: a list gives the position of row i in an operand (none if sorted). For f32. */
+ * Rows are not moved: a list gives the position of row i in an operand (none if sorted). For
+ * f32. */
 #ifndef RUNG_H
 #define RUNG_H
 #include "kernels/cpu/impl.h"
@@ -15,13 +18,18 @@ typedef struct {
     int E, S, C, O;
 } Product;
 
-static inline Product product(floatX *out, const floatX *inp, const floatX *weight, const Plan *plan, int C, int O, Rows inp_rows,
-                              Rows out_rows) {
+static inline Product product(floatX *out, const floatX *inp, const floatX *weight, const Plan *plan, int C, int O,
+                              Rows inp_rows, Rows out_rows) {
     const int *const list[] = { plan->token_of_row, plan->slot_of_row, NULL };      /* by Rows */
-    return (Product){ out, inp, weight, plan->start, list[inp_rows], list[out_rows], plan->E, plan->start[plan->E], C, O };
+    return (Product){ out, inp, weight, plan->start, list[inp_rows], list[out_rows], plan->E,
+                      plan->start[plan->E], C, O };
 }
-static inline const floatX *inp_at(const Product *p, int row) { return p->inp + (size_t)(p->inp_row ? p->inp_row[row] : row) * (size_t)p->C; }
-static inline floatX *out_at(const Product *p, int row) { return p->out + (size_t)(p->out_row ? p->out_row[row] : row) * (size_t)p->O; }
+static inline const floatX *inp_at(const Product *p, int row) {
+    return p->inp + (size_t)(p->inp_row ? p->inp_row[row] : row) * (size_t)p->C;
+}
+static inline floatX *out_at(const Product *p, int row) {
+    return p->out + (size_t)(p->out_row ? p->out_row[row] : row) * (size_t)p->O;
+}
 static inline const floatX *weight_at(const Product *p, int expert, int column) {
     return p->weight + ((size_t)expert * (size_t)p->O + (size_t)column) * (size_t)p->C;
 }

@@ -1,7 +1,8 @@
 // 1_naive.cu: one thread for each element of out, and plain arithmetic.
 //
-// A code, sign, 4 bits of exponent and 3 of fraction, becomes a float by a shift: its exponent counts from 2^-7, that of a float from 2^-127,
-// so the shifted bits times 2^120 are its value, subnormal ones included. Two reads and a dozen instructions for every product.
+// A code, sign, 4 bits of exponent and 3 of fraction, becomes a float by a shift: its exponent
+// counts from 2^-7, that of a float from 2^-127, so the shifted bits times 2^120 are its value,
+// subnormal ones included. Two reads and a dozen instructions for every product.
 #include "rung.cuh"
 
 __device__ static inline float value_of(uint8_t code) {

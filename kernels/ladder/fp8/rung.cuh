@@ -1,8 +1,10 @@
 // rung.cuh: what the rungs of fp8_linear have in common: a product of codes, of sorted rows.
 //
-//     out[row i] = the sum over blocks b of 128 of  scale(i, b) scale(e, o/128, b)  code(i, b) . code(e, o, b)
+//     out[row i] = the sum over blocks b of 128 of  scale(i, b) scale(e, o/128, b)  code(i, b) .
+//     code(e, o, b)
 //
-// Scales belong to 128 elements of the sum, so they are applied to sums of 128 products, not to every element.
+// Scales belong to 128 elements of the sum, so they are applied to sums of 128 products, not to
+// every element.
 #pragma once
 #include "kernels/ladder/parallel_linear/rung.cuh"
 
@@ -14,9 +16,12 @@ static inline Product8 product8(floatX *out, Fp8 inp, Fp8 weight, const Plan *pl
 // The product of the scales of block b of a row, and of a column of an expert's weight.
 __device__ static inline float scale_of(const Product8 &q, int expert, int row, int column, int b) {
     const int blocks = q.p.C / FP8_BLOCK;
-    return q.inp.scale[(size_t)row * blocks + b] * q.weight.scale[((size_t)expert * (q.p.O / FP8_BLOCK) + column / FP8_BLOCK) * blocks + b];
+    return q.inp.scale[(size_t)row * blocks + b]
+        * q.weight.scale[((size_t)expert * (q.p.O / FP8_BLOCK) + column / FP8_BLOCK) * blocks + b];
 }
-__device__ static inline const uint8_t *codes_of_row(const Product8 &q, int row) { return q.inp.code + (size_t)row * q.p.C; }
+__device__ static inline const uint8_t *codes_of_row(const Product8 &q, int row) {
+    return q.inp.code + (size_t)row * q.p.C;
+}
 __device__ static inline const uint8_t *codes_of_column(const Product8 &q, int expert, int column) {
     return q.weight.code + ((size_t)expert * q.p.O + column) * q.p.C;
 }

@@ -1,8 +1,8 @@
 // 1_naive.cu: one thread for each element of out.
 //
-// It finds its expert and multiplies a row of inp with a row of weight. That is correct and slow: every multiply-add reads two
-// elements, and neighbouring threads read different rows of weight, so that 2 of every 32 bytes fetched are used at a time.
-// The threads wait for memory.
+// It finds its expert and multiplies a row of inp with a row of weight. That is correct and slow:
+// every multiply-add reads two elements, and neighbouring threads read different rows of weight, so
+// that 2 of every 32 bytes fetched are used at a time. The threads wait for memory.
 #include "rung.cuh"
 
 static __global__ void naive(const Product p) {

@@ -1,17 +1,20 @@
 // 2_tiled.cu: every element that is fetched is used many times.
 //
-// A block computes a tile of out, 64 x 64. In steps of 16 along C it copies 64 x 16 of inp and of weight to shared memory, as
-// floats, where all 256 threads use them: an element is read once from global memory for 64 uses. A thread computes 4 x 4 of
-// the tile in registers, with 16 multiply-adds for every 4 + 4 elements from shared memory. Rows of inp are gathered while
-// they are copied; elements outside of the expert or the matrix become zeros.
+// A block computes a tile of out, 64 x 64. In steps of 16 along C it copies 64 x 16 of inp and of
+// weight to shared memory, as floats, where all 256 threads use them: an element is read once from
+// global memory for 64 uses. A thread computes 4 x 4 of the tile in registers, with 16
+// multiply-adds for every 4 + 4 elements from shared memory. Rows of inp are gathered while they
+// are copied; elements outside of the expert or the matrix become zeros.
 //
-// The limit is now float arithmetic, 128 multiply-adds per clock and SM; tensor cores do 16 times that.
+// The limit is now float arithmetic, 128 multiply-adds per clock and SM; tensor cores do 16 times
+// that.
 #include "rung.cuh"
 
 enum { SIDE = 64, DEPTH = 16, THREADS = 256 };
 
 static __global__ __launch_bounds__(THREADS) void tiled(const Product p) {
-    __shared__ __align__(16) float x[DEPTH][SIDE + 4], w[DEPTH][SIDE + 4];  // 4 more, so that a column's 16 bytes are in other banks
+    // 4 more, so that a column's 16 bytes are in other banks
+    __shared__ __align__(16) float x[DEPTH][SIDE + 4], w[DEPTH][SIDE + 4];
     const Tile t = my_tile<SIDE, SIDE>(p);
     if (t.rows <= 0) return;
     const int down = threadIdx.x / 16 * 4, across = threadIdx.x % 16 * 4;   // this thread's 4 x 4

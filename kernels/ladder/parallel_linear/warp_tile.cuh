@@ -1,15 +1,17 @@
-// warp_tile.cuh: from the third rung on, a block of 4 warps computes a tile of out, 128 x 128, and each warp 64 x 64 of it on
-// the tensor cores. Rungs 3 and 4 differ only in how the operands get to shared memory.
+// warp_tile.cuh: from the third rung on, a block of 4 warps computes a tile of out, 128 x 128, and
+// each warp 64 x 64 of it on the tensor cores. Rungs 3 and 4 differ only in how the operands get to
+// shared memory.
 //
-// One instruction (ptx.cuh) multiplies 16 x 16 of inp with 16 x 8 of weight^T; operands and sums are spread over the 32 lanes
-// of the warp. The sums of a warp are 4 x 8 such blocks, 4 floats each in every lane: 128 registers. For 16 elements along C
-// the warp loads 64 x 16 of both operands from shared memory, 4 KB, for 32 instructions: 32 flop a byte, where rung 2 did 1.
+// One instruction (ptx.cuh) multiplies 16 x 16 of inp with 16 x 8 of weight^T; operands and sums
+// are spread over the 32 lanes of the warp. The sums of a warp are 4 x 8 such blocks, 4 floats each
+// in every lane: 128 registers. For 16 elements along C the warp loads 64 x 16 of both operands
+// from shared memory, 4 KB, for 32 instructions: 32 flop a byte, where rung 2 did 1.
 #pragma once
 #include "rung.cuh"
 
 enum { SIDE = 128, DEPTH = 32, THREADS = 128 };
-// A row in shared memory is 32 elements and 8 of padding. The eight rows that ldmatrix reads at once, 16 bytes each, are then 20
-// banks of 4 bytes apart, so that they are in different banks.
+// A row in shared memory is 32 elements and 8 of padding. The eight rows that ldmatrix reads at
+// once, 16 bytes each, are then 20 banks of 4 bytes apart, so that they are in different banks.
 enum { PITCH = DEPTH + 8, TILE = SIDE * PITCH };
 
 // sum += x w^T over the DEPTH columns of a step. x, w: [SIDE][PITCH] in shared memory.
@@ -21,7 +23,8 @@ __device__ static inline void multiply(float sum[4][8][4], const floatX *x, cons
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             ldmatrix(a[i], shared_address(&x[(down + i * 16 + lane % 16) * PITCH + c + lane / 16 * 8]));
-            ldmatrix(b[i], shared_address(&w[(across + i * 16 + lane / 16 * 8 + lane % 8) * PITCH + c + lane / 8 % 2 * 8]));
+            ldmatrix(b[i],
+                     shared_address(&w[(across + i * 16 + lane / 16 * 8 + lane % 8) * PITCH + c + lane / 8 % 2 * 8]));
         }
 #pragma unroll
         for (int i = 0; i < 4; i++)
