@@ -14,7 +14,7 @@
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 #include "llmc/model/optim.h"
-#include "hf.h"
+#include "checkpoint_folder.h"
 #include "host_buffer.h"
 #include "llmc/base/json.h"
 
@@ -26,7 +26,6 @@ typedef enum { HOLDS_UNKNOWN = -1, HOLDS_NOTHING, HOLDS_LOG, HOLDS_MODEL, HOLDS_
  * and e: the folder cannot be read. */
 Holding checkpoint_exists(const char *folder, Error *e);
 int64_t checkpoint_newest(const char *folder);              /* the step of the newest state; -1: there is none */
-char *step_path(const char *folder, int64_t step);          /* of a state; free() it */
 double checkpoint_bytes(const char *state);                 /* of the files of weights and optimizer
                                                              * of a state, which may be missing */
 int  checkpoint_clear(const char *folder, Error *e);        /* removes the run from the folder */

@@ -5,7 +5,7 @@
  * part runs in a thread of its own beside training, if there is a copy to write from. These threads
  * wait for no other rank, and call no device. */
 #define _POSIX_C_SOURCE 200809L
-#include "checkpoint_impl.h"
+#include "checkpoint.h"
 #include "config_json.h"
 #include "optimizer_file.h"
 #include "host_buffer.h"
@@ -23,8 +23,6 @@
 #include <unistd.h>
 
 /* ---- what is written ------------------------------------------------------------------------- */
-
-char *top_weights(const char *folder) { return text_format("%s/model.safetensors", folder); }
 
 static int save_run(const char *path, const Snapshot *s, const FileSum sums[FILES], Error *e) {
     Text t = { 0 };
@@ -69,14 +67,6 @@ static void remove_old_steps(const char *folder, int64_t step, Keep keep) {
         if (!stays && !(keep.major > 0 && steps[i] % keep.major == 0)) remove_step(folder, steps[i]);
     }
     free(steps);
-}
-
-int publish(const char *from, const char *folder, const Model *m, const Tokenizer *tokenizer,
-            const HfOrigin *origin, Error *e) {
-    char *top = top_weights(folder);
-    const int ok = folder_make(folder, e) && hf_save_small(folder, m, tokenizer, origin, e) && file_link(from, top, e);
-    free(top);
-    return ok;
 }
 
 /* Publishes the finished step folder. A folder of the same step exists if it is damaged and the run
