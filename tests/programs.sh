@@ -126,15 +126,7 @@ ok "no temporary file remains" [ -z "$(find whole -name '*tmp*')" ]
 
 # ---- options: exit code 2, and no file changes -------------------------------------------------------------------------------
 
-expect 2 'nearest is.*--batch' $run --bach 4 -o new
-expect 2 'nearest is.*--warmup' $run --warmpu 1 -o new
-expect 2 'no such option' $run -zz 1 -o new
 expect 2 'given twice' $run -o new -b 4
-expect 2 'given twice' $run -o new --batch 4
-expect 2 'given twice' $run -o new --batch=4
-expect 2 'needs a value' $run -o new -l
-for joined in -b4 -b=4; do expect 2 "$joined: no such option. A value stands after a space: -b 4" $train $data -o new $joined; done
-expect 2 'not an option (options begin with -, such as -i, --train' $run -o new out
 for wrong in '-l nan' '-l inf' '-l 1e-3x' '-l -1' '-w1 1' '-n -1' '-n 99999999999999999999' '-n 1.5' '-nk 0' '-r 3' '-sd x' '-k step' '-fa tanh'; do
     expect 2 'expected' $run -o new $wrong
 done
@@ -177,13 +169,7 @@ expect 0 '= 4 x 16 x 1 micro' $train $model -cf mine.txt -x 0
 printf 'tensorboard = 1\n' >> mine.txt                  # of an earlier version
 expect 0 'tb (--tensorboard) was removed and is ignored' $train $model -cf mine.txt -x 0
 expect 0 'tb (--tensorboard) was removed and is ignored' $train $data $model -tb 1 -x 0
-for wrong in 'colour = red=colour: no such option' 'b = many=-b many: expected a whole number' 'b 4\nbatch 4=line 2: batch (-b) is given twice' 'b 4\000=binary'; do
-    printf "${wrong%=*}" > wrong.txt
-    expect 2 "wrong.txt: .*${wrong##*=}" $train -cf wrong.txt -o new
-done
 expect 2 'nowhere.txt: No such file' $train -cf nowhere.txt -o new
-expect 2 'needs a value' $train -o new -cf
-expect 2 'given twice' $train -cf mine.txt -cf mine.txt -o new
 
 # Plans for a GPU that is not here.
 expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm h100 -e m6
@@ -213,48 +199,29 @@ mkdir void && echo x > void/notes.md
 printf 'too short' > short.txt
 head -c 1000 text.txt > page.txt
 letters 2000 | shard 20240520 1 2000 > good.bin
-letters 2000 | shard 20240521 1 2000 > magic.bin
-letters 2000 | shard 20240520 9 2000 > version.bin
-letters 1500 | shard 20240520 1 2000 > cut.bin
-letters 2500 | shard 20240520 1 2000 > long.bin
-letters 2000 | shard 20240520 1 2000 | head -c 500 > header.bin
 { letters 1999; bytes 255 255; } | shard 20240520 1 2000 > large.bin
-{ for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do number 100; done; number 2147483647; } | shard 20240801 7 21 > huge.bin
 expect 3 'nowhere.txt: No such file' $train -i nowhere.txt -o new
 expect 3 'nowhere.txt: No such file' $train -i text.txt -j nowhere.txt -o new
-expect 3 'empty.txt: found 0 bytes, expected text' $train -i empty.txt -o new
 expect 3 'void.*expected' $train -i void -o new
 expect 3 'short.txt.*window' $train -i short.txt -o new
 expect 3 'window' $train -i text.txt -j short.txt -o new
 expect 3 'sequences, less than the 64' $train $data $model -b 64 -t 1000 -x -1 -o new
-expect 3 'magic.bin.*20240521.*20240520' $train -i magic.bin -o new
-expect 3 'version.bin.*9' $train -i version.bin -o new
-expect 3 'cut.bin.*expected' $train -i cut.bin -o new
-expect 3 'long.bin.*expected' $train -i long.bin -o new
-expect 3 'header.bin' $train -i header.bin -o new
 expect 3 'large.bin: token id 65535 .*vocabulary of 256' $train -i large.bin -j good.bin -e whole -t 32 -o new
-expect 3 'huge.bin' $train -i huge.bin -j huge.bin -t 8 -o new
 expect 3 'tokenizer.json' $train -i text.txt -tk nowhere/tokenizer.json -o new
-expect 3 'supports [0-9]*, after which' $train -i text.txt -tk 60000 -o new
-expect 3 'expected 257' $train -i text.txt -tk 200 -o new
 expect 2 'expected one of cl100k|gpt2' $train -i text.txt -tk 300 -tp gpt5 -o new
 printf '{"text": "one"}\n{"text": oops}\n' > broken.jsonl
-expect 3 'broken.jsonl: line 2: .*byte 9.*oops' $train -i broken.jsonl -tk 300 -o new
 mkdir documents && cp page.txt documents/b.txt && cp broken.jsonl documents/
 expect 3 'documents/broken.jsonl: line 2' $train -i documents -tk 300 -o new
-expect 3 'good.bin: .*expected text' $train -i good.bin -tk 300 -o new
 expect 3 'config.json' $train $data -e void -o new
 
 # Files that are no text are named, with what to do.
-for kind in '\037\213\010\000=a gzip archive.* gunzip -k odd.dat' '\3757zXZ\000=an xz archive.* xz -dk odd.dat' 'PK\003\004\000=a zip archive.* unzip' \
-    '%%PDF-1.7\n=a PDF.* pdftotext odd.dat' '\211PNG\r\n=a picture' '\377\376a\000=text in UTF-16.* iconv' 'ab\000c=NUL bytes' 'PAR1\000=Parquet.*JSONL'; do
+for kind in '\037\213\010\000=a gzip archive.* gunzip -k odd.dat' '\377\376a\000=text in UTF-16.* iconv' 'ab\000c=NUL bytes'; do
     { printf "${kind%%=*}"; cat page.txt; } > odd.dat
     expect 3 "odd.dat is .*${kind##*=}" $train -i odd.dat -o new
 done
 expect 0 'text as bytes' $train -i odd.dat -ab 1 -t 16 -x 0
 printf '\377\376a\000' > 'two words.txt'
 expect 3 "iconv.* 'two words.txt' > utf-8.txt" $train -i 'two words.txt' -o new
-for plain in 'PAR1' 'RIFF' 'SQLite format' 'BZh'; do { printf "$plain"; cat page.txt; } > odd.dat; expect 0 'text as bytes' $train -i odd.dat -t 16 -x 0; done
 { printf '{"text": "'; tr -d '"\n\\' < page.txt; printf '"}\n'; } > odd.json
 expect 0 'looks like JSON' $train -i odd.json -t 16 -x 0
 printf 'na\357ve %.0s' $(seq 200) > latin.txt
@@ -413,14 +380,11 @@ expect 3 'none that this program knows' $train -i chats.jsonl -e base -o never
 expect 3 'none that this program knows' $infer base -m chat
 printf '{"eos_token": "<|endoftext|>", "chat_template": "%s%s"}' "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\\\n' + message['content'] + '<|im_end|>'" \
     " + '\\\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\\\n' }}{% endif %}" > base/tokenizer_config.json
-(head -1 chats.jsonl; echo '{"messages": [{"role": "robot", "content": "x"}]}') > bad.jsonl
-expect 3 'bad.jsonl: line 2: .*robot' $train -i bad.jsonl -e base -o never
 mkdir bare && cp base/config.json base/model.safetensors bare/
 expect 3 'bare/tokenizer.json is missing.*-tk' $train -i text.txt -e bare -b 2 -t 32 -x 1 -o never
 expect 0 '--steps .*\[-2\]' $train --help -i chats.jsonl -e base
 expect 0 'training tokens' $train --help -i chats.jsonl
 expect 3 'no chat template.*-ct NAME' $train -i chats.jsonl -e m2:c32h4e4k2f32a1 -o never
-expect 3 'nonesuch.*chatml' $train -i chats.jsonl -ct nonesuch -e base -o never
 tune="$train -i chats.jsonl -e base -u 2 -v 5 -s 10 -g 20 -x 10 -n 5 -l 1e-2 -b 2"
 rows="-t 128 -d 512"
 expect 0 'conversations, 1 file.*every tenth' $tune $rows -o tuned
@@ -461,13 +425,7 @@ cp -r whole x1; head -c 3000 x1/$newest/model.safetensors > cut; mv cut x1/$newe
 resume 0 'has 3000 bytes, expected .*trying the checkpoint before it' x1
 ok "the run resumes from step 40" grep -q 'resuming .*step-00000040 at step 40' "$said"
 same_run whole x1 "resumed from the checkpoint before a truncated one"
-cp -r whole x2; overwrite x2/$newest/optimizer.safetensors 200000 1 2 3 4 5 6 7 8
-resume 0 'optimizer.safetensors is damaged: its CRC-32C' x2
-same_run whole x2 "resumed from the checkpoint before one with flipped bits"
-cp -r whole x3; rm x3/$newest/optimizer.safetensors
-resume 0 'step-00000060/optimizer.safetensors: No such file' x3
-cp -r whole x4; head -c 100 x4/$newest/run.json > cut; mv cut x4/$newest/run.json
-resume 0 'step-00000060/run.json' x4
+cp -r whole x2; cp -r whole x3
 
 rm -rf x1/state/step-00000040 && overwrite x1/$newest/model.safetensors 100000 1 2 3 4
 resume 4 'model.safetensors is damaged' x1
@@ -476,14 +434,10 @@ resume 4 'format 2.*reads format 1' x2
 edit 's/"intermediate_size": 32/"intermediate_size": 48/' x3 && rm -rf x3/state/step-00000040
 resume 4 'input_linear.weight has shape \[4, 64, 32\], the model needs \[4, 96, 32\]' x3
 
-# What stands in run.json is not believed, with a seal or without one.
-cp -r whole x6; sed 's/"samples": [0-9]*/"samples": 1/' x6/$newest/run.json > run.json && mv run.json x6/$newest/
-resume 0 'step-00000060 cannot be used: .*run.json: damaged: its CRC-32C.*trying the checkpoint before it, x6/state/step-00000040' x6
-same_run whole x6 "resumed from the checkpoint before one with another number in run.json"
+# What stands in run.json is not believed (more of it: tests/files/test_state.c).
+cp -r whole x6
 rm -rf x6/state/step-00000040
-for change in 's/"samples": [0-9]*/"samples": -5/=samples' 's/"options": {.*}/"options": [1]}/=options' 's/"train": "[^"]*"/"train": 5/=train' \
-    's/"batch": [0-9]*/"batch": 0/=batch' 's/"updates": [0-9]*/"updates": 61/=updates' 's/"step": 60/"step": 59/=step' \
-    's/"num_hidden_layers": 2/"num_hidden_layers": 1000000000/=layers'; do
+for change in 's/"samples": [0-9]*/"samples": -5/=samples' 's/"batch": [0-9]*/"batch": 0/=batch' 's/"step": 60/"step": 59/=step'; do
     rm -rf x7 && cp -r x6 x7 && edit "${change%=*}" x7
     resume 4 "run.json: .*${change##*=}" x7
 done
@@ -694,45 +648,26 @@ alike() {
 }
 shared="$train $data $model -t 32 -u 10 -s 0 -dv cpu -d 384"          # 12 sequences a step
 expect 0 fingerprint $shared -x 40 -v 20 -b 12 -o r1
-for n in 2 3 4; do
-    expect 0 "optimizer state sharded over $n ranks" $shared -x 40 -v 20 -b $((12 / n)) -ng $n -n 20 -o r$n
-    alike r1 r$n "$n ranks"
-done
-expect 0 fingerprint $shared -x 40 -v 20 -b 3 -ng 4 -z 0 -o r4z0
-alike r1 r4z0 "4 ranks, each with the whole optimizer state"
+expect 0 "optimizer state sharded over 4 ranks" $shared -x 40 -v 20 -b 3 -ng 4 -n 20 -o r4
+alike r1 r4 "4 ranks"
 expect 0 'state, gradients and weights sharded over 4 ranks' $shared -x 40 -v 20 -b 3 -ng 4 -z 3 -n 20 -o r4z3
 alike r1 r4z3 "4 ranks, each with a quarter of everything"
-for z in 1 3; do
-    expect 0 fingerprint $shared -x 40 -v 20 -b 3 -ng 4 -z $z -zn 2 -n 20 -o r4n$z
-    alike r1 r4n$z "two nodes of 2 ranks, -z $z"
-done
+expect 0 fingerprint $shared -x 40 -v 20 -b 3 -ng 4 -z 3 -zn 2 -n 20 -o r4n3
+alike r1 r4n3 "two nodes of 2 ranks, -z 3"
 ordered="$shared -rp 1 -b 3 -x 25 -v 20 -dr 0.1 -rb 1e-3"              # 4 micro-batches, split across the ranks
 expect 0 fingerprint $ordered -ng 1 -o o1
-for n in 2 4; do
-    expect 0 fingerprint $ordered -ng $n -z $((n / 4)) -o o$n
-    same_run o1 o$n "-rp 1: $n ranks give the bits of one"
-done
+expect 0 fingerprint $ordered -ng 4 -o o4
+same_run o1 o4 "-rp 1: 4 ranks give the bits of one"
 expect 0 fingerprint $ordered -wo muon -ng 1 -o u1
-expect 0 fingerprint $ordered -wo muon -ng 4 -o u4
-same_run u1 u4 "-rp 1 -wo muon: 4 ranks that shard the state give the bits of one"
-expect 0 fingerprint $ordered -wo muon -ng 2 -z 2 -o u2
-same_run u1 u2 "-rp 1 -wo muon: 2 ranks that shard gradients, too"
-expect 0 fingerprint $ordered -wo muon -ng 4 -z 3 -o u43
-same_run u1 u43 "-rp 1 -wo muon: 4 ranks that shard weights, too"
-ok "with the same files" cmp -s u1/state/step-00000025/optimizer.safetensors u43/state/step-00000025/optimizer.safetensors
 expect 0 'weights sharded over 2 ranks of a node, alike in each of 2 nodes, -z 3 -zn 2; in all ' $ordered -wo muon -ng 4 -z 3 -zn 2 -o u43n
 same_run u1 u43n "-rp 1 -wo muon: two nodes of 2 ranks that shard weights"
-ok "with the same files, too" cmp -s u1/state/step-00000025/optimizer.safetensors u43n/state/step-00000025/optimizer.safetensors
-expect 0 fingerprint $ordered -ng 4 -z 3 -zn 2 -o o43n
-same_run o1 o43n "-rp 1: two nodes of 2 ranks that shard weights"
+ok "with the same files" cmp -s u1/state/step-00000025/optimizer.safetensors u43n/state/step-00000025/optimizer.safetensors
 samples="$train $data $model -t 32 -u 10 -dv cpu -d 384 -rp 1 -b 2 -x 20 -v 20 -m 7 -s 10 -g 40"    # the validation's 7 batches are not a multiple of 3
 shown() { grep '"sample"' "$1/log.jsonl"; }
 expect 0 fingerprint $samples -ng 1 -o s1
-for z in 1 3; do
-    expect 0 fingerprint $samples -ng 3 -z $z -o s3z$z
-    same_run s1 s3z$z "-z $z on 3 ranks"
-    ok "-z $z on 3 ranks: the samples of one" [ -n "$(shown s1)" -a "$(shown s1)" = "$(shown s3z$z)" ]
-done
+expect 0 fingerprint $samples -ng 3 -z 3 -o s3
+same_run s1 s3 "-z 3 on 3 ranks"
+ok "-z 3 on 3 ranks: the samples of one" [ -n "$(shown s1)" -a "$(shown s1)" = "$(shown s3)" ]
 expect 0 fingerprint $shared -b 3 -x 25 -v 20 -dr 0.1 -rb 1e-3 -ng 4 -o o4plain
 ok "without -rp 1 the bits differ" [ "$(fingerprint o4plain)" != "$(fingerprint o4)" ]
 expect 2 'depends on positions in memory' $train $data $model -dv cpu-bf16 -rp 1 -mw 0 -x 0
@@ -742,18 +677,9 @@ expect 0 '-b 2 instead of 3: the steps of this run have 384 tokens' $train -o r4
 expect 2 'steps of this run have 384 tokens.*-b 4 would do' $train -o r41 -y 1 -b 5
 expect 0 'step-00000020 at step 20' $train -o r41 -y 1 -b 12
 alike r1 r41 "saved on 4 ranks, resumed on 1"
-rm -rf r4z3/state/step-00000040 && cp -r r4z3 rz2 && cp -r r4z3 rz1
+rm -rf r4z3/state/step-00000040
 expect 0 'step-00000020 at step 20' $train -o r4z3 -y 1 -ng 3 -z 3 -b 4
 alike r1 r4z3 "saved with -z 3 on 4 ranks, resumed so on 3"
-expect 0 'step-00000020 at step 20' $train -o rz2 -y 1 -ng 2 -z 1 -b 6
-alike r1 rz2 "resumed with -z 1 on 2"
-expect 0 'step-00000020 at step 20' $train -o rz1 -y 1 -ng 1 -b 12
-alike r1 rz1 "resumed on 1"
-rm -rf r4n3/state/step-00000040 && cp -r r4n3 rn3 && cp -r r4n3 rnall
-expect 0 '-z 3; in all' $train -o rn3 -y 1 -ng 3 -b 4
-alike r1 rn3 "saved in nodes of 2 ranks, resumed on 3, which these do not divide"
-expect 0 'sharded over 4 ranks, -z 3' $train -o rnall -y 1 -ng 4 -zn 0
-alike r1 rnall "saved in nodes of 2 ranks, resumed over all"
 expect 2 '-zn 3: 4 ranks are not nodes of 3 ranks each' $shared -b 3 -ng 4 -z 3 -zn 3 -o new
 expect 2 'expected auto, or a whole number from 0 to 3' $train -z 4
 plan="$train $data -x 0 -dv cuda -ng 4 -e m12:e64k8f256 -b 2 -t 512"
@@ -807,15 +733,8 @@ if unshare -m true 2> /dev/null; then
 else skipped "no unshare(1), or not root: no host with less memory"; fi
 unset MOE_SECRET
 moving=r5
-pair r22z3 -x 40 -v 20 -n 20 -z 3; end_both 0 0 "two processes of two ranks that shard everything"
-same_run r4 r22z3 "4 ranks that shard everything, in two processes, instead of 4 that shard the state"
-pair r22n -x 40 -v 20 -n 20 -z 3 -zn 2; end_both 0 0 "two processes as two nodes"
-same_run r4n3 r22n "two nodes of 2 ranks, each in a process of its own, instead of in one"
 pair r22m -x 25 -v 20 -dr 0.1 -rb 1e-3 -rp 1 -wo muon -z 3 -zn 2; end_both 0 0 "two processes as two nodes, -rp 1 -wo muon"
 same_run u1 r22m "-rp 1 -wo muon: two nodes, each a process, give the bits of one rank"
-pair r5n -x 1000000 -v 1000000 -n 20 -z 3 -zn 2; await grep -q 'saved step 20' "$work/log" && kill -9 $other
-end_both 8 137 "a node that is killed ends the run"
-ok "the message names its ranks" grep -q 'rank.* 2 .*ended before the run' "$work/log"
 pair r5 -x 1000000 -v 1000000 -n 20 -z 3; await grep -q 'saved step 20' "$work/log" && kill -9 $other
 end_both 8 137 "a process that is killed ends the run"
 ok "the message names the ranks" grep -q 'rank.* 2 .*ended before the run' "$work/log"

@@ -17,6 +17,7 @@ static const struct { const char *what; int status; const char *text; } heads[] 
     { "two spaces", 400, "GET /  HTTP/1.1\r\n" HOST "\r\n" },
     { "a method with a sign", 400, "G(T / HTTP/1.1\r\n" HOST "\r\n" },
     { "a path with a byte above ASCII", 400, "GET /\xC3\xA4 HTTP/1.1\r\n" HOST "\r\n" },
+    { "a control character in the path", 400, "GET /\x01 HTTP/1.1\r\n" HOST "\r\n" },
     { "another version", 505, "GET / HTTP/3.0\r\n" HOST "\r\n" },
     { "a word for the version", 400, "GET / HTTPS\r\n" HOST "\r\n" },
     { "a bare line feed", 400, "GET / HTTP/1.1\r\n" HOST "\n" },

@@ -2,6 +2,7 @@
  * them into jobs loses no byte. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/chat.h"
+#include "llmc/data/documents.h"
 
 const int fuzz_is_json = 1;
 static Chat chat;

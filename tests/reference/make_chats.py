@@ -7,8 +7,8 @@ tokenizers/; added: its further added tokens, elements of that list; config: its
 assistant's answers. A FOLDER is that of a published model, whose own template and tokenizer are to be compared: what it gives is
 written to chats.json in that folder, in the same form.
 
-The templates here are short programs that write what the published ones write for messages of text: SOURCES has one for each, and
-MARKS the same with {% generation %} around answers."""
+templates/NAME.jinja are short programs that write what the published ones write for messages of text. In them G and E stand for
+{% generation %} and {% endgeneration %} around answers."""
 import json
 import os
 import re
@@ -16,256 +16,35 @@ import sys
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-CHATML = ("{% for message in messages %}DEFAULT{{ '<|im_start|>' + message['role'] + '\\n' }}G{{ message['content'] + '<|im_end|>' }}E{{ '\\n' }}"
-          "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
-SYSTEM = ("{%% if loop.first and messages[0]['role'] != 'system' %%}{{ '<|im_start|>system\\n%s<|im_end|>\\n' }}{%% endif %%}")
-TOOL = """
-    {%- elif message.role == "tool" %}
-        {%- if loop.first or messages[loop.index0 - 1].role != "tool" %}{{- '<|im_start|>user' }}{%- endif %}
-        {{- '\\n<tool_response>\\n' }}{{- message.content }}{{- '\\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}{{- '<|im_end|>\\n' }}{%- endif %}"""
-QWEN25 = """{%- if messages[0]['role'] == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
-{%- else %}
-    {{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == "assistant" %}
-        {{- '<|im_start|>assistant\\n' }}G{{- message.content + '<|im_end|>' }}E{{- '\\n' }}""" + TOOL + """
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
-QWEN3_INSTRUCT = QWEN25.replace("""{%- else %}
-    {{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\\n' }}
-""", "")
-QWEN3 = QWEN3_INSTRUCT.replace("""{%- for message in messages %}
-    {%- if""", """{%- set ns = namespace(searching=true, last_query_index=messages|length - 1) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.searching and message.role == "user" and not (message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
-        {%- set ns.searching = false %}
-        {%- set ns.last_query_index = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- if""", 1).replace("""G{{- message.content + '<|im_end|>' }}E""", """
-        {%- set content = message.content %}
-        {%- set thought = '' %}
-        {%- if '</think>' in content %}
-            {%- set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-        {%- set thinks = loop.index0 > ns.last_query_index and (loop.last or thought) %}G
-        {%- if thinks %}
-            {{- '<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}
-        {%- else %}
-            {{- content }}
-        {%- endif %}
-        {{- '<|im_end|>' }}E""")
-LLAMA3 = ("{% for message in messages %}{{ (bos_token if loop.first else '') + '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}"
-          "{% if message['role'] == 'assistant' %}G{{ message['content'] | trim + '<|eot_id|>' }}E{% else %}{{ message['content'] | trim + '<|eot_id|>' }}"
-          "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}")
-LLAMA31 = """{{- bos_token }}
-{%- if not date_string is defined %}{%- set date_string = "26 Jul 2024" %}{%- endif %}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system_message = messages[0]['content']|trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set system_message = "" %}
-{%- endif %}
-{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
-{{- "Cutting Knowledge Date: December 2023\\n" }}
-{{- "Today Date: " + date_string + "\\n\\n" }}
-{{- system_message }}
-{{- "<|eot_id|>" }}
-{%- for message in messages %}
-    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'}}{%- if message['role'] == 'assistant' %}G{{- message['content'] | trim + '<|eot_id|>' }}E
-    {%- else %}{{- message['content'] | trim + '<|eot_id|>' }}{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}
-"""
-OLMOE = ("{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>\\n' + message['content'] + '\\n' }}"
-         "{% elif message['role'] == 'user' %}{{ '<|user|>\\n' + message['content'] + '\\n' }}{% elif message['role'] == 'assistant' %}"
-         "{% if not loop.last %}{{ '<|assistant|>\\n'  + message['content'] + eos_token + '\\n' }}{% else %}{{ '<|assistant|>\\n'  + message['content'] + eos_token }}"
-         "{% endif %}{% endif %}{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}{% endfor %}")
-LINES = """{% for message in messages %}
-{% if message['role'] == 'user' %}
-{{ '<|user|>\\n' + message['content']EOS }}
-{% elif message['role'] == 'system' %}
-{{ '<|system|>\\n' + message['content']EOS }}
-{% elif message['role'] == 'assistant' %}
-{{ '<|assistant|>\\n'  + message['content'] + eos_token }}
-{% endif %}
-{% if loop.last and add_generation_prompt %}
-{{ '<|assistant|>' }}
-{% endif %}
-{% endfor %}"""
-GRANITE = """{%- for message in messages %}
-    {%- if message['role'] == 'system' %}
-    {{- '<|start_of_role|>system<|end_of_role|>' + message['content'] + '<|end_of_text|>
-' }}
-    {%- elif message['role'] == 'user' %}
-    {{- '<|start_of_role|>user<|end_of_role|>' + message['content'] + '<|end_of_text|>
-' }}
-    {%- elif message['role'] == 'assistant' %}
-    {{- '<|start_of_role|>assistant<|end_of_role|>' }}G{{- message['content'] + '<|end_of_text|>' }}E{{- '
-' }}
-    {%- endif %}
-    {%- if loop.last and add_generation_prompt %}
-    {{- '<|start_of_role|>assistant<|end_of_role|>' }}
-    {%- endif %}
-{%- endfor %}"""
-GRANITE31 = """{%- if messages[0]['role'] == 'system' %}
-     {%- set system_message = messages[0]['content'] %}
-     {%- set loop_messages = messages[1:] %}
- {%- else %}
-     {%- set system_message = "Knowledge Cutoff Date: April 2024.
-Today's Date: " + date + ".
-You are Granite, developed by IBM." %}
-     {%- set system_message = system_message + " You are a helpful AI assistant." %}
-     {%- set loop_messages = messages %}
- {%- endif %}
- {{- '<|start_of_role|>system<|end_of_role|>' + system_message + '<|end_of_text|>
-' }}
- {%- for message in loop_messages %}
-     {{- '<|start_of_role|>' + message['role'] + '<|end_of_role|>' }}{%- if message['role'] == 'assistant' %}G{{- message['content'] + '<|end_of_text|>' }}E{%- else %}{{- message['content'] + '<|end_of_text|>' }}{%- endif %}{{- '
-' }}
-     {%- if loop.last and add_generation_prompt %}
- {{- '<|start_of_role|>assistant<|end_of_role|>' }}
-     {%- endif %}
- {%- endfor %}"""
-MIXTRAL = """{%- if messages[0]["role"] == "system" %}
-    {%- set system_message = messages[0]["content"] %}
-    {%- set loop_messages = messages[1:] %}
-{%- else %}
-    {%- set loop_messages = messages %}
-{%- endif %}
-{{- bos_token }}
-{%- for message in loop_messages %}
-    {%- if message["role"] == "user" %}
-        {%- if loop.first and system_message is defined %}
-            {{- " [INST] " + system_message + "\\n\\n" + message["content"] + " [/INST]" }}
-        {%- else %}
-            {{- " [INST] " + message["content"] + " [/INST]" }}
-        {%- endif %}
-    {%- elif message["role"] == "assistant" %}
-        {{- " " + message["content"] + eos_token}}
-    {%- endif %}
-{%- endfor %}
-"""
-MISTRAL = ("{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
-           "{% elif message['role'] == 'assistant' %}G{{ message['content'] + eos_token}}E{% endif %}{% endfor %}")
-LLAMA2 = ("{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system_message = messages[0]['content'] %}{% else %}"
-          "{% set loop_messages = messages %}{% set system_message = false %}{% endif %}{% for message in loop_messages %}"
-          "{% if loop.index0 == 0 and system_message != false %}{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
-          "{% else %}{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
-          "{% elif message['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}")
-DOTS = ("{% if messages[0]['role'] == 'system' %}<|system|>{{ messages[0]['content'] }}<|endofsystem|>{% set first = 1 %}{% else %}"
-        "<|system|>You are a helpful assistant.<|endofsystem|>{% set first = 0 %}{% endif %}{% for i in range(first, messages|length) %}"
-        "{% if messages[i]['role'] == 'user' %}<|userprompt|>{{ messages[i]['content'] }}<|endofuserprompt|>{% elif messages[i]['role'] == 'assistant' %}"
-        "<|response|>G{{ messages[i]['content'] }}<|endofresponse|>E{% endif %}{% endfor %}{% if add_generation_prompt %}<|response|>{% endif %}")
-GLM = """[gMASK]<sop>
-{%- set ns = namespace(last=-1) %}
-{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
-{%- for m in messages %}
-    {%- if m.role == 'system' %}{{- '<|system|>\\n' + m.content }}
-    {%- elif m.role == 'user' %}{{- '<|user|>\\n' + m.content }}{{- '/nothink' if enable_thinking is defined and not enable_thinking else '' }}
-    {%- elif m.role == 'tool' %}
-        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|observation|>' }}{%- endif %}
-        {{- '\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}
-    {%- elif m.role == 'assistant' %}
-        {%- set said = m.content.split('</think>')[-1].lstrip('\\n') %}
-        {%- set thought = m.content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n').strip() if '</think>' in m.content else '' %}
-        {{- '<|assistant|>' }}G
-        {%- if loop.index0 > ns.last and thought %}{{- '\\n<think>' + thought + '</think>' }}{%- else %}{{- '\\n<think></think>' }}{%- endif %}
-        {%- if said.strip() %}{{- '\\n' + said.strip() }}{%- endif %}E
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
-ERNIE = """{%- if not cls_token is defined -%}
-    {%- set cls_token = "<|begin_of_sentence|>" -%}
-{%- endif -%}
-{%- if not sep_token is defined -%}
-    {%- set sep_token = "<|end_of_sentence|>" -%}
-{%- endif -%}
-{{- cls_token -}}
-{%- for message in messages -%}
-    {%- if message["role"] == "user" -%}
-        {{- "User: " + message["content"] + "\\n" -}}
-    {%- elif message["role"] == "assistant" -%}
-        {{- "Assistant: " + message["content"] + sep_token -}}
-    {%- elif message["role"] == "system" -%}
-        {{- message["content"] + "\\n" -}}
-    {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- "Assistant: " -}}
-{%- endif -%}"""
-
-HARMONY = """{{- '<|start|>system<|message|>' }}{{- 'You are ChatGPT, a large language model trained by OpenAI.\\n' }}
-{{- 'Knowledge cutoff: 2024-06\\n' }}{{- 'Current date: ' + date + '\\n\\n' }}{{- 'Reasoning: medium\\n\\n' }}
-{{- '# Valid channels: analysis, commentary, final. Channel must be included for every message.' }}{{- '<|end|>' }}
-{%- if messages[0].role == 'system' %}{%- set instructions = messages[0].content %}{%- set rest = messages[1:] %}
-{%- else %}{%- set instructions = '' %}{%- set rest = messages %}{%- endif %}
-{%- if instructions %}{{- '<|start|>developer<|message|>' }}{{- '# Instructions\\n\\n' }}{{- instructions + '\\n\\n<|end|>' }}{%- endif %}
-{%- for message in rest %}
-    {%- if message.role == 'user' %}{{- '<|start|>user<|message|>' + message.content + '<|end|>' }}
-    {%- elif loop.last and not add_generation_prompt %}{{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|return|>" }}
-    {%- else %}{{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start|>assistant<|channel|>final<|message|>' }}{%- endif %}"""
-
-DEEPSEEK = """{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\\n\\n' }}
-{%- elif message['role'] == 'assistant' %}{{ 'Assistant: ' + message['content'] + eos_token }}
-{%- elif message['role'] == 'system' %}{{ message['content'] + '\\n\\n' }}
-{%- endif %}{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
-MOONLIGHT = """{%- for message in messages -%}
-    {%- if loop.first and message['role'] != 'system' -%}
-        <|im_system|>system<|im_middle|>You are a helpful assistant provided by Moonshot-AI.<|im_end|>
-    {%- endif -%}
-    {%- if message['role'] == 'assistant' -%}
-        <|im_assistant|>assistant<|im_middle|>G{{- message['content'] + '<|im_end|>' }}E
-    {%- else -%}
-        {{- '<|im_' + message['role'] + '|>' + message['role'] + '<|im_middle|>' + message['content'] + '<|im_end|>' -}}
-    {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}<|im_assistant|>assistant<|im_middle|>{%- endif -%}"""
-# name: program, what in it becomes the same with {% generation %}, tokenizer, its tokens: all, bos, eos
+# name: tokenizer, its tokens: all, bos, eos
 IM = ["<|im_start|>", "<|im_end|>"]
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
 HEADERS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 IBM = ["<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"]
 ANSWER = [("{{ '<|assistant|>\\n'  + message['content'] + eos_token", "{{ '<|assistant|>\\n' }}G{{ message['content'] + eos_token }}E{{ ''")]
 SOURCES = {
-    "chatml": (CHATML.replace("DEFAULT", ""), "qwen2", IM, None, "<|im_end|>"),
-    "qwen1.5": (CHATML.replace("DEFAULT", SYSTEM % "You are a helpful assistant"), "qwen2", IM, None, "<|im_end|>"),
-    "qwen2": (CHATML.replace("DEFAULT", SYSTEM % "You are a helpful assistant."), "qwen2", IM, None, "<|im_end|>"),
-    "qwen2.5": (QWEN25, "qwen2", IM, None, "<|im_end|>"),
-    "qwen3": (QWEN3, "qwen2", IM + ["<think>", "</think>"], None, "<|im_end|>"),
-    "qwen3-instruct": (QWEN3_INSTRUCT, "qwen2", IM, None, "<|im_end|>"),
-    "llama3": (LLAMA3, "llama3", HEADERS, "<|begin_of_text|>", "<|eot_id|>"),
-    "llama3.1": (LLAMA31, "llama3", HEADERS, "<|begin_of_text|>", "<|eot_id|>"),
-    "olmoe": (OLMOE, "neox", [], "<|endoftext|>", "<|endoftext|>"),
-    "olmo": ("{{ bos_token }}" + LINES.replace("EOS", ""), "neox", [], "<|endoftext|>", "<|endoftext|>"),
-    "zephyr": (LINES.replace("EOS", " + eos_token"), "llama2", [], "<s>", "</s>"),
-    "granite": (GRANITE, "starcoder", IBM, "<|end_of_text|>", "<|end_of_text|>"),
-    "granite3.1": (GRANITE31, "starcoder", IBM, "<|end_of_text|>", "<|end_of_text|>"),
-    "mixtral": (MIXTRAL, "llama2", [], "<s>", "</s>"),
-    "mistral": (MISTRAL, "llama2_v5", [], "<s>", "</s>"),
-    "llama2": (LLAMA2, "llama2_v5", [], "<s>", "</s>"),
-    "dots1": (DOTS, "qwen2", ["<|system|>", "<|endofsystem|>", "<|userprompt|>", "<|endofuserprompt|>", "<|response|>", "<|endofresponse|>"], None, "<|endofresponse|>"),
-    "glm4.5": (GLM, "qwen2", ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<think>", "</think>"], None, "<|endoftext|>"),
-    "ernie4.5": (ERNIE, "llama2_v5", ["<|begin_of_sentence|>", "<|end_of_sentence|>"], "<s>", "</s>"),
-    "deepseek-v2": (DEEPSEEK, "gpt2", ["<|begin|>", "<|end|>"], "<|begin|>", "<|end|>"),
-    "moonlight": (MOONLIGHT, "gpt2", ["<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>"], None, "<|im_end|>"),
-    "harmony": (HARMONY, "o200k", ["<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>"], None, "<|return|>"),
+    "chatml": ("qwen2", IM, None, "<|im_end|>"),
+    "qwen1.5": ("qwen2", IM, None, "<|im_end|>"),
+    "qwen2": ("qwen2", IM, None, "<|im_end|>"),
+    "qwen2.5": ("qwen2", IM, None, "<|im_end|>"),
+    "qwen3": ("qwen2", IM + ["<think>", "</think>"], None, "<|im_end|>"),
+    "qwen3-instruct": ("qwen2", IM, None, "<|im_end|>"),
+    "llama3": ("llama3", HEADERS, "<|begin_of_text|>", "<|eot_id|>"),
+    "llama3.1": ("llama3", HEADERS, "<|begin_of_text|>", "<|eot_id|>"),
+    "olmoe": ("neox", [], "<|endoftext|>", "<|endoftext|>"),
+    "olmo": ("neox", [], "<|endoftext|>", "<|endoftext|>"),
+    "zephyr": ("llama2", [], "<s>", "</s>"),
+    "granite": ("starcoder", IBM, "<|end_of_text|>", "<|end_of_text|>"),
+    "granite3.1": ("starcoder", IBM, "<|end_of_text|>", "<|end_of_text|>"),
+    "mixtral": ("llama2", [], "<s>", "</s>"),
+    "mistral": ("llama2_v5", [], "<s>", "</s>"),
+    "llama2": ("llama2_v5", [], "<s>", "</s>"),
+    "dots1": ("qwen2", ["<|system|>", "<|endofsystem|>", "<|userprompt|>", "<|endofuserprompt|>", "<|response|>", "<|endofresponse|>"], None, "<|endofresponse|>"),
+    "glm4.5": ("qwen2", ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<think>", "</think>"], None, "<|endoftext|>"),
+    "ernie4.5": ("llama2_v5", ["<|begin_of_sentence|>", "<|end_of_sentence|>"], "<s>", "</s>"),
+    "deepseek-v2": ("gpt2", ["<|begin|>", "<|end|>"], "<|begin|>", "<|end|>"),
+    "moonlight": ("gpt2", ["<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>"], None, "<|im_end|>"),
+    "harmony": ("o200k", ["<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>"], None, "<|return|>"),
 }
 NEXT_ENDS = {"glm4.5": "<|user|>"}          # the mark of the next role ends an answer; after the last one training writes the user's
 NO_SYSTEM = {"mistral"}
@@ -316,7 +95,9 @@ def rows(tokenizer, messages, marked, end=None, **more):
 
 
 def made(name):
-    program, tokenizer, tokens, bos, eos = SOURCES[name]
+    tokenizer, tokens, bos, eos = SOURCES[name]
+    with open(f"templates/{name}.jinja", encoding="utf-8", newline="") as f:
+        program = f.read()
     marked = program
     for a, b in ANSWER if name in ("olmoe", "olmo", "zephyr") else []:
         marked = marked.replace(a, b)
