@@ -89,9 +89,7 @@ static void test_template(const JsonValue *golden) {
     Tokenizer *t = golden_tokenizer(golden);
     for (const JsonValue *one = json_first(json_get(golden, "cases")); one && found.form; one = one->next) test_case(&found, t, name, one);
     if (found.form) test_long(&found, t, name);
-    tokenizer_free(t);
-    chat_close(&found);
-    chat_close(&named);
+    tokenizer_free(t), chat_close(&found), chat_close(&named);
 }
 
 static void test_goldens(void) {
@@ -125,8 +123,7 @@ static void test_own_templates(void) {
             chat_close(&found);
             own++;
         }
-        free(jinja);
-        chat_close(&named);
+        free(jinja), chat_close(&named);
     }
     check(own == 13, "%d templates as Jinja", own);
 }
@@ -155,8 +152,7 @@ static void test_unknown(void) {
         chat_close(&c);
     }
     check(chat_open(&c, "zephyr", NULL, &e) && !chat_write(&c, &hi, 1, 1, &text, NULL, &e) && strstr(e.text, "eos_token"), "no eos: %s", e.text);
-    chat_close(&c);
-    free(text.at);
+    chat_close(&c), free(text.at);
     char *path = scratch_path("chat_template.jinja");
     remove(path);
     free(path);
@@ -171,8 +167,7 @@ static void test_dates(void) {
     check(chat_open(&c, "granite3.1", NULL, &e) && chat_write(&c, &hi, 1, 1, &one, NULL, &e) && strstr(one.at, "Date: July 26, 2024."), "the date in training");
     c.today = 1;
     check(chat_write(&c, &hi, 1, 1, &other, NULL, &e) && !strstr(other.at, "2024.\nYou") && strstr(other.at, "Today's Date: "), "the date in a chat");
-    free(one.at), free(other.at);
-    chat_close(&c);
+    free(one.at), free(other.at), chat_close(&c);
 }
 
 /* ---- JSONL ----------------------------------------------------------------------------------------------- */
@@ -368,8 +363,7 @@ static void test_rows(const char *tokenizer, const char *what) {
     }
     data_close(d);
     for (int i = 0; i < SAMPLES; i++) { free(all[i].ids); free(all[i].counts); }
-    chat_close(&c);
-    tokenizer_free(t), tokenizer_free(bytes), free(text.at);
+    chat_close(&c), tokenizer_free(t), tokenizer_free(bytes), free(text.at);
 }
 
 /* Rows are nearly full. */

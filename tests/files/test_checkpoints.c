@@ -19,10 +19,7 @@
 static Config config_of(const char *descriptor) { return trainee_config(descriptor, 40, 32); }
 /* lean: no master weights, moments in floatX. */
 static void open_trainee(Trainee *t, const char *device, const Config *c, TraineeOptions o, int lean) {
-    o.gradients = FLOATX;
-    o.no_master = lean;
-    o.moments = lean ? FLOATX : REAL;
-    o.z = 0.001f;
+    o.gradients = FLOATX, o.no_master = lean, o.moments = lean ? FLOATX : REAL, o.z = 0.001f;
     check(trainee_open(t, device_find(device), c, o), "%s has memory", device);
 }
 
@@ -96,8 +93,7 @@ static void conversion(void) {
             else dev->to_double(v[i], t->o.v, n);
         }
         check_error(relative_error(v[1], v[0], n), lean ? 0 : 0x1p-8, "v is restored, %s", lean ? "exactly" : "rounded");
-        checkpoint_close(from);
-        trainee_close(&a), trainee_close(&b), free(v[0]), free(v[1]), free(folder);
+        checkpoint_close(from), trainee_close(&a), trainee_close(&b), free(v[0]), free(v[1]), free(folder);
     }
 }
 
@@ -138,8 +134,7 @@ static void round_trip(const char *device, int lean, float momentum) {
         check(trainee_hash(&a) == trainee_hash(&b), "%s: the next step is the same", device);
         trainee_close(&b);
     }
-    checkpoint_close(from);
-    trainee_close(&a), free(folder);
+    checkpoint_close(from), trainee_close(&a), free(folder);
 }
 
 /* Overwrites, cuts or removes a file of a step folder; or its run.json. */
@@ -183,12 +178,10 @@ static void fallback(void) {
         checkpoint_close(from);
         fflush(stderr);
         dup2(stderr_copy, STDERR_FILENO);
-        close(stderr_copy);
-        close(null);
+        close(stderr_copy), close(null);
         save(folder, &t, 30, 3, 0);                       /* the same step again replaces the damaged one */
         check((from = checkpoint_open(folder, progress_usable, &e)) != NULL, "%s: saving again replaces the damaged checkpoint", what[kind]);
-        checkpoint_close(from);
-        free(folder);
+        checkpoint_close(from), free(folder);
     }
     trainee_close(&t);
 }

@@ -43,9 +43,7 @@ static void configs(void) {
         Error e = { 0 };
         Text json = { 0 };
         char was[128], is[128];
-        c.scores = kinds[i].scores;
-        c.activation = kinds[i].activation;
-        c.tied = kinds[i].tied;
+        c.scores = kinds[i].scores, c.activation = kinds[i].activation, c.tied = kinds[i].tied;
         c.final_eps = kinds[i].eps;
         if (!(kinds[i].family & (FAMILY_JETMOE | FAMILY_SMOE))) c.norm_eps = c.final_eps;
         c.rope_theta = 12345.678;

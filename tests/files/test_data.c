@@ -611,9 +611,7 @@ static void test_large_file(void) {
         check_message(&e, "train.bin|1099|4772319998", "id beyond the vocabulary at 4.8 GB");  /* 2 * (tokens - 1) */
         data_close(d);
     }
-    unlink(path);
-    rmdir(folder);
-    free(path), free(folder);
+    unlink(path), rmdir(folder), free(path), free(folder);
 }
 
 /* ---- the fetch script ---------------------------------------------------------------------------------- */

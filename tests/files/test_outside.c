@@ -35,8 +35,7 @@ static void stream_of(int i) {                          /* of a model, on a term
     stream_open(&o, &style);
     for (const char *c = outside[i].text; *c; c++) stream_generated(&o, (unsigned char)*c, 0);
     stream_print(&o, 1);
-    stream_close(&o);
-    tokenizer_free(t);
+    stream_close(&o), tokenizer_free(t);
 }
 static void options_of(int i) {                         /* a setting restored from a checkpoint */
     const char *text = NULL;

@@ -300,8 +300,7 @@ static void test_live(void) {
         }
         char *page = file_read(html, &bytes, &e);
         check(good && page && expected && !strcmp(page, expected), "report: a page renewed while the log grows is that of the whole log %s", e.text);
-        free(page);
-        report_close(r);
+        free(page), report_close(r);
         if (f) fclose(f);
     }
     check(pages > 40, "report: %zu pages", pages);

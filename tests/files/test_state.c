@@ -211,8 +211,7 @@ static void impossible_state(Trainee *t) {
         const int loaded = c && checkpoint_load(c, &t->m, &t->o, &e);
         check(c && !loaded && strstr(e.text, wrong[i].says), "%s of %g, %llu elements: refused: %s", wrong[i].suffix, (double)wrong[i].x,
               (unsigned long long)wrong[i].count, e.text);
-        checkpoint_close(c);
-        free(folder);
+        checkpoint_close(c), free(folder);
     }
 }
 
@@ -274,8 +273,7 @@ static void tokenizer(Trainee *t) {
     text[n / 2] ^= 1;
     check(file_write(path, text, n, &e) && c && !checkpoint_has_tokenizer(c, path), "one with a flipped bit is not");
     check(c && checkpoint_publish(c, &t->m, bytes, NULL, &e) && checkpoint_has_tokenizer(c, path), "it is repaired");
-    checkpoint_close(c);
-    tokenizer_free(bytes), free(text), free(json.at), free(path), free(folder);
+    checkpoint_close(c), tokenizer_free(bytes), free(text), free(json.at), free(path), free(folder);
 }
 
 /* ---- files as a whole ------------------------------------------------------------------------------------- */
@@ -401,8 +399,7 @@ static void copied_later(Trainee *t) {
         sum[i] = sum_of(path[i]);
     }
     check(sum[0].bytes > 1000 && sum[0].bytes == sum[1].bytes && sum[0].crc == sum[1].crc, "the state is the same");
-    saver_close(s);
-    free(path[0]), free(path[1]), free(folder), free(json.at);
+    saver_close(s), free(path[0]), free(path[1]), free(folder), free(json.at);
 }
 
 /* From the copy, while the weights change. A failed attempt is repeated from the same copy; the second one counts. */
@@ -432,8 +429,7 @@ static void best_from_copy(Trainee *t) {
         saver_close(s);
         weights[0] = was;
     }
-    rmdir(inside), rmdir(path);
-    free(folder), free(path), free(inside);
+    rmdir(inside), rmdir(path), free(folder), free(path), free(inside);
 }
 
 /* The plan counts what a save will copy: with bf16 weights the master copy, too. */

@@ -43,8 +43,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     char *file = mem_alloc(bytes);
     memcpy(file, rest.at, rest.bytes);
     if (right) {
-        h.magic = MAGIC;
-        h.size = bytes;
+        h.magic = MAGIC, h.size = bytes;
         h.hash = bytes > sizeof h ? hash_bytes(hash_header(h), file + sizeof h, bytes - sizeof h) : hash_header(h);
     }
     memcpy(file, &h, sizeof h);
@@ -52,8 +51,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     free(file);
     Data *d = mem_alloc(sizeof *d);
     Tokenizer *t = NULL;
-    d->text_hash = h.text;
-    d->recipe_hash = h.recipe;
+    d->text_hash = h.text, d->recipe_hash = h.recipe;
     if (cache_read(d, fuzz_folder(), &t)) read_all(d);
     tokenizer_free(t), data_close(d);
 }

@@ -71,8 +71,7 @@ void fuzz_start(void) {
     mkdir(state, 0777);
     mkdir(step, 0777);
     if (!config_parse(&c, "m1:c4h2d2e2k1f2a2x1n0", &e)) fail(EXIT_USAGE, "%s", e.text);
-    c.vocab = 5;
-    c.context = 4;
+    c.vocab = 5, c.context = 4;
     model_plan_training(&m, device_find("cpu-f32"), &c, 1, 4, 0, 1, REAL, NULL);
     optimizer_plan(&o, &m, 1, REAL, (MuonOptions){ 0 });
     fuzz_allocate(&m);

@@ -23,8 +23,7 @@ static void describe_again(const Config *c) {
     Error e;
     config_descriptor(c, text);
     fuzz_check(strlen(text) < sizeof text - 1 && config_parse(&again, text, &e));
-    again.vocab = c->vocab;
-    again.context = c->context;
+    again.vocab = c->vocab, again.context = c->context;
     fuzz_check(config_same(c, &again, &e));
 }
 static void use(const Config *c) {
@@ -40,8 +39,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     if (fuzz_choice(&rest, 2)) {
         char *text = fuzz_text(rest);
         if (config_parse(&c, text, &e)) {
-            c.vocab = 100;
-            c.context = 32;
+            c.vocab = 100, c.context = 32;
             if (config_check(&c, &e)) {
                 use(&c);
                 describe_again(&c);

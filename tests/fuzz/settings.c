@@ -52,9 +52,7 @@ static void check_restored(const Settings *s) {
     settings_parse(&again, 1, nothing);
     fuzz_check(settings_restore(&again, json_root(json), &e));
     again.out = s->out;                                         /* these are not restored: of one start */
-    again.resume = s->resume;
-    again.allow_data = s->allow_data;
-    again.check = s->check;
+    again.resume = s->resume, again.allow_data = s->allow_data, again.check = s->check;
     json_free(written(&again, &twice));
     /* a text that is not UTF-8 is not the same, nor is one that was cut */
     if (!strstr(once.at, "\xEF\xBF\xBD") && once.length < 4000) fuzz_check(!strcmp(once.at, twice.at));

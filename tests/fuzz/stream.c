@@ -24,8 +24,7 @@ static char *written(const TextStyle *style, Part prompt, const int *ids, const 
         stream_print(&o, 0);
     }
     stream_print(&o, 1);
-    stream_close(&o);
-    fclose(stdout);
+    stream_close(&o), fclose(stdout);
     stdout = before;
     return shown;
 }

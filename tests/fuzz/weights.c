@@ -19,8 +19,7 @@ void fuzz_start(void) {
     Config c;
     Error e;
     if (!config_parse(&c, "m2:c8h4d2e4k2f4a2x2n1v2", &e)) fail(EXIT_USAGE, "%s", e.text);
-    c.vocab = 11;
-    c.context = 4;
+    c.vocab = 11, c.context = 4;
     model_plan_training(&m, device_find("cpu-f32"), &c, 1, 4, 0, 1, REAL, NULL);
     fuzz_allocate(&m);
     size_t count;
@@ -54,8 +53,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     if (!hf_load_weights(&m, path, &e)) { fuzz_check(*e.text); return; }
     fuzz_check(strcmp(dtypes[type], "I32"));
     model_batch(&m, tokens, targets, 1, 4);
-    m.balance_coef = 0.01f;
-    m.z_coef = 0.01f;
+    m.balance_coef = 0.01f, m.z_coef = 0.01f;
     model_set_phase(&m, PHASE_ONLY);
     model_scale_loss(&m, 0.25);
     model_learn(&m, 1);

@@ -378,8 +378,7 @@ static int exchange_trouble(Group *p, const void *argument) {
 static _Noreturn void troubled_process(const Trouble *t, int process, int port, int output) {
     GroupOptions o = group_options(process, t->processes - (t->fate == TWICE), t->ranks ? t->ranks : 1, port);
     const int in_trouble = process == t->which, fails = t->fate == ABSENT || t->fate == FAR_TOO_LATE || t->job;
-    o.silence_seconds = t->fate == STOP || limited(t) ? 0.8 : 5;
-    o.join_seconds = fails ? 0.6 : 5;
+    o.silence_seconds = t->fate == STOP || limited(t) ? 0.8 : 5, o.join_seconds = fails ? 0.6 : 5;
     o.lost = report_and_exit;
     if (in_trouble && t->settings) o.settings = t->settings;
     if (in_trouble && t->version)  o.version = t->version;

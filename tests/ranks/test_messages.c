@@ -284,9 +284,7 @@ static void deadlines(void) {
     check(!net_receive(pair[0], much, 1000, now() + 0.4) && errno == EAGAIN, "one byte now and then does not prolong it");
     check_error(now() - start, 1.5, "seconds until then");
     waitpid(dripping, NULL, 0);
-    close(pair[0]);
-    close(pair[1]);
-    free(much);
+    close(pair[0]), close(pair[1]), free(much);
 }
 
 /* Which of these addresses is a connection possible to? Bit i: the i-th. */

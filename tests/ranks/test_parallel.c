@@ -121,8 +121,7 @@ static Comm *late(Comm *prompt) {
 
 static void open_member(const Team *t, Trainee *m, const Parallel *p) {
     Config c = trainee_config(t->model, 40, T);
-    c.fp8 = t->fp8;
-    c.rope_pairs = t->pairs;
+    c.fp8 = t->fp8, c.rope_pairs = t->pairs;
     if (t->oss) c.family = FAMILY_GPT_OSS, c.expert_bias = c.sinks = 1, c.activation = CLAMPED, c.scores = TOPK_SOFTMAX;
     if (t->oss && config_family(&c) != FAMILY_GPT_OSS) fail(EXIT_USAGE, "%s: no gpt_oss", t->model);
     if (t->latents) {
@@ -157,8 +156,7 @@ static void train(Team *t, Trainee *m, int rank, int first) {
         if (rank == 0) keep_results(t, &m->m, &r, step);
         results_free(&r);
     }
-    t->updates[rank] = m->o.updates;
-    t->shared[rank] = m->o.muon.part_count;
+    t->updates[rank] = m->o.updates, t->shared[rank] = m->o.muon.part_count;
 }
 static int load(const Team *t, Trainee *m) {                /* the step */
     Error e;
@@ -197,10 +195,8 @@ static void keep_state(Team *t, Trainee *m, const Parallel *p) {
         const int shards = t->level < 3 ? 1 : t->shards ? t->shards : t->ranks;          /* of sharded weights the nodes have the same */
         for (int i = 0; i < t->ranks; i++) t->agree &= hashes[i] == hashes[i % shards];
         for (int i = 0; i < 1 + (m->o.master ? 3 : 2); i++) t->kept[i] = packed(folder, &m->m, &m->o, WEIGHTS + i, &t->kept_bytes[i]);
-        t->state_bytes = m->m.arena.category[MEM_OPTIMIZER];
-        t->weight_bytes = m->m.arena.category[MEM_WEIGHTS];
-        t->total = m->m.manifest.total;
-        t->learnable = m->m.manifest.learnable;
+        t->state_bytes = m->m.arena.category[MEM_OPTIMIZER], t->weight_bytes = m->m.arena.category[MEM_WEIGHTS];
+        t->total = m->m.manifest.total, t->learnable = m->m.manifest.learnable;
     }
     free(folder), free(hashes);
 }
@@ -248,10 +244,7 @@ static void two_nodes(const Team *one, int shards, int level, double bound) {
     Team both = *one;
     if (SEQUENCES / 2 / shards % both.micro_batches) return;
     memset(both.kept, 0, sizeof both.kept);
-    both.ranks = 2 * shards;
-    both.shards = shards;
-    both.level = level;
-    both.steps = SHORT;
+    both.ranks = 2 * shards, both.shards = shards, both.level = level, both.steps = SHORT;
     run(&both);
     check(both.agree, "%s: two nodes of %d, %s, end with the same weights", one->device, shards, levels[level]);
     check_error(largest(both.loss, one->loss), bound, "%s %s: loss on two nodes of %d, %s", one->device, one->model, shards, levels[level]);
@@ -264,8 +257,7 @@ static void two_nodes(const Team *one, int shards, int level, double bound) {
     run(&late);
     for (int k = 0; k < KEPT && both.kept[k]; k++) same &= !memcmp(late.kept[k], both.kept[k], both.kept_bytes[k]);
     check(same, "%s: the same bits, however late what nodes exchange arrives", levels[level]);
-    team_free(&both);
-    team_free(&late);
+    team_free(&both), team_free(&late);
 }
 
 /* Loss curves on 1, 2, 3 and 4 ranks. In bf16, sums in another order now and then send a token to another expert. */
@@ -292,9 +284,8 @@ static void any_number_of_ranks(void) {
             for (int level = 0; level <= 3; level += level == 1 ? 2 : 1) {
                 Team many = one;
                 memset(many.kept, 0, sizeof many.kept);
-                many.ranks = ranks;
-                many.level = level;
-                many.steps = ranks == 4 && level == 3 ? STEPS : SHORT;      /* small errors grow */
+                many.ranks = ranks, many.level = level;
+                many.steps = ranks == 4 && level == 3 ? STEPS : SHORT;        /* small errors grow */
                 if (SEQUENCES / ranks % many.micro_batches) many.micro_batches = 1;
                 if (many.micro_batches != one.micro_batches) continue;
                 run(&many);
@@ -319,10 +310,7 @@ static int same_bits_as(const Team *one, int ranks, int shards, int level, int l
     Team many = *one;
     int same = 1, shared = 0;
     memset(many.kept, 0, sizeof many.kept);
-    many.ranks = ranks;
-    many.shards = shards;
-    many.level = level;
-    many.late = late;
+    many.ranks = ranks, many.shards = shards, many.level = level, many.late = late;
     many.micro_batches = SEQUENCES / ranks;
     run(&many);
     for (int k = 0; k < KEPT && one->kept[k]; k++)
@@ -411,15 +399,13 @@ static void shards(void) {
     Team t[2] = { { .device = "cpu-bf16", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = 1, .steps = 1 } };
     t[1] = t[0];
     run(&t[0]);
-    t[1].ranks = 4;
-    t[1].level = 1;
+    t[1].ranks = 4, t[1].level = 1;
     run(&t[1]);
     check(t[1].learnable == t[0].learnable && t[1].total - t[1].learnable <= t[0].total - t[0].learnable + 4 * 4 * 64,
           "padding for 4 ranks: %zu elements instead of %zu", t[1].total - t[1].learnable, t[0].total - t[0].learnable);
     check(t[1].state_bytes == 3 * sizeof(float) * t[1].total / 4, "each of 4 ranks has a quarter of the state: %zu of %zu bytes",
           t[1].state_bytes, t[0].state_bytes);
-    team_free(&t[0]);
-    team_free(&t[1]);
+    team_free(&t[0]), team_free(&t[1]);
 }
 
 /* Saved on 4, 1 and 3 ranks, resumed on 1, 3 and 2: the state is the same bit for bit, and the losses are those of a run that
@@ -435,8 +421,7 @@ static void resumed_elsewhere(const char *device, double bound, float momentum) 
         before.ranks = all.ranks = moves[i].before;
         after.ranks = loaded.ranks = moves[i].after;
         if ((before.shards = moves[i].shards)) before.level = 3;
-        before.steps = loaded.steps = SHORT / 2;
-        before.to = loaded.from = after.from = folder;
+        before.steps = loaded.steps = SHORT / 2, before.to = loaded.from = after.from = folder;
         run(&before);
         run(&loaded);
         for (int k = 0; k < KEPT; k++)
@@ -449,11 +434,7 @@ static void resumed_elsewhere(const char *device, double bound, float momentum) 
         run(&all);
         for (int s = 0; s < SHORT / 2; s++) after.loss[s] = before.loss[s];
         check_error(largest(after.loss, all.loss), before.ranks == after.ranks && !before.shards ? 0 : bound, "%d to %d ranks: the losses of a run that was not interrupted", before.ranks, after.ranks);
-        team_free(&before);
-        team_free(&after);
-        team_free(&loaded);
-        team_free(&all);
-        free(name), free(folder);
+        team_free(&before), team_free(&after), team_free(&loaded), team_free(&all), free(name), free(folder);
     }
 }
 
@@ -485,8 +466,7 @@ static void save_behind(const Team *t, Trainee *m, const Parallel *p) {
     if (p->rank == 0)
         check(ready && saved == SAVED_ALL && same_bytes(t->to, behind, t->steps), "%s on %d ranks, %d sharded: saved behind a step: %s", t->model,
               t->ranks, t->level, saved == SAVED_ALL ? "" : e.text);
-    saver_close(saver);
-    free(behind);
+    saver_close(saver), free(behind);
 }
 static void saved_alike(void) {
     static const struct { const char *device, *model; int pairs, oss, latents; float momentum; } runs[] = {
@@ -509,11 +489,9 @@ static void saved_alike(void) {
                 run(&many);
                 check(same_bytes(first, other, 2), "%s%s: %d ranks, %s, save the same files as one", runs[i].model, runs[i].momentum > 0 ? ", Muon" : "",
                       many.ranks, levels[many.level]);
-                team_free(&many);
-                free(other);
+                team_free(&many), free(other);
             }
-        team_free(&one);
-        free(name), free(first);
+        team_free(&one), free(name), free(first);
     }
 }
 
@@ -578,8 +556,7 @@ static void saved_by_none(void) {
     char *folder = scratch_path("none");
     Team t = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = 3, .level = 3, .steps = 2, .to = folder, .more = one_cannot };
     run(&t);
-    team_free(&t);
-    free(folder);
+    team_free(&t), free(folder);
 }
 
 /* No process has more of a sharded model in memory than its part: its peak grows by buffers only, when it saves and when it loads. */
@@ -649,8 +626,7 @@ static void skipped_together(float momentum) {
         for (int k = 0; k < KEPT - 1; k++) same &= !memcmp(good.kept[k], bad.kept[k], good.kept_bytes[k]);
         check(skipped, "a bad gradient on one of %d ranks is skipped by all (%s)", ranks, levels[level]);
         check(same && bad.agree, "a skipped step changes no weight and no state");
-        team_free(&good);
-        team_free(&bad);
+        team_free(&good), team_free(&bad);
     }
 }
 

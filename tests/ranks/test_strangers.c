@@ -257,8 +257,7 @@ static void crowd(void) {
     }
     check_error(now() - start, INTRODUCTION_SECONDS + 1.5, "seconds until all silent connections are closed");
     for (int i = 0; i < SILENT_ONES; i++) if (fd[i] >= 0) close(fd[i]);
-    close(honest);
-    introductions_close(s);
+    close(honest), introductions_close(s);
 }
 
 /* ---- a process that knows the secret, and then misbehaves --------------------------------------------------------- */
@@ -357,8 +356,7 @@ static void misbehaving(void) {
         for (int i = 0; i < count; i++) {
             const Fault fault = faults[from + i].fault;
             GroupOptions o = group_options(0, fault > ENDS_EARLY ? 2 : 3, 1, free_port());
-            o.join_seconds = 2;
-            o.silence_seconds = 0.8;
+            o.join_seconds = 2, o.silence_seconds = 0.8;
             runs[i].start = now();
             start_process(&runs[i], o, 0, 0, fault == PHASE_WITHOUT_END ? &limited : &once);
             member[i] = send_member(fault, o.launch.port);
