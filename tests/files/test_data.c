@@ -43,6 +43,12 @@ static char *put_tokens(const char *name, uint32_t magic, uint32_t first, int n)
     return path;
 }
 
+static void put_numbered(const char *beginning, int number, int first, int n) {
+    char name[64];
+    snprintf(name, sizeof name, "%s%03d.bin", beginning, number);
+    put_tokens(name, GPT2, (uint32_t)first, n);
+}
+
 static int is_bytes(const Data *d) { return strstr(data_description(d), "text as bytes") != NULL; }
 static Data *must_open(const char *train, const char *validation, const Tokenizer *tokenizer) {
     Error e;
@@ -95,14 +101,10 @@ static void test_layouts(void) {
     opens("two texts", at("a text"), put_text("b.txt", "0123456789"), 20, 10, '0', 't');
 
     put_folder("g/[x]");                                        /* brackets in a folder's own name are no pattern */
-    for (int i = 11; i >= 0; i--) {
-        char name[32];
-        snprintf(name, sizeof name, "g/[x]/p%02d.bin", i);
-        put_tokens(name, GPT2, (uint32_t)i * 100, 100);
-    }
+    for (int i = 11; i >= 0; i--) put_numbered("g/[x]/p", i, i * 100, 100);
     put_tokens("g/[x]/val", GPT2, 3, 9);
     opens("pattern", at("g/\\[x]/p*.bin"), at("g/[x]/val"), 1200, 9, 3, 1199);
-    opens("pattern for validation, sorted", one, at("g/*/p0[4-9].bin"), 1000, 600, 400, 1099);
+    opens("pattern for validation, sorted", one, at("g/*/p00[4-9].bin"), 1000, 600, 400, 1099);
     opens("pattern, a tenth of each", at("g/*/p*.bin"), NULL, 1080, 120, 90, 1199);
     put_tokens("g/[x]/z_val_1.bin", GPT2, 77, 10);
     put_tokens("g/[x]/z_val_0.bin", GPT2, 66, 10);
@@ -282,11 +284,7 @@ static void test_epochs(void) {
     const int lengths[] = { 1, 4, 5, 7, 36, 37, 300, 332, 500, 999 };
     put_folder("order");
     put_tokens("order/v", GPT2, 0, 2000);
-    for (int f = 0; f < FILES; f++) {
-        char name[32];
-        snprintf(name, sizeof name, "order/%d.bin", f);
-        put_tokens(name, GPT2, (uint32_t)base[f], size[f]);
-    }
+    for (int f = 0; f < FILES; f++) put_numbered("order/", f, base[f], size[f]);
     Data *d = must_open(at("order/*.bin"), at("order/v"), NULL);
     for (size_t l = 0; l < COUNT(lengths); l++) {
         int T = lengths[l], n = (int)data_epoch_samples(d, T), good = 0, moved = 0, shifted = 0, seeds = 0, capacity = 0;
@@ -362,11 +360,7 @@ static void test_validation(void) {
     enum { FILES = 3, MOST = 2000 };
     const int base[FILES] = { 100, 500, 900 }, size[FILES] = { 101, 1, 58 };
     put_folder("val");
-    for (int f = 0; f < FILES; f++) {
-        char name[32];
-        snprintf(name, sizeof name, "val/%d.bin", f);
-        put_tokens(name, GPT2, (uint32_t)base[f], size[f]);
-    }
+    for (int f = 0; f < FILES; f++) put_numbered("val/", f, base[f], size[f]);
     Data *d = must_open(at("one.bin"), at("val/*.bin"), NULL);
     for (int T = 1; T <= 130; T += 1 + T / 3)
         for (int B = 1; B <= 9; B += 4) {
@@ -543,13 +537,9 @@ static void test_many_files(void) {
     enum { FILES = 400, T = 9 };
     Error e = { 0 };
     struct rlimit old, low;
-    char name[64];
     int start[FILES], seen[FILES] = { 0 }, once = 1, in[T], out[T], vanished = 0;
     put_folder("many");
-    for (int i = 0; i < FILES; i++) {
-        snprintf(name, sizeof name, "many/%03d.bin", i);
-        put_tokens(name, GPT2, (uint32_t)i * 20, 12);
-    }
+    for (int i = 0; i < FILES; i++) put_numbered("many/", i, i * 20, 12);
     getrlimit(RLIMIT_NOFILE, &old);
     low = old;
     low.rlim_cur = 300;

@@ -339,35 +339,11 @@ static void test_damage(void) {
     }
     check(cuts > 20 && good == cuts, "report: %zu of %zu truncated logs give a complete page without complaint", good, cuts);
 
-    size_t tried = 0, complained = 0;
-    good = 0;
-    for (; tried < 80; tried++) {
-        char *copy = mem_alloc(log.length + 1);
-        size_t bytes = log.length;
-        memcpy(copy, log.at, bytes);
-        for (int k = 1 + (int)(uniform() * 12); k--;) {
-            const size_t at = (size_t)(uniform() * (double)bytes);
-            static const char *const values[] = { "null", "-1", "1e308", "\"<&>\"", "[]", "{}", "[[1]]",
-                                                  "9e99", "true" };
-            if (uniform() < 0.5) copy[at] = (char)(int)(uniform() < 0.5 ? 32 + uniform() * 95 : uniform() * 256);
-            else {                                          /* another value, in the same number of bytes */
-                const char *colon = memchr(copy + at, ':', bytes - at), *value = values[(size_t)(uniform() * 9)];
-                const size_t old = colon ? strcspn(colon + 1, ",}]\n") : 0;
-                if (!colon || old < strlen(value)) continue;
-                memset(copy + (colon + 1 - copy), ' ', old);
-                memcpy(copy + (colon + 1 - copy), value, strlen(value));
-            }
-        }
-        char *page = page_of(copy, bytes);
-        Json *json = data_of(page, "mutated");
-        good += json != NULL;
-        complained += json && number_of(json_root(json), "damaged") > 0;
-        json_free(json), free(page), free(copy);
-    }
-    check(good == tried, "report: %zu of %zu mutated logs give a complete page", good, tried);
-    check(complained && complained < tried, "report: damage within the log is reported (%zu of %zu)", complained, tried);
-    free(log.at);
-
+    /* that any damage gives a whole page: fuzz/log.c */
+    *strstr(log.at, "{\"event\":\"step\",\"step\":12") = '[';
+    Json *json = data_of_text(&log);
+    check(number_of(json_root(json), "damaged") > 0, "report: damage within the log is reported");
+    json_free(json), free(log.at);
     check(!report_write("/nonexistent", &e) && strstr(e.text, "/nonexistent/log.jsonl"),
           "report: without a log there is no page but an error");
 }

@@ -60,3 +60,15 @@ int run_process(GroupOptions o, int (*work)(Group *, const void *), const void *
     return bad != 0;
 }
 int exit_code(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status); }
+int end_of_process(pid_t pid, FILE *said, char *text, size_t capacity) {
+    int status;
+    waitpid(pid, &status, 0);
+    rewind(said);
+    text[fread(text, 1, capacity - 1, said)] = 0;
+    fclose(said);
+    return exit_code(status);
+}
+void report_and_exit(const char *why) {
+    fprintf(stderr, "%s\n", why);
+    _exit(EXIT_PEER);
+}

@@ -351,11 +351,6 @@ static const Trouble slow_exit = { "slow exit", 3, 1, QUIT_SLOWLY, .expected = "
 enum { TROUBLES = COUNT(troubles), AT_ONCE = 10 };
 
 static void hang(void) { pause_for(20); }                    /* as a driver's exit handler might */
-static void report_and_exit(const char *why) {
-    fprintf(stderr, "%s\n", why);
-    _exit(EXIT_PEER);
-}
-
 static int limited(const Trouble *t) { return t->fate == STUCK || t->fate == SUSPENDED; }
 static int exchange_trouble(Group *p, const void *argument) {
     const Trouble *t = argument;
@@ -419,19 +414,15 @@ static int as_expected(const Trouble *t, int code, const char *text) {
 static void finish(Scene *s, const Trouble *t) {
     for (int i = 0; i < t->processes; i++) {                /* the process in trouble last: if it is stopped, */
         const int p = (t->which + 1 + i) % t->processes;
-        char text[2048] = "";
-        int status;
+        char text[2048];
         if (p == t->which && t->fate == STOP) kill(s->pid[p], SIGKILL);                 /* it must be killed */
         if (p == t->which && t->fate == SUSPENDED) {
-            waitpid(s->pid[p], &status, WUNTRACED);
+            waitpid(s->pid[p], NULL, WUNTRACED);
             pause_for(1.5);                                 /* longer than the limit and its margin */
             kill(s->pid[p], SIGCONT);
         }
-        waitpid(s->pid[p], &status, 0);
-        rewind(s->said[p]);
-        if (fread(text, 1, sizeof text - 1, s->said[p]) == 0) *text = 0;
-        fclose(s->said[p]);
-        const int code = exit_code(status), others = p != t->which || (!t->expected && t->fate != TWICE);
+        const int code = end_of_process(s->pid[p], s->said[p], text, sizeof text);
+        const int others = p != t->which || (!t->expected && t->fate != TWICE);
         check(!others ? as_expected(t, code, text) : t->expected ? code == EXIT_PEER && strstr(text, t->expected)
               : code == 0, "%s: process %d ends with code %d and prints: %s", t->name, p, code, text);
     }

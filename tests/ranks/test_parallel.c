@@ -230,6 +230,20 @@ static void run(Team *t) {
     group_leave(t->processes);
 }
 static void team_free(Team *t) { for (int i = 0; i < KEPT; i++) free(t->kept[i]); }
+/* The same on so many ranks, without the results. */
+static Team again_on(const Team *one, int ranks, int shards, int level) {
+    Team t = *one;
+    memset(t.kept, 0, sizeof t.kept);
+    t.ranks = ranks, t.shards = shards, t.level = level;
+    return t;
+}
+/* Weights and state, bit for bit. */
+static int same_kept(const Team *a, const Team *b, int kinds) {
+    int same = 1;
+    for (int k = 0; k < kinds; k++)
+        same &= a->kept_bytes[k] == b->kept_bytes[k] && (!a->kept_bytes[k] || !memcmp(a->kept[k], b->kept[k], a->kept_bytes[k]));
+    return same;
+}
 
 static double largest(const double *a, const double *b) {
     double worst = 0;
@@ -241,22 +255,18 @@ static const char *const levels[] = { "each with the whole state", "state sharde
 
 /* Two nodes: each has everything, and only sums of gradients go from one to the other. */
 static void two_nodes(const Team *one, int shards, int level, double bound) {
-    Team both = *one;
+    Team both = again_on(one, 2 * shards, shards, level);
     if (SEQUENCES / 2 / shards % both.micro_batches) return;
-    memset(both.kept, 0, sizeof both.kept);
-    both.ranks = 2 * shards, both.shards = shards, both.level = level, both.steps = SHORT;
+    both.steps = SHORT;
     run(&both);
     check(both.agree, "%s: two nodes of %d, %s, end with the same weights", one->device, shards, levels[level]);
     check_error(largest(both.loss, one->loss), bound, "%s %s: loss on two nodes of %d, %s", one->device, one->model, shards, levels[level]);
     check_error(largest(both.balance, one->balance), bound, "balance likewise");
     check(both.load[0] == one->load[0], "loads are counted over all nodes: %d and %d", both.load[0], one->load[0]);
-    Team late = both;
-    int same = 1;
-    memset(late.kept, 0, sizeof late.kept);
+    Team late = again_on(&both, both.ranks, shards, level);
     late.late = 1 + level % 2;
     run(&late);
-    for (int k = 0; k < KEPT && both.kept[k]; k++) same &= !memcmp(late.kept[k], both.kept[k], both.kept_bytes[k]);
-    check(same, "%s: the same bits, however late what nodes exchange arrives", levels[level]);
+    check(same_kept(&late, &both, KEPT), "%s: the same bits, however late what nodes exchange arrives", levels[level]);
     team_free(&both), team_free(&late);
 }
 
@@ -282,9 +292,7 @@ static void any_number_of_ranks(void) {
               one.loss[STEPS - 1]);
         for (int ranks = 2; ranks <= 4; ranks++)
             for (int level = 0; level <= 3; level += level == 1 ? 2 : 1) {
-                Team many = one;
-                memset(many.kept, 0, sizeof many.kept);
-                many.ranks = ranks, many.level = level;
+                Team many = again_on(&one, ranks, 0, level);
                 many.steps = ranks == 4 && level == 3 ? STEPS : SHORT;        /* small errors grow */
                 if (SEQUENCES / ranks % many.micro_batches) many.micro_batches = 1;
                 if (many.micro_batches != one.micro_batches) continue;
@@ -307,15 +315,11 @@ static void any_number_of_ranks(void) {
 /* Ordered: 12 micro-batches of one sequence, split among 1, 2, 3 and 4 ranks, are the same step, whatever is sharded, and however late
  * what they exchange arrives. Returns how many matrices the ranks have only parts of. */
 static int same_bits_as(const Team *one, int ranks, int shards, int level, int late) {
-    Team many = *one;
-    int same = 1, shared = 0;
-    memset(many.kept, 0, sizeof many.kept);
-    many.ranks = ranks, many.shards = shards, many.level = level, many.late = late;
-    many.micro_batches = SEQUENCES / ranks;
+    Team many = again_on(one, ranks, shards, level);
+    int shared = 0;
+    many.late = late, many.micro_batches = SEQUENCES / ranks;
     run(&many);
-    for (int k = 0; k < KEPT && one->kept[k]; k++)
-        same &= one->kept_bytes[k] == many.kept_bytes[k] && !memcmp(one->kept[k], many.kept[k], one->kept_bytes[k]);
-    check(many.agree && same, "%s %s: 12 micro-batches on %d ranks%s, %s%s, end with the same bits as on %d", one->device, one->model, ranks,
+    check(many.agree && same_kept(one, &many, KEPT), "%s %s: 12 micro-batches on %d ranks%s, %s%s, end with the same bits as on %d", one->device, one->model, ranks,
           shards ? " in nodes" : "", levels[level], late ? ", late" : one->by_kernels ? ", by NCCL" : "", one->ranks);
     check(!memcmp(many.loss, one->loss, sizeof one->loss) && !memcmp(many.balance, one->balance, sizeof one->balance)
           && !memcmp(many.z, one->z, sizeof one->z) && !memcmp(many.load, one->load, sizeof one->load),
@@ -416,18 +420,14 @@ static void resumed_elsewhere(const char *device, double bound, float momentum) 
                         .period = 3 };
     for (size_t i = 0; i < COUNT(moves); i++) {
         char *name = text_format("moved-%s%s-%d-%d", device, momentum > 0 ? "-muon" : "", moves[i].before, moves[i].after), *folder = scratch_path(name);
-        Team before = full, after = full, loaded = full, all = full;
-        int same = 1;
+        Team before = whole, after = whole, loaded = whole, all = whole;
         before.ranks = all.ranks = moves[i].before;
         after.ranks = loaded.ranks = moves[i].after;
         if ((before.shards = moves[i].shards)) before.level = 3;
         before.steps = loaded.steps = SHORT / 2, before.to = loaded.from = after.from = folder;
         run(&before);
         run(&loaded);
-        for (int k = 0; k < KEPT; k++)
-            same &= loaded.kept_bytes[k] == before.kept_bytes[k]
-                && !memcmp(loaded.kept[k] ? loaded.kept[k] : "", before.kept[k] ? before.kept[k] : "", before.kept_bytes[k]);
-        check(same && before.kept_bytes[2] > 0 && loaded.updates[0] == SHORT / 2,
+        check(same_kept(&loaded, &before, KEPT) && before.kept_bytes[2] > 0 && loaded.updates[0] == SHORT / 2,
               "%s: saved on %d ranks%s, resumed on %d: weights and state are the same bits", device, before.ranks,
               before.shards ? " in nodes" : "", after.ranks);
         run(&after);
@@ -481,9 +481,7 @@ static void saved_alike(void) {
         for (int ranks = 1; ranks <= 5; ranks++)                /* 5: two nodes of two */
             for (int level = ranks == 1 ? 3 : ranks == 5; level <= 3; level++) {
                 char *other = text_format("%s-%d-%d", first, ranks, level);
-                Team many = one;
-                memset(many.kept, 0, sizeof many.kept);
-                many.ranks = ranks == 5 ? 4 : ranks, many.shards = ranks == 5 ? 2 : 0, many.level = ranks > 1 ? level : 0;
+                Team many = again_on(&one, ranks == 5 ? 4 : ranks, ranks == 5 ? 2 : 0, ranks > 1 ? level : 0);
                 many.from = first, many.to = other;
                 many.more = save_behind;
                 run(&many);
@@ -621,11 +619,10 @@ static void skipped_together(float momentum) {
         bad.steps = bad.fails_at = 5;
         run(&good);
         run(&bad);
-        int skipped = 1, same = 1;
+        int skipped = 1;
         for (int r = 0; r < ranks; r++) skipped &= bad.bad[r] >= 0 && bad.updates[r] == 4 && good.bad[r] < 0;
-        for (int k = 0; k < KEPT - 1; k++) same &= !memcmp(good.kept[k], bad.kept[k], good.kept_bytes[k]);
         check(skipped, "a bad gradient on one of %d ranks is skipped by all (%s)", ranks, levels[level]);
-        check(same && bad.agree, "a skipped step changes no weight and no state");
+        check(same_kept(&good, &bad, KEPT - 1) && bad.agree, "a skipped step changes no weight and no state");
         team_free(&good), team_free(&bad);
     }
 }
