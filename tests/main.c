@@ -9,9 +9,6 @@
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -54,6 +51,12 @@ void check_error(double error, double bound, const char *what, ...) {
     vsnprintf(text, sizeof text, what, args);
     va_end(args);
     check(error <= bound, "%-72s %.1e, allowed %.0e", text, error, bound);
+}
+void check_message(const Error *e, const char *words, const char *what) {
+    char *list = text_format("%s", words);
+    for (char *word = strtok(list, "|"); word; word = strtok(NULL, "|"))
+        check(strstr(e->text, word) != NULL, "%s: the message names '%s': %s", what, word, e->text);
+    free(list);
 }
 void skip(const char *what, ...) {
     va_list args;

@@ -13,6 +13,7 @@
 /* Counts a verdict; prints it if it is bad, or always with -v. what: a printf format that says what should hold. */
 void check(int ok, const char *what, ...) PRINTF(2, 3);
 void check_error(double error, double bound, const char *what, ...) PRINTF(3, 4);   /* passes if error <= bound */
+void check_message(const Error *e, const char *words, const char *what);     /* has it all the words, which '|' separates? */
 void skip(const char *what, ...) PRINTF(1, 2);              /* what cannot be tested here; counted separately */
 
 /* norm(got - expected) / norm(expected); NaN if an element is */

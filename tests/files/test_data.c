@@ -57,13 +57,6 @@ static Data *must_open(const char *train, const char *validation, const Tokenize
     return d;
 }
 
-/* The message must contain all the words in `words`, which are separated by '|'. */
-static void check_message(const Error *e, const char *words, const char *what) {
-    char *list = text_format("%s", words);
-    for (char *word = strtok(list, "|"); word; word = strtok(NULL, "|"))
-        check(strstr(e->text, word) != NULL, "%s: the message names '%s': %s", what, word, e->text);
-    free(list);
-}
 static void refused(const char *what, const char *train, const char *validation, const char *words) {
     Error e = { 0 };
     Data *d = data_open(train, validation, NULL, &e);

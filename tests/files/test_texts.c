@@ -36,14 +36,6 @@ static Tokenizer *train(const char *text, size_t bytes, int tokens, const char *
     return bpe_train(&d, 1, tokens, pattern, 0, e);
 }
 
-/* Does the message hold all the words, which '|' separates? */
-static void check_message(const Error *e, const char *words, const char *what) {
-    char *list = text_format("%s", words);
-    for (char *word = strtok(list, "|"); word; word = strtok(NULL, "|"))
-        check(strstr(e->text, word) != NULL, "%s: the message names '%s': %s", what, word, e->text);
-    free(list);
-}
-
 /* ---- training ------------------------------------------------------------------------------------------ */
 
 /* A merge as "left right", from either spelling. */

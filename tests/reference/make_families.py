@@ -43,98 +43,92 @@ GPT_YARN = dict(rope_type="yarn", rope_theta=700.0, factor=4.0, beta_fast=32.0, 
 MLA_YARN = dict(rope_type="yarn", rope_theta=300.0, factor=4.0, original_max_position_embeddings=24, mscale=1.0, mscale_all_dim=0.7)
 SIZES = dict(hidden_size=20, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
 LATENT = dict(hidden_size=20, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4, moe_intermediate_size=7, intermediate_size=11)
+SMOE = dict(**COMMON, hidden_size=20, num_attention_heads=4, num_key_value_heads=2, head_dim=6)
 MOE = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=7, intermediate_size=11)
 # name: config, number type of the file, bytes of a shard
 MODELS = {
-    "llama_scaled": (transformers.LlamaConfig(
-        **COMMON, **SIZES, intermediate_size=11, head_dim=6, attention_bias=True, rms_norm_eps=1e-4,
-        rope_parameters=LLAMA3), torch.bfloat16, None),
-    "qwen3": (transformers.Qwen3Config(
-        **COMMON, hidden_size=20, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=3, head_dim=8,
-        intermediate_size=11, rope_parameters=YARN, tie_word_embeddings=True), torch.bfloat16, None),
-    "mixtral_linear": (transformers.MixtralConfig(
-        **COMMON, **SIZES, intermediate_size=9, num_local_experts=5, num_experts_per_tok=2, head_dim=8,
-        rope_parameters=dict(rope_type="linear", rope_theta=1e3, factor=2.5)), torch.float32, None),
-    "olmoe": (transformers.OlmoeConfig(
-        **COMMON, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=10,
-        num_experts=5, num_experts_per_tok=2, rope_parameters=THETA), torch.float32, None),
-    "qwen3_moe": (transformers.Qwen3MoeConfig(
-        **COMMON, **(SIZES | dict(num_hidden_layers=3)), **MOE, head_dim=6, norm_topk_prob=True, mlp_only_layers=[1],
-        rope_parameters=THETA), torch.bfloat16, "9KB"),
-    "granitemoe": (transformers.GraniteMoeConfig(
-        **COMMON, **(SIZES | dict(hidden_size=24)), num_local_experts=5, num_experts_per_tok=2, intermediate_size=9, embedding_multiplier=3.0,
-        residual_multiplier=0.22, attention_multiplier=0.17, logits_scaling=1.7, tie_word_embeddings=True,
-        rope_parameters=THETA | dict(rope_theta=100.0)), torch.float32, None),
-    "granitemoeshared": (transformers.GraniteMoeSharedConfig(
-        **COMMON, **(SIZES | dict(hidden_size=24)), num_local_experts=5, num_experts_per_tok=3, intermediate_size=9, shared_intermediate_size=13,
+    "llama_scaled": (transformers.LlamaConfig(**COMMON, **SIZES, intermediate_size=11, head_dim=6, attention_bias=True,
+        rms_norm_eps=1e-4, rope_parameters=LLAMA3), torch.bfloat16, None),
+    "qwen3": (transformers.Qwen3Config(**COMMON, hidden_size=20, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=3, head_dim=8, intermediate_size=11, rope_parameters=YARN, tie_word_embeddings=True),
+        torch.bfloat16, None),
+    "mixtral_linear": (transformers.MixtralConfig(**COMMON, **SIZES, intermediate_size=9, num_local_experts=5,
+        num_experts_per_tok=2, head_dim=8, rope_parameters=dict(rope_type="linear", rope_theta=1e3, factor=2.5)),
+        torch.float32, None),
+    "olmoe": (transformers.OlmoeConfig(**COMMON, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=10, num_experts=5, num_experts_per_tok=2, rope_parameters=THETA),
+        torch.float32, None),
+    "qwen3_moe": (transformers.Qwen3MoeConfig(**COMMON, **(SIZES | dict(num_hidden_layers=3)), **MOE, head_dim=6,
+        norm_topk_prob=True, mlp_only_layers=[1], rope_parameters=THETA), torch.bfloat16, "9KB"),
+    "granitemoe": (transformers.GraniteMoeConfig(**COMMON, **(SIZES | dict(hidden_size=24)), num_local_experts=5,
+        num_experts_per_tok=2, intermediate_size=9, embedding_multiplier=3.0, residual_multiplier=0.22,
+        attention_multiplier=0.17, logits_scaling=1.7, tie_word_embeddings=True, rope_parameters=THETA |
+        dict(rope_theta=100.0)), torch.float32, None),
+    "granitemoeshared": (transformers.GraniteMoeSharedConfig(**COMMON, **(SIZES | dict(hidden_size=24)),
+        num_local_experts=5, num_experts_per_tok=3, intermediate_size=9, shared_intermediate_size=13,
         embedding_multiplier=2.0, residual_multiplier=0.7, attention_multiplier=0.5, logits_scaling=0.9,
         rope_parameters=THETA), torch.bfloat16, None),
-    "qwen2_moe": (transformers.Qwen2MoeConfig(
-        **COMMON, **(SIZES | dict(hidden_size=24, num_hidden_layers=3)), **MOE, shared_expert_intermediate_size=13,
-        mlp_only_layers=[0], rope_parameters=THETA), torch.float32, None),
-    "dots1": (transformers.Dots1Config(
-        **COMMON, **(SIZES | dict(num_hidden_layers=3, hidden_size=24)), moe_intermediate_size=7, intermediate_size=11, n_routed_experts=6,
-        num_experts_per_tok=2, n_shared_experts=2, first_k_dense_replace=1, routed_scaling_factor=2.5,
-        norm_topk_prob=True, rope_parameters=THETA), torch.float64, None),
-    "glm4_moe": (transformers.Glm4MoeConfig(
-        **COMMON, **(SIZES | dict(num_hidden_layers=3)), head_dim=8, moe_intermediate_size=7, intermediate_size=11,
-        n_routed_experts=9, num_experts_per_tok=2, n_group=3, topk_group=2, n_shared_experts=1, first_k_dense_replace=1, attention_bias=True,
-        use_qk_norm=True, routed_scaling_factor=1.5, norm_topk_prob=True,
-        rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)), torch.float32, None),
-    "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig(
-        **COMMON, **(SIZES | dict(num_hidden_layers=3, hidden_size=24)), moe_intermediate_size=7, intermediate_size=11, moe_num_experts=6,
-        moe_k=2, moe_num_shared_experts=2, moe_layer_start_index=1, rope_parameters=THETA), torch.bfloat16, None),
-    "gpt_oss": (transformers.GptOssConfig(
-        **COMMON, **(SIZES | dict(hidden_size=18, num_hidden_layers=3, num_attention_heads=6)), head_dim=8, intermediate_size=7, num_local_experts=5,
-        num_experts_per_tok=2, sliding_window=4, rope_parameters=GPT_YARN), torch.bfloat16, None),
-    "gpt_oss_mxfp4": (transformers.GptOssConfig(
-        **COMMON, **(SIZES | dict(hidden_size=32)), head_dim=8, intermediate_size=32, num_local_experts=3, num_experts_per_tok=2,
-        sliding_window=5, rope_parameters=GPT_YARN), torch.bfloat16, None),
+    "qwen2_moe": (transformers.Qwen2MoeConfig(**COMMON, **(SIZES | dict(hidden_size=24, num_hidden_layers=3)), **MOE,
+        shared_expert_intermediate_size=13, mlp_only_layers=[0], rope_parameters=THETA), torch.float32, None),
+    "dots1": (transformers.Dots1Config(**COMMON, **(SIZES | dict(num_hidden_layers=3, hidden_size=24)),
+        moe_intermediate_size=7, intermediate_size=11, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2,
+        first_k_dense_replace=1, routed_scaling_factor=2.5, norm_topk_prob=True, rope_parameters=THETA), torch.float64,
+        None),
+    "glm4_moe": (transformers.Glm4MoeConfig(**COMMON, **(SIZES | dict(num_hidden_layers=3)), head_dim=8,
+        moe_intermediate_size=7, intermediate_size=11, n_routed_experts=9, num_experts_per_tok=2, n_group=3,
+        topk_group=2, n_shared_experts=1, first_k_dense_replace=1, attention_bias=True, use_qk_norm=True,
+        routed_scaling_factor=1.5, norm_topk_prob=True, rope_parameters=dict(rope_type="default", rope_theta=1e4,
+        partial_rotary_factor=0.5)), torch.float32, None),
+    "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig(**COMMON, **(SIZES | dict(num_hidden_layers=3, hidden_size=24)),
+        moe_intermediate_size=7, intermediate_size=11, moe_num_experts=6, moe_k=2, moe_num_shared_experts=2,
+        moe_layer_start_index=1, rope_parameters=THETA), torch.bfloat16, None),
+    "gpt_oss": (transformers.GptOssConfig(**COMMON, **(SIZES | dict(hidden_size=18, num_hidden_layers=3,
+        num_attention_heads=6)), head_dim=8, intermediate_size=7, num_local_experts=5, num_experts_per_tok=2,
+        sliding_window=4, rope_parameters=GPT_YARN), torch.bfloat16, None),
+    "gpt_oss_mxfp4": (transformers.GptOssConfig(**COMMON, **(SIZES | dict(hidden_size=32)), head_dim=8,
+        intermediate_size=32, num_local_experts=3, num_experts_per_tok=2, sliding_window=5, rope_parameters=GPT_YARN),
+        torch.bfloat16, None),
     # latent attention: queries through a latent or not, keys with neighbouring pairs rotated or not, values narrower than keys or as wide
-    "deepseek_v3": (transformers.DeepseekV3Config(
-        **COMMON, **LATENT, q_lora_rank=6, kv_lora_rank=9, qk_nope_head_dim=5, qk_rope_head_dim=4, v_head_dim=7, n_routed_experts=9,
-        num_experts_per_tok=2, n_group=3, topk_group=2, n_shared_experts=2, first_k_dense_replace=1, routed_scaling_factor=2.5,
-        rms_norm_eps=1e-5, rope_parameters=MLA_YARN), torch.bfloat16, None),
-    "deepseek_v3_plain": (transformers.DeepseekV3Config(
-        **COMMON, **LATENT, q_lora_rank=None, kv_lora_rank=5, qk_nope_head_dim=4, qk_rope_head_dim=6, v_head_dim=10, n_routed_experts=6,
-        num_experts_per_tok=3, n_group=1, topk_group=1, n_shared_experts=1, first_k_dense_replace=0, norm_topk_prob=False,
-        rope_interleave=False, tie_word_embeddings=True, rope_parameters=THETA), torch.float32, None),
-    "deepseek_v2": (transformers.DeepseekV2Config(
-        **COMMON, **LATENT, q_lora_rank=None, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5, n_routed_experts=6,
-        num_experts_per_tok=2, n_shared_experts=2, first_k_dense_replace=1, topk_method="greedy", rope_parameters=MLA_YARN | dict(
-            mscale=0.707, mscale_all_dim=0.707)), torch.bfloat16, None),
-    "deepseek_v2_groups": (transformers.DeepseekV2Config(
-        **COMMON, **LATENT, q_lora_rank=7, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=4, n_routed_experts=9,
-        num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1, topk_method="group_limited_greedy", n_group=3, topk_group=2,
+    "deepseek_v3": (transformers.DeepseekV3Config(**COMMON, **LATENT, q_lora_rank=6, kv_lora_rank=9, qk_nope_head_dim=5,
+        qk_rope_head_dim=4, v_head_dim=7, n_routed_experts=9, num_experts_per_tok=2, n_group=3, topk_group=2,
+        n_shared_experts=2, first_k_dense_replace=1, routed_scaling_factor=2.5, rms_norm_eps=1e-5,
+        rope_parameters=MLA_YARN), torch.bfloat16, None),
+    "deepseek_v3_plain": (transformers.DeepseekV3Config(**COMMON, **LATENT, q_lora_rank=None, kv_lora_rank=5,
+        qk_nope_head_dim=4, qk_rope_head_dim=6, v_head_dim=10, n_routed_experts=6, num_experts_per_tok=3, n_group=1,
+        topk_group=1, n_shared_experts=1, first_k_dense_replace=0, norm_topk_prob=False, rope_interleave=False,
+        tie_word_embeddings=True, rope_parameters=THETA), torch.float32, None),
+    "deepseek_v2": (transformers.DeepseekV2Config(**COMMON, **LATENT, q_lora_rank=None, kv_lora_rank=10,
+        qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5, n_routed_experts=6, num_experts_per_tok=2,
+        n_shared_experts=2, first_k_dense_replace=1, topk_method="greedy", rope_parameters=MLA_YARN | dict(
+        mscale=0.707, mscale_all_dim=0.707)), torch.bfloat16, None),
+    "deepseek_v2_groups": (transformers.DeepseekV2Config(**COMMON, **LATENT, q_lora_rank=7, kv_lora_rank=6,
+        qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=4, n_routed_experts=9, num_experts_per_tok=2,
+        n_shared_experts=1, first_k_dense_replace=1, topk_method="group_limited_greedy", n_group=3, topk_group=2,
         routed_scaling_factor=1.5, rope_parameters=THETA), torch.float64, None),
     # windows: in all layers, in those that a family's rule says, and in those that are listed
-    "mistral_window": (transformers.MistralConfig(
-        **COMMON, **SIZES, intermediate_size=11, head_dim=6, sliding_window=5, rope_parameters=THETA), torch.bfloat16, None),
-    "dots1_windows": (transformers.Dots1Config(
-        **COMMON, **(SIZES | dict(num_hidden_layers=3, hidden_size=24)), moe_intermediate_size=7, intermediate_size=11, n_routed_experts=6,
-        num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1, norm_topk_prob=True, sliding_window=4, max_window_layers=1,
-        rope_parameters=THETA), torch.float32, None),
-    "qwen2_moe_windows": (transformers.Qwen2MoeConfig(
-        **COMMON, **(SIZES | dict(hidden_size=24, num_hidden_layers=3)), **MOE, shared_expert_intermediate_size=13,
-        use_sliding_window=True, sliding_window=7, layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+    "mistral_window": (transformers.MistralConfig(**COMMON, **SIZES, intermediate_size=11, head_dim=6, sliding_window=5,
         rope_parameters=THETA), torch.bfloat16, None),
+    "dots1_windows": (transformers.Dots1Config(**COMMON, **(SIZES | dict(num_hidden_layers=3, hidden_size=24)),
+        moe_intermediate_size=7, intermediate_size=11, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=1,
+        first_k_dense_replace=1, norm_topk_prob=True, sliding_window=4, max_window_layers=1, rope_parameters=THETA),
+        torch.float32, None),
+    "qwen2_moe_windows": (transformers.Qwen2MoeConfig(**COMMON, **(SIZES | dict(hidden_size=24, num_hidden_layers=3)),
+        **MOE, shared_expert_intermediate_size=13, use_sliding_window=True, sliding_window=7,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"], rope_parameters=THETA),
+        torch.bfloat16, None),
     # what no published family has, by llmc/files/modeling_smoe.py
-    "smoe_universal": (SmoeConfig(
-        **COMMON, hidden_size=20, num_hidden_layers=3, intermediate_size=7, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
-        num_attention_experts=5, num_attention_experts_per_tok=2, num_local_experts=4, num_experts_per_tok=2, hidden_act="relu2",
+    "smoe_universal": (SmoeConfig(**SMOE, num_hidden_layers=3, intermediate_size=7, num_attention_experts=5,
+        num_attention_experts_per_tok=2, num_local_experts=4, num_experts_per_tok=2, hidden_act="relu2",
         router_scores="sigmoid-each", universal=True, output_bias=True, tie_word_embeddings=True), torch.float32, None),
-    "smoe_whole": (SmoeConfig(
-        **COMMON, hidden_size=20, num_hidden_layers=2, intermediate_size=7, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
-        num_local_experts=5, num_experts_per_tok=2, hidden_act="gelu_pytorch_tanh", router_scores="softmax-topk", qk_norm=2,
+    "smoe_whole": (SmoeConfig(**SMOE, num_hidden_layers=2, intermediate_size=7, num_local_experts=5,
+        num_experts_per_tok=2, hidden_act="gelu_pytorch_tanh", router_scores="softmax-topk", qk_norm=2,
         router_choice_bias=1, tie_word_embeddings=False), torch.float32, None),
-    "smoe_renormalized": (SmoeConfig(
-        **COMMON, hidden_size=20, num_hidden_layers=2, intermediate_size=7, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
-        num_local_experts=5, num_experts_per_tok=2, router_scores="softmax-renorm", value_embedding_interval=1, shared_intermediate_size=8,
+    "smoe_renormalized": (SmoeConfig(**SMOE, num_hidden_layers=2, intermediate_size=7, num_local_experts=5,
+        num_experts_per_tok=2, router_scores="softmax-renorm", value_embedding_interval=1, shared_intermediate_size=8,
         tie_word_embeddings=False), torch.float32, None),
-    "smoe_dense": (SmoeConfig(
-        **COMMON, hidden_size=20, num_hidden_layers=2, intermediate_size=11, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
-        num_local_experts=1, num_experts_per_tok=1, hidden_act="relu2", qk_norm=1, final_logit_softcapping=6.0,
-        tie_word_embeddings=True), torch.float64, None),
+    "smoe_dense": (SmoeConfig(**SMOE, num_hidden_layers=2, intermediate_size=11, num_local_experts=1,
+        num_experts_per_tok=1, hidden_act="relu2", qk_norm=1, final_logit_softcapping=6.0, tie_word_embeddings=True),
+        torch.float64, None),
 }
 TOKENS = 64
 
