@@ -165,7 +165,6 @@ static void write_file(const char *path, const void *data, size_t bytes) {
     Error e;
     if (!file_write(path, data, bytes, &e)) fail(EXIT_DISK, "%s", e.text);
 }
-
 /* A file of a header and `data` bytes of data. */
 static void write_tensors(const char *path, uint64_t length, const char *header, size_t bytes, size_t data) {
     Text t = { 0 };
@@ -358,6 +357,11 @@ static void test_safetensors_writer_errors(void) {
 
 #define TENSOR(name, shape, begin, end) \
     "\"" name "\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":[" begin "," end "]}"
+/* A file of this header and so many bytes of data, opened. */
+static Safetensors *open_with(const char *path, const char *header, int data, Error *e) {
+    write_tensors(path, strlen(header), header, strlen(header), (size_t)data);
+    return safetensors_open(path, e);
+}
 static void test_safetensors_bad_headers(const char *path) {
     static const struct { const char *what, *header; int data; } cases[] = {
         { "offset attack: begin after end",   "{" TENSOR("a", "[1]", "4", "0") "}", 4 },
@@ -404,8 +408,7 @@ static void test_safetensors_bad_headers(const char *path) {
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         Error e = { 0 };
-        write_tensors(path, strlen(cases[i].header), cases[i].header, strlen(cases[i].header), (size_t)cases[i].data);
-        Safetensors *s = safetensors_open(path, &e);
+        Safetensors *s = open_with(path, cases[i].header, cases[i].data, &e);
         check(!s && strstr(e.text, path), "safetensors: refused, naming the file: %s", cases[i].what);
         safetensors_close(s);
     }
@@ -446,17 +449,14 @@ static void test_safetensors_legal(const char *path) {
     };
     for (size_t i = 0; i < COUNT(legal); i++) {
         Error e = { 0 };
-        write_tensors(path, strlen(legal[i].header), legal[i].header, strlen(legal[i].header), (size_t)legal[i].data);
-        Safetensors *s = safetensors_open(path, &e);
+        Safetensors *s = open_with(path, legal[i].header, legal[i].data, &e);
         check(s && safetensors_count(s) == (size_t)legal[i].count, "safetensors: legal: %s %s", legal[i].what, e.text);
         safetensors_close(s);
     }
 }
 static void test_safetensors_refused(void) {
     char *path = scratch_path("refused.safetensors");
-    test_safetensors_bad_headers(path);
-    test_safetensors_bad_lengths(path);
-    test_safetensors_legal(path);
+    test_safetensors_bad_headers(path), test_safetensors_bad_lengths(path), test_safetensors_legal(path);
     free(path);
 }
 
@@ -518,6 +518,13 @@ static void test_safetensors_folder(void) {
 
 /* ---- tokenizer --------------------------------------------------------------------------------------------------- */
 
+static int encodes_as(const Tokenizer *t, const char *text, const int *expected, int count) {
+    int *ids;
+    const size_t n = tokenizer_encode(t, text, strlen(text), &ids);
+    const int same = n == (size_t)count && !memcmp(ids, expected, n * sizeof *ids);
+    free(ids);
+    return same;
+}
 static int gives_back(const Tokenizer *t, const char *text, size_t bytes) {
     int *ids, ok = 1;
     size_t n = tokenizer_encode(t, text, bytes, &ids), length;
@@ -560,9 +567,9 @@ static Tokenizer *golden(const char *name) {
     return t;
 }
 
-static const struct { const char *name; int bos, eos, strips; } goldens[] = {  /* strips: it loses one leading space */
-    { "gpt2", -1, 0, 0 }, { "qwen2", -1, 0, 0 }, { "neox", -1, 0, 0 }, { "llama3", 0, 0, 0 }, { "o200k", -1, 0, 0 }, { "starcoder", -1, 0, 0 },
-    { "llama2", 1, 2, 0 }, { "llama2_v5", 1, 2, 1 },
+static const struct { const char *name; int bos, eos; } goldens[] = {
+    { "gpt2", -1, 0 }, { "qwen2", -1, 0 }, { "neox", -1, 0 }, { "llama3", 0, 0 }, { "o200k", -1, 0 }, { "starcoder", -1, 0 },
+    { "llama2", 1, 2 }, { "llama2_v5", 1, 2 },
 };
 
 static void test_tokenizer_goldens(void) {
@@ -597,20 +604,11 @@ static void test_tokenizer_goldens(void) {
     }
 }
 
+/* Long words and blanks take no time. That any text comes back: tests/fuzz/encode.c. */
 static void test_tokenizer_lossless(void) {
     for (size_t g = 0; g < COUNT(goldens); g++) {
         Tokenizer *t = golden(goldens[g].name);
         if (!t) continue;
-        size_t lost = 0;
-        for (int round = 0; round < 300; round++) {              /* no two of these form a character that NFC changes */
-            static const char alphabet[] = "the 'S12 \n\r\t.,!(=)\x80\xBF\xC3\xE4\x96\xF0\xFF\x00 expert";
-            char text[60];
-            size_t n = below(sizeof text + 1);
-            for (size_t i = 0; i < n; i++) text[i] = alphabet[below(sizeof alphabet)];
-            if (goldens[g].strips && n && text[0] == ' ') text[0] = 'x';
-            lost += !gives_back(t, text, n);
-        }
-        check(!lost, "tokenizer %s: random bytes decode to themselves, %zu did not", goldens[g].name, lost);
         size_t bytes = 1 << 20;
         char *text = mem_alloc(bytes);
         for (size_t i = 0; i < bytes; i++) text[i] = "theroutxpsn"[below(11)];
@@ -767,10 +765,7 @@ static void test_tokenizer_order(void) {
     Tokenizer *t = tokenizer_load_text(text, strlen(text), &e);
     check(t != NULL, "tokenizer: five merges load %s", e.text);
     for (size_t i = 0; t && i < COUNT(cases); i++) {
-        int *ids, n = (int)tokenizer_encode(t, cases[i].text, strlen(cases[i].text), &ids), same = n == cases[i].count;
-        for (int k = 0; k < n && same; k++) same = ids[k] == cases[i].ids[k];
-        check(same, "tokenizer merges: %s", cases[i].what);
-        free(ids);
+        check(encodes_as(t, cases[i].text, cases[i].ids, cases[i].count), "tokenizer merges: %s", cases[i].what);
     }
     tokenizer_free(t), free(text);
 }
