@@ -420,7 +420,7 @@ static void resumed_elsewhere(const char *device, double bound, float momentum) 
                         .period = 3 };
     for (size_t i = 0; i < COUNT(moves); i++) {
         char *name = text_format("moved-%s%s-%d-%d", device, momentum > 0 ? "-muon" : "", moves[i].before, moves[i].after), *folder = scratch_path(name);
-        Team before = whole, after = whole, loaded = whole, all = whole;
+        Team before = full, after = full, loaded = full, all = full;
         before.ranks = all.ranks = moves[i].before;
         after.ranks = loaded.ranks = moves[i].after;
         if ((before.shards = moves[i].shards)) before.level = 3;
