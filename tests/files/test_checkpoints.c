@@ -217,7 +217,7 @@ static void pruning(void) {
     check(checkpoint_clear(folder, &e) && checkpoint_exists(folder, &e) == HOLDS_NOTHING && !is_file(top),
           "a run can be deleted, and another starts there even if it is killed before its first save");
 
-    for (int i = 1; i <= 9; i++) {                                   /* saved by time between steps that are multiples of 3 */
+    for (int i = 1; i <= 9; i++) { /* saved by time between steps that are multiples of 3 */
         const Progress p = progress_at(i == 9 ? 10 : i);
         check(save_with(folder, &t, &p, "{}", (Keep){ 2, 3, 0 }, &e), "saved: %s", e.text);
     }
@@ -226,7 +226,7 @@ static void pruning(void) {
     check(right, "the two newest multiples of -n stay, and of the others the newest alone");
     checkpoint_clear(folder, &e);
 
-    double bad = NAN;                                                /* weights that are not finite must replace nothing */
+    double bad = NAN; /* weights that are not finite must replace nothing */
     save(folder, &t, 11, 2, 0);
     t.m.dev->from_double(t.m.p.final_norm, &bad, 1);
     const Progress p = progress_at(12);

@@ -32,7 +32,7 @@ static void configs(void) {
         { "m2:c16h4q2e8k2f12a1n1",   SOFTMAX_TOPK, SWIGLU, 1, 1e-6, FAMILY_QWEN3_MOE },
         { "m2:c16h4q2e8k2f12a1n2",   SOFTMAX_TOPK, SWIGLU, 0, 1e-6, FAMILY_OLMOE },
         { "m2:c16h4q2e8k2f12a1s2n0",   TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_GRANITE_SHARED },
-        { "d3:c16h6d8q2f12n0",         TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_MISTRAL },     /* 6 heads do not divide 16 channels */
+        { "d3:c16h6d8q2f12n0", TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_MISTRAL }, /* 6 heads do not divide 16 channels */
         { "d2:c16h4f20l15v2n0",        TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_SMOE },
         { "m2:c16h4q2e8k2f12a1w250n0", SIGMOID_EACH, SWIGLU, 1, 1e-6, FAMILY_SMOE },
         { "m2:c16h6d4q2e4k2f12a4x3z2i75y100n0", TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_SMOE },
@@ -92,11 +92,11 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "ernie4_5_moe", "\"moe_intermediate_size\": 8, \"moe_layer_start_index\": 5", "no layer" },
     { "glm4_moe", "\"moe_intermediate_size\": 8, \"num_key_value_heads\": 4, \"partial_rotary_factor\": 0.3", "partial_rotary_factor" },
     { "granitemoe", "\"residual_multiplier\": 0.0",                 "residual_multiplier" },
-    { "llama",   "\"hidden_act\": \"gelu\"",                          "hidden_act" },             /* exact GELU; ours is the tanh form */
-    { "llama",   "\"hidden_act\": \"gelu_pytorch_tanh\"",             "hidden_act" },             /* gated GELU: not supported */
+    { "llama", "\"hidden_act\": \"gelu\"", "hidden_act" }, /* exact GELU; ours is the tanh form */
+    { "llama", "\"hidden_act\": \"gelu_pytorch_tanh\"", "hidden_act" }, /* gated GELU: not supported */
     { "mixtral", "\"hidden_act\": \"relu\"",                          "hidden_act" },
     { "smoe",    "\"router_scores\": \"softmax\"",                    "router_scores" },
-    { "smoe",    "\"num_attention_experts\": 4, \"num_always_on_attention_experts\": 1", "every token has were removed" },
+    { "smoe", "\"num_attention_experts\": 4, \"num_always_on_attention_experts\": 1", "every token has were removed" },
     { "gpt2",    "\"n_embd\": 16",                                    "gpt2" },
     { "gpt_oss", "\"num_local_experts\": 4, \"num_key_value_heads\": 2, \"swiglu_limit\": 6.0", "swiglu_limit" },
     { "gpt_oss", "\"num_local_experts\": 4, \"num_key_value_heads\": 2, \"swiglu_alpha\": 1.0", "swiglu_alpha" },

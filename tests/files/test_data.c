@@ -113,7 +113,7 @@ static void test_layouts(void) {
     put_text("layouts/train.txt", "ABCDEFGHIJ");
     opens("train.txt without val.txt: a document", f, NULL, 27, 10, 'A', 'x');
     put_text("layouts/input.txt", "abcdefghij");
-    opens("input.txt", f, NULL, 9, 1, 0, 'j');                  /* one token: it has no target, so the batch is padding */
+    opens("input.txt", f, NULL, 9, 1, 0, 'j'); /* one token: it has no target, so the batch is padding */
     put_text("layouts/val.txt", "KLMNOP");
     opens("train.txt and val.txt", f, NULL, 10, 6, 'K', 'P');
     opens("the same for validation alone", at("a text"), f, 20, 6, 'K', 't');
@@ -334,7 +334,7 @@ static void test_stateless(void) {
     for (int i = 0; i < ALL; i++) same += one[i] == many[i];
     check(same == ALL && data_epoch_samples(d, T) * 3 < ALL,
           "a sample is the same alone and in a batch: %d of %d", same, ALL);
-    for (int step = 0; step < ALL / 70; step++)             /* two ranks with 35 samples have the batches of one with 70 */
+    for (int step = 0; step < ALL / 70; step++) /* two ranks with 35 samples have the batches of one with 70 */
         for (int rank = 0; rank < 2; rank++) {
             int mine[35];
             equal &= starts(d, (step * 2 + rank) * 35, 35, T, 5, mine)

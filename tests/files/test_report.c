@@ -13,9 +13,7 @@
 static char *page_of(const char *log, size_t bytes) {
     Error e;
     size_t size;
-    char *path = scratch_path("log.jsonl"), *html = scratch_path("report.html"), *page = NULL;
-    FILE *f = fopen(path, "wb");
-    if (!f || fwrite(log, 1, bytes, f) != bytes || fclose(f)) fail(EXIT_DISK, "%s: cannot be written", path);
+    char *path = scratch_put("log.jsonl", log, bytes), *html = scratch_path("report.html"), *page = NULL;
     remove(html);
     if (report_write(scratch(), &e)) page = file_read(html, &size, &e);
     if (!page) printf("%s\n", e.text);
@@ -305,7 +303,7 @@ static void test_live(void) {
     }
     check(pages > 40, "report: %zu pages", pages);
 
-    FILE *f = fopen(path, "wb");                            /* a run that goes on says when to look again, and one that has ended does not */
+    FILE *f = fopen(path, "wb"); /* a run that goes on says when to look again, and one that has ended does not */
     Report *r = report_open(scratch());
     Text part = {0};
     add_part(&part, 1, 9, 3);

@@ -214,7 +214,7 @@ static void settings_files(Options o, Small *s) {
     static const struct { const char *text, *says; } files[] = {
         { "# a comment\n\n  kind = wsd  \r\n c=9\n--rate 3\n", "" },  { "k wsd", "" },  { "k = \"wsd\"", "" },  { "", "" },  { "\xef\xbb\xbfk wsd", "" },
         { "kind = wsd\n\nk wsd\n", "line 3: kind (-k) is given twice" },  { "colour = red", "line 1: colour: no such option" },
-        { "kind = step", "line 1: -k step: expected one of" },              { "kind\n", "line 1: -k : expected one of" },
+        { "kind = step", "line 1: -k step: expected one of" }, { "kind\n", "line 1: -k : expected one of" },
     };
     Error e = { 0 };
     const Small before = *s;
@@ -248,14 +248,14 @@ static void options(void) {
         { "-x 3", "no such option" },           { "--conut 3", "nearest is -c (--count)" }, { "--rte=1", "nearest is -ra (--rate)" },
         { "-", "" },
         { "-c 3 -c 3", "given twice" },         { "-c 3 --count=4", "given twice" },
-        { "-c", "needs a value" },              { "-k wsd --rate", "needs a value" },       { "-c=3", "after a space: -c 3" },
+        { "-c", "needs a value" }, { "-k wsd --rate", "needs a value" }, { "-c=3", "after a space: -c 3" },
         { "-c3", "after a space: -c 3" },       { "-ra=", "after a space: -ra" },
-        { "-c 3x", "a whole number" },          { "-c 3.5", "a whole number" },             { "--count=", "a whole number" },
-        { "-c 0", "from 1 to 100" },            { "-c 101", "from 1 to 100" },              { "-c 4294967298", "from 1 to 100" },
+        { "-c 3x", "a whole number" }, { "-c 3.5", "a whole number" }, { "--count=", "a whole number" },
+        { "-c 0", "from 1 to 100" }, { "-c 101", "from 1 to 100" }, { "-c 4294967298", "from 1 to 100" },
         { "-l 9223372036854775808", "whole" },  { "-l -9223372036854775809", "whole" },     { "-l 9000000000000001", "from -1" },
         { "-ra nan", "a number from 0 to 10" }, { "-ra inf", "a number from 0 to 10" },     { "-ra -0.1", "a number from 0 to 10" },
         { "-ra 1e400", "a number from 0 to" },  { "-ra 0,1", "a number from 0 to 10" },     { "-ra ten", "a number from 0 to 10" },
-        { "-k step", "one of cosine|wsd" },     { "-k cos", "one of cosine|wsd" },          { "-k cosine|wsd", "one of cosine|wsd" },
+        { "-k step", "one of cosine|wsd" }, { "-k cos", "one of cosine|wsd" }, { "-k cosine|wsd", "one of cosine|wsd" },
         { "one two", "two: not an option" },
     };
     char said[2048];
@@ -292,7 +292,7 @@ static void options(void) {
           json.at);
     json_free(j), free(json.at);
     int exact = 1;
-    for (int i = 0; i < 2000; i++) {                                    /* a resumed run must have exactly the same rate */
+    for (int i = 0; i < 2000; i++) { /* a resumed run must have exactly the same rate */
         s.rate = (float)(10 * pow(uniform(), 8));
         option_value(&table[2], &s, value, sizeof value);
         again = s;
@@ -336,7 +336,7 @@ static void defaults(void) {
 static void fine_tuning_defaults(void) {
     static const struct { const char *argument; int gpu, channels, context, chats; int64_t rows; float lr; int batch, seq; int64_t steps, warmup; } cases[] = {
         { "-v 9",   1, 2048, 4096,  1, 10000, 2e-5f, 8, 2048, -2, 10 },  { "-v 9",   1, 1024, 1000, 1, 100, 4e-5f, 5, 1000, -2, 4 },
-        { "-v 9",   0, 64,   128,   1, 3,     6.4e-4f, 1, 128, -2, 0 },  { "-b 3",   0, 8,    4096, 1, 600, 1e-3f, 3, 512, -2, 10 },
+        { "-v 9", 0, 64, 128, 1, 3, 6.4e-4f, 1, 128, -2, 0 }, { "-b 3", 0, 8, 4096, 1, 600, 1e-3f, 3, 512, -2, 10 },
         { "-l 0.5", 1, 2048, 4096,  0, 0,     0.5f, 64, 256, 800, 10 },  { "-x 50",  1, 4096, 4096, 1, 1000, 1e-5f, 8, 2048, 50, 5 },
     };
     for (size_t i = 0; i < COUNT(cases); i++) {

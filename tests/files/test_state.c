@@ -43,7 +43,7 @@ static void progress(void) {
         { "\"samples\"", "\"sbmples\"", "samples" },                { "\"step\": 7", "\"step\": -1", "step" },
         { "\"step\": 7", "\"step\": 1000000000001", "step" },       { "\"tokens\": 700", "\"tokens\": null", "tokens" },
         { "\"updates\": 6", "\"updates\": 8", "updates" },          { "\"updates\": 6", "\"updates\": -6", "updates" },
-        { "\"bad_steps\": 1", "\"bad_steps\": 9", "bad_steps" },    { "\"seconds\": 1.5", "\"seconds\": -1", "seconds" },
+        { "\"bad_steps\": 1", "\"bad_steps\": 9", "bad_steps" }, { "\"seconds\": 1.5", "\"seconds\": -1", "seconds" },
         { "\"best_loss\": 2", "\"best_loss\": [2]", "best_loss" },  { "\"best_step\": 5", "\"best_step\": 8", "best_step" },
         { "\"best_step\": 5", "\"best_step\": -2", "best_step" },   { "\"00000000000000ff\"", "\"00000000000000fg\"", "seed" },
         { "\"00000000000000ff\"", "255", "seed" },                  { "\"data\": \"1\"", "\"data\": \"\"", "data" },
@@ -77,11 +77,11 @@ static int restores(Settings *s, const char *text, Error *e) {
 static void settings(void) {
     static const struct { const char *text, *names; } wrong[] = {
         { "[1]", "options" }, { "7", "options" },                                       /* once a crash */
-        { "{\"train\": 5}", "train" }, { "{\"schedule\": 1}", "schedule" },             /* once a pointer into a dead stack frame */
+        { "{\"train\": 5}", "train" }, { "{\"schedule\": 1}", "schedule" }, /* once a pointer into a dead stack frame */
         { "{\"schedule\": \"steps\"}", "cosine" }, { "{\"train\": \"a\\u0000b\"}", "train" }, { "{\"batch\": 0}", "batch" },
         { "{\"batch\": 2.5}", "batch" }, { "{\"batch\": \"2\"}", "batch" }, { "{\"batch\": 2000000}", "batch" }, { "{\"batch\": null}", "batch" },
         { "{\"lr\": -1}", "lr" }, { "{\"lr\": \"1e-3\"}", "lr" }, { "{\"seed\": 1e300}", "seed" }, { "{\"bbtch\": 2}", "bbtch" },
-        { "{\"resume\": 7}", "resume" }, { "{\"port\": 80}", "port" },                  /* where a run runs is not kept */
+        { "{\"resume\": 7}", "resume" }, { "{\"port\": 80}", "port" }, /* where a run runs is not kept */
     };
     static char *none[] = { "train_moe", "-b", "3", NULL }, *nearest[] = { "train_moe", "-rt", "nearest", NULL };
     Settings s, before;

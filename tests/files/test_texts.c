@@ -415,7 +415,7 @@ static void test_cache(void) {
 
 static void test_kinds(void) {
     static const struct { const char *bytes; size_t count; const char *what; } cases[] = {
-        { "\x1f\x8b\x08 text", 8, "gzip" },   { "%PDF-1.4\nabc", 12, "PDF" },        { "\xff\xfe" "a\0b\0", 6, "UTF-16" },
+        { "\x1f\x8b\x08 text", 8, "gzip" }, { "%PDF-1.4\nabc", 12, "PDF" }, { "\xff\xfe" "a\0b\0", 6, "UTF-16" },
         { "\xff\xfe\0\0a\0\0\0", 8, "UTF-32" }, { "\0\0\xfe\xff\0\0\0a", 8, "UTF-32" },
         { "PK\3\4\0", 5, "zip" },             { "PAR1 is a word", 14, NULL },          { "PAR1\0", 5, "Parquet" },
         { "a\0b", 3, "NUL" },                  { "plain", 5, NULL },                    { "", 0, NULL },

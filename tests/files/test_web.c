@@ -39,7 +39,7 @@ static void test_heads(void) {
     HttpRequest r;
     for (size_t i = 0; i < COUNT(heads); i++) {
         const size_t n = strlen(heads[i].text);
-        char *own = mem_alloc(n ? n : 1);                   /* without a NUL, so that the sanitizer sees a byte too far */
+        char *own = mem_alloc(n ? n : 1); /* without a NUL, so that the sanitizer sees a byte too far */
         memcpy(own, heads[i].text, n);
         const int status = http_parse(own, n, &r);
         check(status == heads[i].status, "http: %s: %d, expected %d", heads[i].what, status, heads[i].status);

@@ -81,7 +81,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     char *text = fuzz_text(rest), *arguments[MOST + 2] = { "train_moe" };
     Settings s;
     Error e = { 0 };
-    fuzz_may_leave_memory();                                    /* texts of restored settings live as long as the program */
+    fuzz_may_leave_memory(); /* texts of restored settings live as long as the program */
     cut(form == 1 || form == 3 ? NULL : text);
     if (form == 2) {
         Launch l, flags = { .launcher = "flags", .process = -1 };

@@ -12,5 +12,5 @@ GroupOptions group_options(int process, int processes, int ranks, int port);    
 int  run_process(GroupOptions o, int (*work)(Group *group, const void *argument), const void *argument);
 int  exit_code(int status);                                 /* of waitpid: the code, or minus the signal */
 int  end_of_process(pid_t pid, FILE *said, char *text, size_t capacity);   /* waits; its exit code, and what it wrote to `said` */
-void report_and_exit(const char *why);                      /* GroupOptions.lost: writes it to stderr, exit code EXIT_PEER */
+void report_and_exit(const char *why); /* GroupOptions.lost: writes it to stderr, exit code EXIT_PEER */
 #endif

@@ -162,10 +162,10 @@ static void introductions(void) {
 
 static void hellos(void) {
     static const struct { int32_t processes, ranks; uint32_t process; const char *version, *settings, *expected; } cases[] = {
-        { 4, 1, 3, "v1", settings, NULL },                          { 4, 1, 3, "v2", settings, "is version v2 of this program" },
+        { 4, 1, 3, "v1", settings, NULL }, { 4, 1, 3, "v2", settings, "is version v2 of this program" },
         { 5, 1, 3, "v1", settings, "one of 5 processes" },          { 4, 1, 0, "v1", settings, "numbered 0 to 3" },
-        { 4, 1, 4, "v1", settings, "numbered 0 to 3" },             { 4, 1, 0x80000000u, "v1", settings, "numbered 0 to 3" },
-        { 4, 0, 3, "v1", settings, "has 0 ranks" },                 { 4, INT32_MAX, 3, "v1", settings, "has 2147483647 ranks" },
+        { 4, 1, 4, "v1", settings, "numbered 0 to 3" }, { 4, 1, 0x80000000u, "v1", settings, "numbered 0 to 3" },
+        { 4, 0, 3, "v1", settings, "has 0 ranks" }, { 4, INT32_MAX, 3, "v1", settings, "has 2147483647 ranks" },
         { 4, INT32_MIN, 3, "v1", settings, "has -2147483648" },     { 4, MOST_RANKS_HERE, 3, "v1", settings, NULL },
         { 4, MOST_RANKS_HERE + 1, 3, "v1", settings, "has 4097" },  { 4, 1, 3, "v1", "", "other settings" },
         { 4, 1, 3, "v1", "{\"lr\": 0.\033[2J\n}", "0.?[2J? there, \"lr\": 0.1 in process 0" },
@@ -188,7 +188,7 @@ static void lists(void) {
     static const struct { int32_t ranks[P], first[P], my_pid;  int ok; } cases[] = {
         { { 2, 1, 4 }, { 0, 2, 3 }, 7, 1 },                     { { 2, 1, 4 }, { 0, 5000000, 3 }, 7, 0 },
         { { 2, 1, 4 }, { 0, 2, 4 }, 7, 0 },                     { { 2, 1, 4 }, { 1, 3, 4 }, 7, 0 },
-        { { 2, 1, 0 }, { 0, 2, 3 }, 7, 0 },                     { { INT32_MAX, 1, INT32_MAX }, { 0, INT32_MAX, INT32_MIN }, 7, 0 },
+        { { 2, 1, 0 }, { 0, 2, 3 }, 7, 0 }, { { INT32_MAX, 1, INT32_MAX }, { 0, INT32_MAX, INT32_MIN }, 7, 0 },
         { { 2, 1, -4 }, { 0, 2, 3 }, 7, 0 },                    { { -1, 1, 4 }, { 0, -1, 0 }, 7, 0 },
         { { MOST_RANKS_HERE + 1, 1, 4 }, { 0, MOST_RANKS_HERE + 1, MOST_RANKS_HERE + 2 }, 7, 0 },
         { { 2, 2, 4 }, { 0, 2, 4 }, 7, 0 },                     { { 2, 1, 4 }, { 0, 2, 3 }, 8, 0 },
@@ -218,7 +218,7 @@ static void lists(void) {
 
 static void hosts(void) {
     static const struct { int processes, ranks[4]; const char *hosts, *expected; int each; } cases[] = {
-        { 1, { 8 },          "a",    NULL, 8 },  { 2, { 4, 4 },       "ab",   NULL, 4 },  { 4, { 1, 1, 1, 1 }, "aabb", NULL, 2 },
+        { 1, { 8 }, "a", NULL, 8 }, { 2, { 4, 4 }, "ab", NULL, 4 }, { 4, { 1, 1, 1, 1 }, "aabb", NULL, 2 },
         { 3, { 3, 1, 4 },    "aab",  NULL, 4 },  { 4, { 1, 1, 1, 1 }, "aaaa", NULL, 4 },
         { 2, { 4, 2 },       "ab",   "host a has 4 ranks and host b has 2", 0 },
         { 4, { 1, 1, 1, 1 }, "aaab", "host a has 3 ranks and host b has 1", 0 },
@@ -238,7 +238,7 @@ static void messages(void) {
     static const struct { uint32_t kind, bytes; size_t have; long took; } cases[] = {
         { MESSAGE_ALIVE, S, S + 8, S + 8 },       { MESSAGE_ALIVE, S, S + 7, 0 },         { MESSAGE_ALIVE, S, 7, 0 },
         { MESSAGE_ALIVE, S, 8, 0 },               { MESSAGE_ALIVE, S + 8, S + 8, -1 },    { MESSAGE_ALIVE, 0, 8, -1 },
-        { MESSAGE_LOST, 0, 8, 8 },                { MESSAGE_LOST, MOST_REASON, 8, 0 },    { MESSAGE_LOST, MOST_REASON + 1, 8, -1 },
+        { MESSAGE_LOST, 0, 8, 8 }, { MESSAGE_LOST, MOST_REASON, 8, 0 }, { MESSAGE_LOST, MOST_REASON + 1, 8, -1 },
         { MESSAGE_LOST, UINT32_MAX, 8, -1 },      { MESSAGE_GOODBYE, 0, 100, 8 },         { MESSAGE_GOODBYE, 1, 9, -1 },
         { MESSAGE_WELCOME, 76, 84, -1 },          { MESSAGE_ADMITTED, 0, 8, -1 },         { 99, 0, 8, -1 },
         { UINT32_MAX, UINT32_MAX, 8, -1 },
@@ -357,9 +357,9 @@ static void bad_files(const Launch *l, const char *folder, const char *path) {
     static const struct { const char *name, *before; int digits; const char *after; int mode; const char *expected; } cases[] = {
         { "readable by the group", "", 64, "\n", 0640, "mode 640" },   { "readable by all", "", 64, "\n", 0604, "mode 604" },
         { "writable by others", "", 64, "\n", 0602, "mode 602" },      { "empty", "", 0, "", 0600, "not a secret" },
-        { "without its end", "", 64, "", 0600, "not a secret" },       { "longer", "", 64, "\n\n", 0600, "not a secret" },
+        { "without its end", "", 64, "", 0600, "not a secret" }, { "longer", "", 64, "\n\n", 0600, "not a secret" },
         { "other characters", "X", 63, "\n", 0600, "not a secret" },   { "another user's", "", 64, "\n", 0600, "not to you" },
-        { "a link", NULL, 0, NULL, 0, "is a link" },                   { "a folder", NULL, 0, NULL, 0700, "not a secret" },
+        { "a link", NULL, 0, NULL, 0, "is a link" }, { "a folder", NULL, 0, NULL, 0700, "not a secret" },
     };
     char *elsewhere = scratch_path("elsewhere");
     for (size_t i = 0; i < COUNT(cases); i++) {

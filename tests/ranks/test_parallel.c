@@ -40,11 +40,11 @@ struct Team {                           /* ranks that train one model, and their
     const char *from, *to;              /* folder to load from, to save in; NULL: none */
     ProcessGroup *processes;
     double loss[STEPS], balance[STEPS], z[STEPS];
-    int    load[STEPS], bad[8], updates[8], shared[8], agree;      /* shared: matrices of which a rank has only a part */
+    int load[STEPS], bad[8], updates[8], shared[8], agree; /* shared: matrices of which a rank has only a part */
     size_t state_bytes, weight_bytes, total, learnable;
     void  *kept[KEPT];              /* at the end, all tensors one after the other */
     size_t kept_bytes[KEPT];
-    void (*more)(const Team *t, Trainee *m, const Parallel *p);     /* what each rank does after the steps; NULL: nothing */
+    void (*more)(const Team *t, Trainee *m, const Parallel *p); /* what each rank does after the steps; NULL: nothing */
 };
 
 /* Everything that is learned: the weights (kind WEIGHTS), or what tensors have of a kind of the optimizer's state, from a step folder. */
@@ -276,12 +276,12 @@ static void any_number_of_ranks(void) {
         { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-5, 0, 0 },
         { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     3, 2, 1e-5, 0, 0 },        /* sums over ranks happen once, whatever is recomputed */
         { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",      1, 1, 1e-7, 0, 0 },         /* scales such as 1/3 are floats */
-        { "cpu-f64",  "u3:c16h4d4e4k2f12a4x2",     1, 0, 1e-7, 0, 0 },         /* one block gets the gradients of all layers */
+        { "cpu-f64", "u3:c16h4d4e4k2f12a4x2", 1, 0, 1e-7, 0, 0 }, /* one block gets the gradients of all layers */
         { "cpu-f32",  "d2:c16h4f20",               1, 0, 1e-5, 0, 0 },
         { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2",     1, 0, 2e-2, 0, 0 },
         { "cpu-f64",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-7, 0.95f, 0 },
         { "cpu-f64",  "m2:c16h4d4e5k2f12a4x2",     1, 0, 1e-7, 0.95f, 2 },
-        { "cpu-f64",  "d2:c16h4f20",               3, 0, 1e-7, 0.95f, 0 },      /* most matrices have parts on several ranks */
+        { "cpu-f64", "d2:c16h4f20", 3, 0, 1e-7, 0.95f, 0 }, /* most matrices have parts on several ranks */
         { "cpu-f64",  "d2:c48h4f96",               1, 0, 1e-7, 0.95f, 0 },
     };
     for (size_t i = 0; i < COUNT(runs); i++) {

@@ -126,7 +126,7 @@ static pid_t send_stranger(Trick trick, int port, int connections, double second
 static const struct { const char *name; Trick trick; int connections; } strangers[] = {
     { "silent connections",               SILENT, 300 },        { "as many, and few descriptors",      SILENT, 300 },
     { "another program",                  OTHER_PROGRAM, 2 },
-    { "the previous protocol",            PREVIOUS_PROTOCOL, 2 }, { "another secret",                  WRONG_SECRET_SENT, 2 },
+    { "the previous protocol", PREVIOUS_PROTOCOL, 2 }, { "another secret", WRONG_SECRET_SENT, 2 },
     { "the nonce is sent back",           NONCE_SENT_BACK, 2 }, { "a proof of another introduction",   OLD_PROOF, 2 },
     { "half a greeting",                  SHORT_GREETING, 2 },  { "half a proof",                      SHORT_PROOF, 2 },
     { "a megabyte after the greeting",    FLOOD_OF_BYTES, 2 },  { "a byte now and then",               DRIPS, 1 },
@@ -255,14 +255,14 @@ static void crowd(void) {
 typedef enum { ONE_BYTE_MORE, ONE_BYTE_MORE_WATCH, HELLO_DRIPS, MUCH_SETTINGS, OTHER_PID, ENDS_EARLY, PHASE_WITHOUT_END,
                DRIPS_LATER, STOPS, ESCAPES, LONG_MESSAGE, ONLY_GOODBYE } Fault;
 
-static const struct { const char *name; Fault fault; const char *expected; } faults[] = {      /* expected: of process 0 */
+static const struct { const char *name; Fault fault; const char *expected; } faults[] = { /* expected: of process 0 */
     { "a byte more on the data connection",   ONE_BYTE_MORE,       "sent something that this program does not send" },
     { "a byte more on the watch connection",  ONE_BYTE_MORE_WATCH, "sent something that this program does not send" },
     { "a hello that drips",                   HELLO_DRIPS,         "have not connected" },
     { "settings of 4 GB",                     MUCH_SETTINGS,       "have not connected" },
     { "the watch connection of another process", OTHER_PID,    "two processes have the number 1: one on host x, pid 5, the other on host x, pid 6" },
     { "ends before all have connected",       ENDS_EARLY,          "ended before all processes had connected" },
-    { "a phase without an end",               PHASE_WITHOUT_END,   "has been in 'ppppppppppppppppppppppppppppppppppppppp' for" },
+    { "a phase without an end", PHASE_WITHOUT_END, "has been in 'ppppppppppppppppppppppppppppppppppppppp' for" },
     { "a watch connection that drips",        DRIPS_LATER,         "is silent" },
     { "a process that stops",                 STOPS,               "is silent" },
     { "escape sequences",                     ESCAPES,             "?[2J?]0;x?" },
@@ -449,7 +449,7 @@ static void runs_at(const char *address) {
     const int port = free_port();
     for (int p = 0; p < 2; p++) {
         GroupOptions o = group_options(p, 2, 1, port);
-        o.launch.locals = 2;                                /* a name of this machine may stand for a loopback address */
+        o.launch.locals = 2; /* a name of this machine may stand for a loopback address */
         strcpy(o.launch.address, address);
         start_process(&run, o, 0, 0, &todo);
     }
