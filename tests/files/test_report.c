@@ -262,7 +262,6 @@ static void test_resume(void) {
     for (int i = 1; i < n; i++) ascend &= x[i] > x[i - 1];
     check(ascend, "report: several restarts, %d points in order", n);
     json_free(json);
-
     add_part(&shorter, 1, 30, 3);
     add_part(&shorter_lost, 1, 50, 4);
     add_part(&shorter_lost, 1, 30, 3);                      /* a new run in the same folder */

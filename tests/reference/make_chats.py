@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerFast
 
 # name: tokenizer, its tokens: all, bos, eos
 IM = ["<|im_start|>", "<|im_end|>"]
-ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
 HEADERS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 IBM = ["<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"]
 ANSWER = [("{{ '<|assistant|>\\n'  + message['content'] + eos_token", "{{ '<|assistant|>\\n' }}G{{ message['content'] + eos_token }}E{{ ''")]
@@ -101,8 +100,6 @@ def made(name):
     marked = program
     for a, b in ANSWER if name in ("olmoe", "olmo", "zephyr") else []:
         marked = marked.replace(a, b)
-    if name == "mixtral":
-        marked = marked.replace('{{- " " + message["content"] + eos_token}}', 'G{{- " " + message["content"] + eos_token}}E')
     if name == "ernie4.5":
         marked = marked.replace('{{- "Assistant: " + message["content"] + sep_token -}}', '{{- "Assistant: " -}}G{{- message["content"] + sep_token -}}E')
     if name == "deepseek-v2":
@@ -110,8 +107,6 @@ def made(name):
     if name == "harmony":
         for end in ("return", "end"):
             marked = marked.replace('|>" + message.content + "<|%s|>" }}' % end, '|>" }}G{{- message.content + "<|%s|>" }}E' % end)
-    if name == "llama2":
-        marked = marked.replace("{{ ' '  + content.strip() + ' ' + eos_token }}", "G{{ ' '  + content.strip() + ' ' + eos_token }}E")
     if name in ("chatml", "qwen1.5", "qwen2"):          # these write all roles in one place
         marked = marked.replace("G{{", "{% if message['role'] == 'assistant' %}G{{").replace("}}E", "}}E{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}")
     # tags at the ends of lines take the line end with them, so text that follows one is put into a string
