@@ -201,8 +201,7 @@ static void push_grown(Trainer *t) {
 
 /* ---- merging --------------------------------------------------------------------------------- */
 
-/* Ids of bytes are in the order of the characters that stand for them in the file, as in Hugging
- * Face's library. */
+/* Ids of bytes are in the order of their characters in the file, as in Hugging Face's library. */
 static void byte_ids(uint32_t id[256]) {
     for (int b = 0; b < 256; b++) {
         id[b] = FIRST_BYTE;
@@ -215,8 +214,7 @@ static Document token_bytes(const Trainer *t, uint32_t id) {
     return (Document){ t->bytes.at + t->start[id], t->start[id + 1] - t->start[id], 0 };
 }
 
-/* The token of these bytes; a new one if there is none. Two pairs may make the same bytes: "ab" "c"
- * and "a" "bc". */
+/* The token of these bytes, or a new one: two pairs may make the same, "ab" "c" and "a" "bc". */
 static uint32_t token_of(Trainer *t, const char *s, size_t n) {
     uint32_t i = token_hash(s, n) & t->token_mask;
     for (int32_t id; (id = t->token_table[i]) >= 0; i = (i + 1) & t->token_mask) {

@@ -7,9 +7,8 @@
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-/* before and after: of the content of a message. In all strings of a row {bos}, {eos} and {date
- * FORMAT} stand for the token that begins a text, the one that ends it, and the date as strftime
- * formats it. before NULL: the template has no such role. */
+/* before and after: of the content of a message. In all strings {bos}, {eos} and {date FORMAT}
+ * stand for tokens and for strftime's date. before NULL: no such role. */
 typedef struct { const char *before, *after; } Turn;
 enum {
     TRIMS = 1,                          /* white space around contents is dropped */
@@ -19,10 +18,9 @@ enum {
     THINKS = 16,            /* answers after the last user's message begin with a thought, others have none (Qwen3) */
     THINKS_ALWAYS = 32,             /* all begin with one, which is empty before the last user's message (GLM 4.5) */
     NEXT_ENDS = 64,                     /* nothing follows an answer but the mark of the next role */
-    RETURNS = 128                       /* an answer ends with `after` of the assistant, and with
-                                         * `end` if it is the last message; a first system message
-                                         * that is empty is not written, and there is no other
-                                         * (gpt-oss) */
+    RETURNS = 128                       /* an answer ends with `after` of the assistant, the last one with `end`; a
+                                         * system message is only the first, and
+                                         * not written if empty (gpt-oss) */
 };
 enum { MARKS = 4 };
 struct ChatTemplate {
@@ -34,8 +32,7 @@ struct ChatTemplate {
     Turn turn[CHAT_ROLES];              /* tool messages that follow each other are one turn; each is put into `tool` */
     Turn tool;
     const char *prompt;                 /* where the assistant's turn begins: the beginning of its `before` */
-    const char *end;                    /* what ends an answer: the beginning of `after` of the
-                                         * assistant; NEXT_ENDS: the mark of the user */
+    const char *end;                    /* begins the assistant's `after`, or NEXT_ENDS: the user's mark */
     const char *system;                 /* of conversations without a system message; NULL: nothing is written */
 };
 
@@ -161,8 +158,7 @@ static int has_mark(const char *text, const char *mark) {
     return 0;
 }
 
-/* A Jinja string from its opening quote on, with single quotes and without escapes. Returns the
- * position after it. */
+/* A Jinja string from its opening quote on, single quotes, no escapes. Returns what is after it. */
 static const char *tidy_string(const char *at, Text *out) {
     const char quote = *at++;
     text_add_bytes(out, "'", 1);
@@ -177,8 +173,7 @@ static const char *tidy_string(const char *at, Text *out) {
 }
 
 /* A Jinja program in one spelling: no comments, in {{ }} and {% %} no white space outside strings
- * and no minus signs at the ends; outside of them no white space but a new line after }}, which is
- * text. Then marks can be searched in it. */
+ * and no minus signs at the ends; outside only a new line after }}, which is text. */
 static char *tidy(const char *at) {
     Text out = { 0 };
     int inside = 0;
@@ -288,8 +283,7 @@ static char *token_text(const JsonValue *config, const char *key) {
     return text_format("%s", json_string(json_is(v, JSON_OBJECT) ? json_get(v, "content") : v, ""));
 }
 
-/* The Jinja program of a folder, of chat_template.jinja or tokenizer_config.json, where it may be a
- * list of named ones; NULL: none. */
+/* The Jinja program of chat_template.jinja or tokenizer_config.json (maybe a list); NULL: none. */
 static char *find_jinja(const char *folder, const JsonValue *config) {
     size_t bytes;
     const JsonValue *v = json_get(config, "chat_template");
@@ -430,9 +424,8 @@ static Part strip(Part p, const char *what, int left, int right) {
 }
 static const char white[] = " \t\n\r\v\f";
 
-/* An answer of a model that thinks: what it thought, between <think> and </think>, is written in
- * answers after the last question only. There Qwen3 has an empty thought for none in the last
- * message; GLM has one in every other answer. */
+/* What a model thought, between <think> and </think>, is written in answers after the last question
+ * only. There Qwen3 has an empty thought for none in the last message; GLM in the others. */
 static void add_answer(int flags, Part content, int recent, int last, Text *out) {
     static const char close[] = "</think>", open[] = "<think>";
     Part thought = { "", 0 };
@@ -520,8 +513,7 @@ static int check_order(const Chat *c, const ChatMessage *m, size_t count, Error 
     return count > (size_t)first || error_set(e, "it has no message but that of the system");
 }
 
-/* The message after the last one of the user, which for Qwen3 may not be the answer of a tool. If
- * there is none: GLM takes all for recent, Qwen3 nothing. */
+/* After the user's last message, for Qwen3 no tool's answer. None: GLM takes all, Qwen3 nothing. */
 static size_t after_question(const ChatTemplate *f, const ChatMessage *m, size_t count) {
     for (size_t i = count; i-- > 0; )
         if (m[i].role == CHAT_USER

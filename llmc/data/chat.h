@@ -33,8 +33,7 @@ typedef struct Chat {
 #define CHAT_NAMES "chatml, qwen1.5, qwen2, qwen2.5, qwen3, qwen3-instruct, llama3, llama3.1, olmoe, olmo, zephyr, " \
     "granite, granite3.1, " \
                    "mixtral, mistral, llama2, dots1, glm4.5, ernie4.5, deepseek-v2, moonlight, harmony"
-/* name: of the table, or "": the template of a folder (NULL: none), if it is known. 0: no template
- * has that name. */
+/* name: of the table, or "": the template of a folder (NULL: none), if known. 0: unknown. */
 int  chat_open(Chat *c, const char *name, const char *folder, Error *e);
 void chat_close(Chat *c);
 const char *chat_name(const Chat *c);   /* "" if no template is known */
@@ -47,8 +46,7 @@ char *chat_jinja(const Chat *c);
 /* Does a line of JSONL hold a conversation, {"messages": [{"role", "content"}...]} or
  * {"conversations": [{"from", "value"}...]}? NULL: no; else its list. */
 const JsonValue *chat_list(const JsonValue *line);
-/* The messages of such a list, whose texts live as long as the JSON; free() them. 0 and a message:
- * a role or content is missing or unknown. */
+/* The messages of such a list, with texts of the JSON; free() them. 0: one is wrong. */
 size_t chat_read(const JsonValue *list, ChatMessage **messages, Error *e);
 
 /* The text of a conversation. prompt: 1: it ends where the assistant's turn begins. turns: NULL, or

@@ -57,8 +57,7 @@ uint64_t    data_fingerprint(const Data *d)         { return d->fingerprint; }
 
 /* ---- windows --------------------------------------------------------------------------------- */
 
-/* Windows of a segment in an epoch: as many as fit at every phase from 0 to T-1, and one if only
- * one fits at phase 0. */
+/* Windows of a segment in an epoch: as many as fit at all phases 0 .. T-1; one if one fits. */
 static int64_t windows(const Segment *p, int T) {
     if (p->is_chats) return p->packing.T == T ? p->packing.rows : 0;
     return T < 1 || p->tokens <= T ? 0 : p->tokens < 2 * (int64_t)T ? 1 : p->tokens / T - 1;
@@ -129,8 +128,7 @@ int64_t data_epoch_samples(const Data *d, int T) {
     return sum;
 }
 
-/* The positions of row b of a batch: those of a window, which no other text shares. NULL is
- * fine. */
+/* The positions of row b of a batch: those of a window of one text. NULL is fine. */
 static int *count_up(int *positions, int b, int T) {
     int *row = positions ? positions + (size_t)b * (size_t)T : NULL;
     for (int t = 0; t < T && row; t++) row[t] = t;

@@ -39,8 +39,7 @@ typedef struct Data Data;
 typedef enum { DATA_TRAIN, DATA_VALIDATION } Split;
 
 /* Opens all files and reads every token once, to find the largest id. validation: NULL or "": hold
- * out a tenth. tokenizer: for text; NULL: a byte is a token. The Data does not keep it. NULL on
- * error. */
+ * out a tenth. tokenizer: for text, not kept; NULL: bytes. NULL: error. */
 Data       *data_open(const char *train, const char *validation, const Tokenizer *tokenizer, Error *e);
 
 /* The same, with a tokenizer that is loaded or trained first, and a cache of tokens. */
@@ -73,13 +72,11 @@ const Chat *data_chat(const Data *data);                   /* how they are writt
 const char *data_description(const Data *data);            /* one line */
 uint64_t    data_fingerprint(const Data *data);            /* of names without folders, sizes, first and last 64 kB */
 
-/* Checks that each split has a whole window and that every id is below the vocabulary. Call it
- * before what follows. */
+/* Has each split a window, and is every id below the vocabulary? Call it before what follows. */
 int         data_check(Data *data, int T, int vocab, Error *e);
 
-/* An epoch visits every window once. Its windows start at a random phase in each file, so that
- * epochs cut the text differently. This costs less than 2T tokens of each file; the number of
- * windows is the same in every epoch. */
+/* An epoch visits every window once, the same number in each. Windows start at a random phase in
+ * each file, so that epochs cut the text differently. */
 int64_t     data_epoch_samples(const Data *data, int T);
 /* Samples first ... first+B-1; inputs, targets, positions (B,T). Targets that do not count are -1.
  * Where a position is 0 something begins that does not see what is before it; positions may be NULL

@@ -1,5 +1,4 @@
-/* data_impl.h: what a Data is, for data.c, which draws samples, and data_open.c, which finds the
- * files. */
+/* data_impl.h: what a Data is, for data.c (samples) and data_open.c (files). */
 #ifndef DATA_IMPL_H
 #define DATA_IMPL_H
 #include "chat.h"

@@ -1,5 +1,4 @@
-/* data_open.c: what a path stands for (data.h): the layouts of folders, the formats of files, what
- * is held out. */
+/* data_open.c: what a path stands for (data.h): folders, formats of files, what is held out. */
 #define _POSIX_C_SOURCE 200809L
 #define _FILE_OFFSET_BITS 64
 #include "data_impl.h"
@@ -176,8 +175,7 @@ static int use_file(Data *d, int use, const char *path, Error *e) {
     return ok;
 }
 
-/* Sorted matches of a pattern, inside a folder if one is given (whose own name is no pattern).
- * globfree() it. */
+/* Sorted matches of a pattern, in a folder if given (whose name is no pattern). globfree() it. */
 static int matches(const char *folder, const char *pattern, glob_t *found) {
     char *full = mem_alloc(2 * (folder ? strlen(folder) : 0) + strlen(pattern) + 2), *to = full;
     for (const char *c = folder; c && *c; *to++ = *c++)
@@ -196,8 +194,7 @@ static int use_files(Data *d, int use, const glob_t *found, Error *e) {
     return 1;
 }
 
-/* What stands in for tinyshakespeare where it could not be fetched: the text of the project around
- * the folder, as one text. -1: it is not there. */
+/* Where tinyshakespeare is missing: the project's own text, as one. -1: it is not there. */
 static int use_project(Data *d, int use, const char *folder, Error *e) {
     static const char *const patterns[] = { "README.md", "docs/*.md", "kernels/kernels.h", "llmc/*/*.[ch]",
                                             "kernels/cpu/*.c" };
@@ -323,8 +320,7 @@ static int use_path(Data *d, int use, const char *given, Error *e) {
     return ok;
 }
 
-/* Files are scanned in parallel: a hundred shards of 200 MB keep several cores busy. The error is
- * that of the first bad file. */
+/* In parallel: a hundred shards of 200 MB keep cores busy. The error is of the first bad file. */
 static int scan_all(Data *d, Error *e) {
     int all = d->segments[0] + d->segments[1], bad = all;
     #pragma omp parallel for schedule(dynamic)
@@ -361,8 +357,7 @@ static void free_texts(Data *d) {
     d->texts = (Texts){ 0 };
 }
 
-/* Opens everything. request: NULL, or what data_open_text was asked for. *tokenizer: the one given
- * or loaded, or NULL. */
+/* request: NULL, or what data_open_text was asked for. *tokenizer: given, loaded, or NULL. */
 static Data *open_all(const char *train, const char *validation, const DataRequest *request, Tokenizer **tokenizer,
                       Error *e) {
     Data *d = mem_alloc(sizeof *d);

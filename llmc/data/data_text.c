@@ -1,6 +1,5 @@
 /* data_text.c: from texts and conversations to segments of tokens. Finds the documents, holds some
- * out, trains a tokenizer if asked to, and encodes; or reads the tokens that an earlier start has
- * written (token_cache.c). */
+ * out, trains a tokenizer if asked to, and encodes; or reads token_cache.c's tokens. */
 #include "data_impl.h"
 #include "bpe.h"
 #include <errno.h>
@@ -53,8 +52,7 @@ static int tokens_wanted(const char *name) {
     return n > INT_MAX ? INT_MAX : (int)n;
 }
 
-/* The messages of a document that source_parse has found to be a conversation. json_free(*json) and
- * free them. */
+/* The messages of a document that is a conversation. json_free(*json) and free them. */
 static size_t read_chat(const Document *d, Json **json, ChatMessage **messages, Error *e) {
     *json = json_parse(d->at, d->bytes, e);
     *messages = NULL;

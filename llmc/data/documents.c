@@ -40,8 +40,7 @@ int source_read_file(Source *s, const char *path, Error *e) {
 
 typedef struct { char **at; size_t count; } Paths;
 
-/* Did a run write into this folder? Its logs and its report are no training data: with -i . they
- * lie in that folder from the second start on. */
+/* Did a run write into this folder? Its logs are no training data, but with -i . they lie there. */
 static int is_run(const char *folder) {
     char *log = text_format("%s/log.jsonl", folder), *main_log = text_format("%s/main.log", folder);
     const int is = is_file(log) && is_file(main_log);
@@ -50,8 +49,7 @@ static int is_run(const char *folder) {
     return is;
 }
 
-/* All regular files below a folder, but not those of runs. Links to folders are not followed: they
- * may lead in circles. */
+/* All regular files below a folder, not of runs. Links to folders, maybe circles, are left out. */
 static int list_files(const char *folder, Paths *paths, Error *e) {
     DIR *dir = opendir(folder);
     int ok = dir != NULL || error_set(e, "%s: %s", folder, strerror(errno));
@@ -143,8 +141,7 @@ static int check_chat(const JsonValue *list, const Chat *chat, Error *e) {
 
 #define A_LINE "{\"text\": \"...\"} or {\"messages\": [{\"role\": \"...\", \"content\": \"...\"}, ...]}"
 
-/* Decodes a line in place: a string is never longer than its JSON. A conversation stays as it
- * is. */
+/* Decodes a line in place (a string is never longer than its JSON). A conversation stays. */
 static int parse_line(Document *line, const Chat *chat, Error *e) {
     Error why;
     Json *json = json_parse_line(line->at, line->bytes, &why);
@@ -162,8 +159,7 @@ static int parse_line(Document *line, const Chat *chat, Error *e) {
     return ok;
 }
 
-/* Documents first ... are the lines of a JSONL file. The message is about the first line that is
- * wrong. */
+/* Documents first ... are the lines of a JSONL file. The message is about the first wrong line. */
 static int parse_lines(Source *s, size_t first, const size_t *line_number, const char *path,
                        const Chat *chat, Error *e) {
     const int64_t n = (int64_t)(s->documents - first);

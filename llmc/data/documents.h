@@ -26,8 +26,7 @@ void source_free(Source *s);
 
 uint64_t source_hash(const Source *s, uint64_t seed);       /* of all bytes, and where files begin */
 
-/* Finds the documents. JSONL is decoded in place, on all cores; conversations are checked to be
- * what chat can write. */
+/* Finds the documents. JSONL is decoded in place; conversations must be what chat can write. */
 int  source_parse(Source *s, const Chat *chat, Error *e);
 
 /* Splits the documents for training and validation: the last tenth of a single text, cut at a

@@ -5,8 +5,7 @@
 
 typedef struct { const char *at; size_t bytes; int is_chat; } Document;     /* is_chat: the JSON of a conversation */
 
-/* About a megabyte of work for a thread: `count` documents, from byte `from` of the first to byte
- * `to` of the last. */
+/* About a megabyte for a thread: `count` documents, from a byte of the first to one of the last. */
 typedef struct { const Document *first; size_t count, from, to, bytes; } Job;
 
 /* divisible: a document may be cut between a letter or digit of ASCII and a space or new line,

@@ -3,8 +3,7 @@
 #define KINDS_H
 #include <stddef.h>
 
-/* NULL: it may be text. Otherwise what it is, by its first bytes or a NUL byte; *remedy: a shell
- * command in which %s is the file's name, or other advice. */
+/* NULL: maybe text. Else what it is, by its bytes; *remedy: advice, or a command (%s: the file). */
 const char *kind_of_binary(const char *bytes, size_t count, const char **remedy);
 
 /* Does a text look like JSON: an object or array to its end? */

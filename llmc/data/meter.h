@@ -1,6 +1,5 @@
-/* meter.h: shows the progress of long work on stderr: nothing in its first second, then a line that
- * is rewritten on a terminal, or a new line every ten seconds elsewhere, and a last one with the
- * time it took. */
+/* meter.h: shows the progress of long work on stderr: nothing in the first second, then a line that
+ * is rewritten, or off a terminal one every ten seconds; at last the time. */
 #ifndef METER_H
 #define METER_H
 #include <stdint.h>

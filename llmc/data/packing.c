@@ -20,8 +20,7 @@ void packing_free(Packing *p) {
 
 enum { CHUNK = 1 << 16 };               /* tokens */
 
-/* Ends the sample that began at `at`: cut to T inputs, or left out. counted: one of its first T
- * targets counts. */
+/* Ends the sample from `at` on: cut to T inputs, or left out. counted: one of T targets counts. */
 static void end_sample(Packing *p, size_t *n, size_t *capacity, int64_t at, int64_t end, int counted) {
     const int64_t inputs = end - at - 1;
     if (!counted) { p->unanswered++; return; }
@@ -59,8 +58,7 @@ static int by_length(const void *a, const void *b) {
     return x->inputs != y->inputs ? y->inputs - x->inputs : x->at < y->at ? -1 : 1;
 }
 
-/* The row that each sample goes to, and their number. Rows with the same space left are a list, the
- * last one in front. */
+/* Each sample's row, and the number of rows. Those with the same space left are a list. */
 static int64_t choose_rows(const Sample *sample, size_t n, int T, int64_t *row) {
     int64_t *front = mem_alloc(((size_t)T + 1) * sizeof *front), *next = mem_alloc((n + 1) * sizeof *next), rows = 0;
     uint64_t *is_some = mem_alloc(((size_t)T / 64 + 1) * sizeof *is_some);  /* bit r: some row has r of space left */

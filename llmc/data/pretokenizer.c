@@ -1,5 +1,4 @@
-/* pretokenizer.c: see pretokenizer.h. Each scanner tries the alternatives of its expression in
- * order. */
+/* pretokenizer.c: see pretokenizer.h. A scanner tries its alternatives in order. */
 #include "pretokenizer.h"
 #include "unicode.h"
 #include "llmc/base/text.h"
@@ -10,8 +9,7 @@
 enum { END = SPACE + 1 };               /* beside the classes of characters */
 typedef struct { size_t bytes; int class; } Char;
 
-/* The classes of ASCII, '0' + CharClass: most text is ASCII, and this is the inner loop of
- * encoding. */
+/* The classes of ASCII, '0' + CharClass: most text, in the inner loop of encoding. */
 static const char ascii[] =
     "0000000003333300" "0000000000000000"           /* tab to carriage return are spaces */
     "3000000000000000" "2222222222000000"           /* space; digits */
@@ -33,8 +31,7 @@ static size_t span(const char *s, size_t n, int class, size_t limit) {
     return at;
 }
 
-/* 's 't 're 've 'm 'll 'd. In any case, U+017F (long s) counts as an s, as Unicode case folding has
- * it. */
+/* 's 't 're 've 'm 'll 'd, in any case. U+017F (long s) is an s, as in Unicode's case folding. */
 static size_t contraction(const char *s, size_t n, int any_case) {
     static const char *const endings[] = { "s", "t", "re", "ve", "m", "ll", "d" };
     if (!n || s[0] != '\'') return 0;
@@ -47,8 +44,7 @@ static size_t contraction(const char *s, size_t n, int any_case) {
     return any_case && n >= 3 && !memcmp(s + 1, "\xC5\xBF", 2) ? 3 : 0;
 }
 
-/* \s+(?!\S)|\s+ : all spaces at the end of the text; before a word all but the last one, which the
- * word may take; a single one. */
+/* \s+(?!\S)|\s+ : all spaces at the end; before a word all but one, which the word may take. */
 static size_t whitespace(const char *s, size_t n) {
     size_t at = 0, last = 0;
     for (Char c; (c = look(s + at, n - at)).class == SPACE; at += c.bytes) last = at;
@@ -65,8 +61,7 @@ static size_t next_gpt2(const PreTokenizer *p, const char *s, size_t n) {
     return blank + span(s + blank, n - blank, c.class, SIZE_MAX);
 }
 
-/* GPT-4 and its relatives: numbers of at most `limit` digits, letters led by any one sign, signs
- * followed by new lines. */
+/* GPT-4 and relatives: numbers of `limit` digits, letters led by one sign, signs then new lines. */
 #define GPT4_PATTERN(digits) "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 static int is_line_end(char c) { return c == '\n' || c == '\r'; }
@@ -92,8 +87,7 @@ static size_t next_gpt4(const PreTokenizer *p, const char *s, size_t n) {
     return signs_or_spaces(s, n, 0);
 }
 
-/* GPT-4o and gpt-oss: a word is capitals, then small letters, then an ending. Letters without case,
- * and marks, are both. */
+/* GPT-4o, gpt-oss: capitals, small letters, an ending. Marks and letters without case are both. */
 #define CAPITALS "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define SMALL "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define ENDING "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -109,8 +103,7 @@ static int case_at(const char *s, size_t n, size_t *bytes) {
     if (read) *bytes = read;
     return read ? unicode_case(code) : 0;
 }
-/* CAPITALS*SMALL+: the capitals give back what they must. *capitals: how long they are alone. 0: no
- * match. */
+/* CAPITALS*SMALL+, with backtracking. *capitals: their length alone. 0: no match. */
 static size_t cased_word(const char *s, size_t n, size_t *capitals) {
     size_t at = 0, both = 0, bytes;
     int kind;

@@ -22,7 +22,6 @@ const char  *pretokenizer_cl100k_regex(void);                           /* GPT-4
 PreTokenizer pretokenizer_digits(size_t limit);                         /* numbers apart from everything else */
 PreTokenizer pretokenizer_underline(void);                              /* a word begins with U+2581 */
 
-/* Does it end a word between an ASCII letter or digit and a space or new line, whatever else is in
- * the text? */
+/* Does a word always end between an ASCII letter or digit and a space or new line? */
 int pretokenizer_ends_before_space(const PreTokenizer *p);
 #endif

@@ -29,8 +29,7 @@ int  questions_parse(Questions *q, const char *path, const char *text, size_t by
                      int vocab, Error *e);
 void questions_free(Questions *q);
 
-/* Removes tokens at the beginning of contexts, so that a model which sees `context` tokens predicts
- * each choice to its end. *cut: the questions that lost any. 0 and an error if a choice alone is
- * longer. */
+/* Removes tokens at the beginning of contexts, so that a model of `context` tokens sees each choice
+ * to its end. *cut: questions that lost any. 0: a choice alone is longer. */
 int  questions_cut(Questions *q, const char *path, int context, size_t *cut, Error *e);
 #endif

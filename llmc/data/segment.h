@@ -1,23 +1,19 @@
-/* segment.h: tokens as they lie in a file or in memory, and the rows of those that are
- * conversations. */
+/* segment.h: tokens in a file or in memory, and the rows of conversations. */
 #ifndef SEGMENT_H
 #define SEGMENT_H
 #include "llmc/base/base.h"
 
-/* Samples that share rows of T inputs and targets (packing.c). A sample of n+1 tokens has n
- * inputs. */
+/* Samples that share rows of T inputs and targets (packing.c): n inputs of n+1 tokens. */
 typedef struct { int64_t at; int inputs; } Sample;              /* at: of its first token */
 typedef struct {
     int      T;
     Sample  *sample;                    /* those of a row one after another */
     int64_t *row;                       /* (rows + 1) the first sample of each */
-    int64_t  rows, cut, unanswered;     /* cut: longer than T+1 tokens. unanswered: none of the T
-                                         * targets counts: left out */
+    int64_t  rows, cut, unanswered;     /* cut: longer than T+1. unanswered: no target counts: left out */
     int      late;                      /* a later target counts */
 } Packing;
 
-/* Tokens of conversations, 32 bits each, have two flags: the first token of a sample, and those
- * that the loss counts. */
+/* Flags in tokens of conversations (32 bits): the first of a sample, and what the loss counts. */
 #define TOKEN_FIRST  0x40000000u
 #define TOKEN_COUNTS 0x80000000u
 #define TOKEN_ID     0x3FFFFFFFu
@@ -44,12 +40,10 @@ int data_scan(Segment *segment, Error *e);
 
 /* `count` tokens as they are stored, flags included. */
 int  data_read_raw(const Segment *p, int64_t first, int64_t count, uint32_t *out, Error *e);
-/* Their ids, none larger than the largest found when the file was opened, so that no id exceeds the
- * model's embedding. */
+/* Their ids, none larger than when the file was opened, so that none exceeds the embedding. */
 int  data_read_tokens(const Segment *p, int64_t first, int64_t count, int *out, Error *e);
 
-/* packing.c: finds the rows of T for a segment of conversations. 0 and a message: there are
- * none. */
+/* packing.c: the rows of T of a segment of conversations. 0 and a message: there are none. */
 int  packing_make(Segment *p, int T, Error *e);
 void packing_free(Packing *p);
 /* Fills one row; the rest of it has input 0, target -1 and position 0, ... */

@@ -4,8 +4,7 @@
  *   Header | Row of each segment | tokenizer.json, padded to 8 bytes | tokens of each segment
  *
  * The file is used if the hash of all text is the same, and the tokenizer is the one given or was
- * trained with the same settings. Numbers have this machine's byte order; with another order MAGIC
- * differs. */
+ * trained with the same settings. Numbers have this machine's byte order, or MAGIC differs. */
 #define _POSIX_C_SOURCE 200809L
 #define _FILE_OFFSET_BITS 64
 #include "data_impl.h"
@@ -149,8 +148,7 @@ static Header header_of(const Data *d, const Tokenizer *t, size_t json_bytes) {
     return h;
 }
 
-/* The header contains the hash of the rest: it is written first without the hash, and overwritten
- * at the end. */
+/* The header, with the hash of the rest, is written first without it and overwritten at the end. */
 static int put_all(FileWriter *f, const Data *d, const Tokenizer *t, Error *e) {
     static const char zeros[8];
     size_t json_bytes;

@@ -31,8 +31,7 @@ void tokenizer_normalize(const Tokenizer *t, const char *s, size_t n, Text *out)
 
 /* ---- merging ------------------------------------------------------------------------------------
  * The pair of lowest rank is merged first, the leftmost of equals. Candidates wait in a heap as
- * rank << 32 | position and are checked again when they come out, so that a word of n symbols costs
- * n log n, not n^2. */
+ * rank << 32 | position and are checked when they come out: n log n for n symbols. */
 
 enum { WORD_MAX = 1 << 28 };                             /* positions fit an int; a longer word is cut */
 typedef struct { int id, previous, next; } Symbol;       /* id -1: merged into the one before */
@@ -157,8 +156,7 @@ static void merge_word(Encoder *e, const char *s, size_t n) {
     for (int i = count ? 0 : -1; i >= 0; i = e->symbols[i].next) emit(e, e->symbols[i].id);
 }
 
-/* The bytes of a word of at most 15 bytes, then zeros, then the length: one comparison of 16 bytes
- * says equal. */
+/* At most 15 bytes of a word, then zeros, then the length: one comparison of 16 bytes. */
 static void slot_key(const Encoder *e, const char *s, size_t n, uint64_t key[2]) {
     char bytes[16] = { 0 };
     if (e->end - s < 16) memcpy(bytes, s, n);
@@ -202,8 +200,7 @@ static void cut(Encoder *e, int scanner, const char *s, size_t n) {
     }
 }
 
-/* The first of the added tokens i ... end-1, which agree before byte k, that has at least `byte`
- * there. */
+/* Of added tokens i ... end-1, equal before byte k, the first with at least `byte` there. */
 static int added_from(const Tokenizer *t, int i, int end, size_t k, int byte) {
     while (i < end) {
         const int middle = i + (end - i) / 2;
@@ -211,8 +208,7 @@ static int added_from(const Tokenizer *t, int i, int end, size_t k, int byte) {
     }
     return i;
 }
-/* The longest one that s begins with. Those that agree with s so far are neighbours, and the
- * shortest of them is the first. */
+/* The longest that s begins with. Those that agree so far are neighbours, shortest first. */
 static const Added *added_match(const Tokenizer *t, const char *s, size_t n, int normalized) {
     const int *start = t->added_start[normalized] + (unsigned char)s[0];
     const Added *longest = NULL;
@@ -286,8 +282,7 @@ size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int 
     return tokenizer_encode_part(t, text, 0, bytes, ids, NULL);
 }
 
-/* May documents be cut where documents_jobs cuts them? Words must end there, and no added token may
- * extend over it. */
+/* May documents_jobs cut documents? Words must end there, and no added token go on. */
 static int is_divisible(const Tokenizer *t) {
     int ends = 0;
     for (int i = 0; i < t->scanners; i++) ends |= pretokenizer_ends_before_space(&t->scanner[i]);

@@ -1,5 +1,4 @@
-/* tokenizer_impl.h: what a Tokenizer is, for tokenizer.c, which encodes, and tokenizer_json.c,
- * which reads the file. */
+/* tokenizer_impl.h: what a Tokenizer is, for tokenizer.c and tokenizer_json.c. */
 #ifndef TOKENIZER_IMPL_H
 #define TOKENIZER_IMPL_H
 #include "tokenizer.h"

@@ -109,8 +109,7 @@ static int read_decoder(Tokenizer *t, const JsonValue *v, Error *e) {
     return error_set(e, "decoder %.80s, or one of its options, is not supported", type);
 }
 
-/* Only a token in front of a single text matters; other post-processors change offsets, which are
- * not kept. */
+/* Only a token in front of a single text matters; other post-processors change only offsets. */
 static void read_post_processor(Tokenizer *t, const JsonValue *v) {
     for (const JsonValue *part = json_first(json_get(v, "processors")); part; part = part->next)
         read_post_processor(t, part);
@@ -253,8 +252,7 @@ static int read_added(Tokenizer *t, const JsonValue *list, const JsonValue *voca
     return index_added(t, e);
 }
 
-/* A merge is written "left right" or ["left", "right"]; left, right and their concatenation must be
- * tokens. */
+/* A merge is "left right" or ["left", "right"]; both and their concatenation must be tokens. */
 static int read_merges(Tokenizer *t, const JsonValue *list, const JsonValue *vocab, Error *e) {
     int rank = 0;
     for (const JsonValue *v = json_first(list); v; v = v->next, rank++) {

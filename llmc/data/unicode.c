@@ -6,8 +6,7 @@
 
 #define COUNT(a) (sizeof (a) / sizeof *(a))
 
-/* The row of a table of `width` columns whose range [column 0, column last] holds the code, or
- * NULL. */
+/* The row of a table of `width` columns whose range [column 0, last] holds the code, or NULL. */
 static const uint32_t *row_of(const uint32_t *table, size_t rows, size_t width, size_t last, uint32_t code) {
     size_t low = 0, high = rows;
     while (low < high) {

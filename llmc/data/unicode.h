@@ -1,5 +1,4 @@
-/* unicode.h: Unicode's classes of characters (letters, numbers, spaces) and its normalization form
- * C. UTF-8 itself is in llmc/base/text.h. */
+/* unicode.h: Unicode's classes of characters and normalization form C. UTF-8: llmc/base/text.h. */
 #ifndef UNICODE_H
 #define UNICODE_H
 #include "llmc/base/text.h"
@@ -7,8 +6,7 @@
 typedef enum { OTHER, LETTER, NUMBER, SPACE } CharClass;        /* \p{L}, \p{N} and \s of regular expressions */
 
 CharClass unicode_class(uint32_t code);
-/* What may be in a word's capitals, in its small letters, or, of letters without case and of marks,
- * in both; 0: neither. Bits. */
+/* May it be in a word's capitals, small letters, or both (letters without case, marks)? Bits. */
 enum { MAY_BE_UPPER = 1, MAY_BE_LOWER = 2 };
 int unicode_case(uint32_t code);
 void unicode_nfc(Text *out, const char *s, size_t n);           /* appends s in normalization form C */

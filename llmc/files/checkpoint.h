@@ -18,16 +18,13 @@
 #include "host_buffer.h"
 #include "llmc/base/json.h"
 
-/* Makes the folder; 0 if another trainer uses it. Removes the temporary files of one that was
- * killed. */
+/* Makes the folder; 0: another trainer uses it. Removes temporary files of one that was killed. */
 int  checkpoint_lock(const char *folder, Error *e);
 typedef enum { HOLDS_UNKNOWN = -1, HOLDS_NOTHING, HOLDS_LOG, HOLDS_MODEL, HOLDS_STATE } Holding;
-/* The largest that applies. LOG: only the log of a run; STATE: states to resume from. HOLDS_UNKNOWN
- * and e: the folder cannot be read. */
+/* The largest that applies. LOG: only a log; STATE: to resume from. UNKNOWN: unreadable (e). */
 Holding checkpoint_exists(const char *folder, Error *e);
 int64_t checkpoint_newest(const char *folder);              /* the step of the newest state; -1: there is none */
-double checkpoint_bytes(const char *state);                 /* of the files of weights and optimizer
-                                                             * of a state, which may be missing */
+double checkpoint_bytes(const char *state);                 /* of the files of a state that are there */
 int  checkpoint_clear(const char *folder, Error *e);        /* removes the run from the folder */
 
 typedef struct {                        /* what is saved */
@@ -36,8 +33,7 @@ typedef struct {                        /* what is saved */
     const Tokenizer *tokenizer;         /* NULL: none */
     const HfOrigin  *origin;            /* what the model came with (hf.h), or NULL */
     int64_t          step;              /* names the step folder */
-    const char      *progress;          /* members of run.json, JSON without braces. One is read
-                                         * here: "updates", Adam's clock */
+    const char      *progress;          /* members of run.json without braces. Read here: "updates" */
     const char      *options;           /* the settings, a JSON object */
 } Snapshot;
 
@@ -45,8 +41,7 @@ typedef struct {                        /* what is saved */
  * `every` (0: of all; at least 1), and those whose step is a multiple of `major` (0: none). */
 typedef struct { int newest; int64_t every, major; } Keep;
 
-/* SAVED_STATE: the step folder is in place and can be resumed from, but a later part of the save
- * failed, as e says; no older folder was removed. */
+/* SAVED_STATE: the step folder can be resumed from; then something failed (e), none was removed. */
 typedef enum { SAVED_NOTHING, SAVED_STATE, SAVED_ALL } Saved;
 
 /* A save by all ranks, which call these functions in the same order; the folder must be one that
@@ -74,9 +69,8 @@ int    saver_next(Saver *s, Saved *saved, Error *e);
 Saved  saver_end(Saver *s, Error *e);
 void   saver_close(Saver *s);
 
-/* All at once, by all ranks likewise. best: the weights, as those with the best validation loss.
- * link: by one rank: those of the state of this step, which has been saved; no second copy of them
- * is written, if the file system has links. */
+/* All at once, by all ranks. best: the weights, as those with the best validation loss. link: by
+ * one rank: those of this step's saved state, by a link if the file system has them. */
 Saved checkpoint_save(const char *folder, const Snapshot *s, Keep keep, Error *e);
 int   checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer,
                            const HfOrigin *origin, Error *e);

@@ -1,5 +1,4 @@
-/* checkpoint_folder.h: the folders of a run: what reading checkpoints (checkpoint.c) and writing
- * them (save.c) have in common. */
+/* checkpoint_folder.h: the folders of a run, for checkpoint.c, which reads, and save.c. */
 #ifndef CHECKPOINT_FOLDER_H
 #define CHECKPOINT_FOLDER_H
 #include "hf.h"

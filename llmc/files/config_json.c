@@ -1,5 +1,4 @@
-/* config_json.c: see config_json.h. Tables: the keys of config.json, what they mean when missing,
- * and what is refused. */
+/* config_json.c: see config_json.h. Tables: its keys, their defaults, what is refused. */
 #include "config_json.h"
 #include <math.h>
 #include <stddef.h>
@@ -22,9 +21,7 @@ enum {
     GRS = FAMILY_GRANITE_SHARED, DOT = FAMILY_DOTS, GLM = FAMILY_GLM, ERN = FAMILY_ERNIE,
     DS2 = FAMILY_DEEPSEEK_V2, DS3 = FAMILY_DEEPSEEK_V3, MLA = DS2 | DS3,
     ALL = FAMILIES_END - 1, QWENS = Q3M | Q2M,
-    DEEP = DOT | GLM | DS3, DEEPS = DEEP | DS2,             /* by sigmoids with a bias; and all with
-                                                             * scales, groups, and first layers
-                                                             * without experts */
+    DEEP = DOT | GLM | DS3, DEEPS = DEEP | DS2,             /* sigmoids with a bias; scales, groups, dense layers */
     MOES = QWENS | DEEPS | ERN,                             /* dense layers may be between their mixtures */
     GPT = FAMILY_GPT_OSS,
     LOCAL = JET | MIX | OWN | GRA,
@@ -130,8 +127,7 @@ static const JsonValue *member(const JsonValue *object, const char *key) {  /* n
     const JsonValue *v = json_get(object, key);
     return json_is(v, JSON_NULL) ? NULL : v;
 }
-/* Where positions are described: rope_parameters, or, in older files, rope_scaling beside
- * rope_theta. */
+/* Describes positions: rope_parameters, or, in older files, rope_scaling beside rope_theta. */
 static const JsonValue *rope_of(const JsonValue *root) {
     return json_is(json_get(root, "rope_parameters"), JSON_OBJECT) ? json_get(root, "rope_parameters")
                                                                    : json_get(root, "rope_scaling");
@@ -387,8 +383,7 @@ static void write_layers(const Config *c, Text *out) {
 
 /* ---- and with a window ----------------------------------------------------------------------- */
 
-/* Does layer l have one? types: layer_types, or NULL; most: max_window_layers. The rules are those
- * of Transformers. */
+/* Has layer l one, in Transformers? type: of layer_types, or NULL; most: max_window_layers. */
 static int is_windowed(const Reader *r, const JsonValue *type, int most, int l) {
     if (type) return !strcmp(json_string(type, ""), "sliding_attention");
     return r->family & (QW3 | DOT) ? l >= most : r->family & Q2M ? (l + 1) % 2 && l < most
@@ -435,8 +430,7 @@ static void write_windows(const Config *c, Text *out) {
 
 /* ---- what is refused ------------------------------------------------------------------------- */
 
-/* Would change the mathematics in a way this program does not know; harmless when missing, null or
- * false. */
+/* Would change the mathematics; harmless when missing, null or false. */
 static const struct { int families; const char *key, *what; } refused[] = {
     { ALL & ~(BIASED | GPT), "attention_bias", "biases of queries, keys and values in this family" },
     { ALL, "mlp_bias", "biases in the MLP" }, { ERN, "use_bias", "biases in attention and MLP" },
@@ -605,8 +599,7 @@ static void write_value(const Config *c, int i, Text *out) {
     }
 }
 
-/* Which classes of modeling_smoe.py (hf.c writes it) Transformers is to use for a family that it
- * does not know. */
+/* Classes of modeling_smoe.py (hf.c writes it), for what Transformers does not know. */
 #define AUTO_MAP "\"auto_map\": {\n    \"AutoConfig\": \"modeling_smoe.SmoeConfig\",\n" \
                  "    \"AutoModelForCausalLM\": \"modeling_smoe.SmoeForCausalLM\"\n  }"
 

@@ -17,11 +17,10 @@ typedef struct {
 
 /* Gives the model.safetensors of a folder this form, and config.json its type. origin: may be NULL;
  * then, and for tensors that it does not have, the type is the most frequent one. *files: how many
- * there are now; 0: there was no model.safetensors, nothing was done. A number beyond the range of
- * the type is an error; the folder then is as it was. */
+ * there are now; 0: there was no model.safetensors. A number beyond the type's range is an error,
+ * and nothing changed. */
 int export_weights(const char *folder, ExportForm form, const HfOrigin *origin, int *files, Error *e);
 
-/* Removes the index and all shards but those named as `keep` shards are. 0 and e: one cannot be
- * removed. */
+/* Removes the index and all shards but those of `keep`. 0 and e: one cannot be removed. */
 int export_remove_shards(const char *folder, int keep, Error *e);
 #endif

@@ -1,5 +1,4 @@
-/* families.c: see families.h. The keys of their config.json: config_json.c; what they call their
- * tensors: pieces.c. */
+/* families.c: see families.h. Their keys: config_json.c; their tensors: pieces.c. */
 #include "families.h"
 #include <string.h>
 
@@ -22,8 +21,7 @@ enum {
 };
 enum { BY_SOFTMAX = 1 << TOPK_SOFTMAX, BY_P = 1 << SOFTMAX_TOPK, BY_P_BIASED = 1 << SOFTMAX_RENORM,
        BY_SIGMOID = 1 << SIGMOID_TOPK | 1 << SIGMOID_EACH };
-/* missing: what a key means that is not in config.json; these are Transformers' own defaults. 0:
- * the same as in most families (config_json.c). */
+/* missing: Transformers' defaults of missing keys. 0: as in most families (config_json.c). */
 static const struct { Family family; const char *name, *architecture; int must, may,
                       scores; Config missing; } rows[] = {
     { FAMILY_JETMOE, "jetmoe", "JetMoeForCausalLM", HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_OUTPUT_BIAS,

@@ -3,8 +3,7 @@
 #define FAMILIES_H
 #include "llmc/model/config.h"
 
-/* Model families that other tools know by name. What none of them can express is FAMILY_SMOE, ours
- * alone. */
+/* Families that other tools know by name, and FAMILY_SMOE for what none of them can express. */
 typedef enum {
     FAMILY_JETMOE = 1 << 0, FAMILY_MIXTRAL = 1 << 1, FAMILY_LLAMA = 1 << 2, FAMILY_SMOE = 1 << 3, FAMILY_OLMOE = 1 << 4,
     FAMILY_QWEN3 = 1 << 5, FAMILY_QWEN3_MOE = 1 << 6, FAMILY_QWEN2_MOE = 1 << 7, FAMILY_GRANITE = 1 << 8,

@@ -116,8 +116,7 @@ int hf_load_config(const char *folder, Config *c, Error *e) {
     return ok;
 }
 
-/* Experts' matrices may be in MXFP4, as two tensors: their rows are not transposed then, and p
- * becomes such a piece. */
+/* Experts may be in MXFP4, as two tensors, not transposed: p becomes such a piece. */
 static const FileTensor *find_piece(const Safetensors *s, Piece *p, const FileTensor **scales) {
     char name[TENSOR_NAME + 32];
     const FileTensor *t = safetensors_find(s, p->name);
@@ -156,8 +155,7 @@ static void shape_text(char *text, size_t capacity, const uint64_t *shape, int r
 /* Where a tensor of a file goes, and again `stride` elements later, `copies` times in all. */
 typedef struct { void *to; size_t stride, copies; } Target;
 
-/* Of a piece of the model `was`: the tensor of the same layer and field in m, or in every expert of
- * it. */
+/* Of a piece of `was`: the tensor of the same layer and field in m, or in its every expert. */
 static Target target_of(const Model *m, const Model *was, const Piece *p) {
     const Tensor *t = &was->manifest.at[p->tensor], *to = m->manifest.at;
     while (to->layer != t->layer || to->field != t->field) to++;
@@ -173,8 +171,7 @@ static int check_piece(const Load *l, void *data, size_t first, size_t n, Error 
     piece_reorder(&of->m->config, &of->piece, data, n, dev->floatX_size, 1);
     return 1;
 }
-/* Sharded weights are loaded by all ranks alike, a range at a time, and each keeps its own. first:
- * the ranges' pieces begin there. */
+/* All ranks load sharded weights by ranges; each keeps its own. first: of a range's pieces. */
 static int load_ranges(Model *m, Safetensors *s, const Load *loads, const size_t *first, Error *e) {
     const int ranges = m->manifest.range_count;
     int ok = 1;
@@ -251,8 +248,8 @@ static void warn_of_unknown(const Model *m, const Safetensors *s, const char *pa
     free(known);
 }
 
-/* Are all tensors there, in the right shapes? problems: a line for each that is not; returns how
- * many. used: how many are the model's. */
+/* Are all tensors there, in the right shapes? problems: a line for each that is not. used: of the
+ * file's. */
 static int find_problems(const Model *m, Safetensors *s, Text *problems, size_t *used) {
     int n = 0;
     size_t count;
@@ -399,8 +396,7 @@ void hf_origin_free(HfOrigin *o) {
     free(o);
 }
 
-/* Has the model still the tokenizer it came with? One that this program cannot read was not
- * replaced either. */
+/* Has the model still the tokenizer it came with, which may be one that cannot be read here? */
 static int keeps_tokenizer(const HfOrigin *o, const Tokenizer *t) {
     size_t bytes = 0;
     const char *json = t ? tokenizer_json(t, &bytes) : NULL;

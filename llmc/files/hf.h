@@ -1,5 +1,4 @@
-/* hf.h: a model as a Hugging Face folder: config.json, model.safetensors, tokenizer.json and the
- * files that go with them. */
+/* hf.h: a model as a Hugging Face folder: config.json, model.safetensors, tokenizer.json. */
 #ifndef HF_H
 #define HF_H
 #include "save_shard.h"
@@ -13,8 +12,7 @@ Json *hf_json(const char *folder, const char *name, Error *e);     /* of a file;
 int hf_load_config(const char *folder, Config *c, Error *e);
 
 /* Loads all weights of an allocated model from a folder or one file. The error lists every missing,
- * misshapen or non-finite tensor. Tensors that the model does not have are ignored with a
- * warning. */
+ * misshapen or non-finite tensor. Other tensors are ignored with a warning. */
 int hf_load_weights(Model *m, const char *path, Error *e);
 /* Upcycling: the weights of a dense model of configuration `dense`, of which m is the mixture
  * (config_upcycle). Every expert is a copy of the dense MLP; routers are left as they are. */
@@ -23,16 +21,13 @@ int hf_load_upcycled(Model *m, const Config *dense, const char *path, Error *e);
 int hf_check_weights(const Device *dev, const Config *c, const char *path, Error *e);
 
 /* The files that came with a model: config.json, some of whose keys this program does not know; the
- * tokenizer's, with special tokens and chat template; generation settings. They are kept in memory
- * unchanged. */
+ * tokenizer's, with special tokens and chat template; generation settings. All unchanged. */
 typedef struct HfOrigin HfOrigin;
-/* weights: the folder whose number types the model's files have at the end; the same one, or where
- * it came from before it was trained.
- * NULL: this folder has no config.json that can be read. */
+/* weights: the folder whose number types the files have at the end: this one, or the untrained
+ * model's. NULL: this folder has no config.json that can be read. */
 HfOrigin *hf_origin_open(const char *folder, const char *weights);
 void      hf_origin_free(HfOrigin *o);
-/* The number type of a tensor, "F32", "BF16", "F16" or "F64"; of one that is not there, or NULL,
- * the most frequent one. */
+/* A tensor's type, "F32", "BF16", "F16" or "F64"; of NULL or a missing one, the most frequent. */
 const char *hf_origin_type(const HfOrigin *o, const char *tensor);
 
 /* Writes the small files of a folder; each is replaced as a whole, unless it is already right.
@@ -45,8 +40,7 @@ int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer
 enum { MOST_ENDS = 32 };
 int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, OUT int ids[MOST_ENDS]);
 
-/* Writes this rank's parts of the weights' file at `path`, and syncs them (safetensors_leave).
- * Refuses weights that are not finite. */
+/* Writes and syncs this rank's parts of the file of weights. Refuses what is not finite. */
 int hf_write_weights(const SaveShard *s, const char *path, int64_t step, FilePart **parts, size_t *count, Error *e);
 /* all of it, of a model of one rank */
 int hf_save_weights(const Model *m, const char *path, int64_t step, FileSum *sum, Error *e);

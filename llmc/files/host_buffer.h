@@ -1,6 +1,5 @@
-/* host_buffer.h: much memory of the host, which a device reaches directly, made by a thread. Fresh
- * pages of tens of GB take many seconds, and locking them for a GPU some more; a run trains
- * meanwhile, as nothing is saved in its first minute. */
+/* host_buffer.h: much memory of the host, which a device reaches directly, made by a thread: fresh
+ * pages of tens of GB, and locking them for a GPU, take many seconds, in which a run trains. */
 #ifndef HOST_BUFFER_H
 #define HOST_BUFFER_H
 #include "llmc/model/tensor.h"

@@ -1,5 +1,4 @@
-/* load.c: see load.h. Parts of tensors are filled in batches: while one is filled by all threads,
- * the calling thread sends the one before. */
+/* load.c: see load.h. While all threads fill a batch, the calling one sends that before. */
 #include "load.h"
 #include "llmc/base/omp.h"
 #include <stdlib.h>

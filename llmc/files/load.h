@@ -7,8 +7,7 @@
 #include "llmc/model/tensor.h"
 
 typedef struct Load Load;
-/* Checks, and may reorder, elements first .. first + n - 1 of a part, which are as the device
- * stores them. Several threads call it. */
+/* Checks, and may reorder, n elements of a part, as the device has them. Several threads do. */
 typedef int (*LoadCheck)(const Load *l, void *data, size_t first, size_t n, Error *e);
 struct Load {
     const FileTensor *tensor, *scales;  /* scales: of the blocks of MXFP4 in tensor; NULL: it has elements */

@@ -15,8 +15,7 @@ size_t optimizer_bytes(const Model *m, const Optimizer *o) {
     return each;
 }
 
-/* Its tensors, in order: m of every tensor of the model, v of those that have one, the master
- * copies; then the routers' selection biases. */
+/* Its tensors, in order (optimizer_file.h). */
 typedef struct {
     size_t count, bias_count;           /* entries; elements of the last one, 0: the model has no routers */
     char (*names)[TENSOR_NAME + 16];
@@ -55,8 +54,7 @@ static void state_file_free(StateFile *f) {
     free(f->entries);
 }
 
-/* This rank's part of one tensor, which begins at byte `at` of the data. buffer: of BUFFER
- * elements, or all there are. */
+/* This rank's part of a tensor that begins at byte `at` of the data. buffer: BUFFER elements. */
 static int write_part(SafetensorsWriter *w, const SaveShard *s, int kind, int tensor, uint64_t at,
                       void *buffer, Error *e) {
     const SaveShardPart *p = &s->parts[kind][tensor];

@@ -8,11 +8,9 @@
 /* Upper bound of the bytes of the state per parameter of the model. */
 size_t optimizer_bytes(const Model *m, const Optimizer *o);
 
-/* Writes this rank's parts of the file at `path`, and syncs them (safetensors_leave); refuses a
- * state that is not finite. */
+/* Writes and syncs this rank's parts of the file. Refuses what is not finite. */
 int optimizer_save(const SaveShard *s, const char *path, FilePart **parts, size_t *count, Error *e);
 
-/* Reads this rank's part, with conversion if its types differ. Refuses NaN, infinity, a negative v,
- * and a number of biases that is not the model's. */
+/* Reads this rank's part, converted. Refuses NaN, infinity, negative v, other numbers of biases. */
 int optimizer_load(const char *path, Model *m, const Optimizer *o, Error *e);
 #endif

@@ -93,8 +93,7 @@ int piece_row(const Config *c, int head, int i) {
     return before + (i < R/2 ? i : i - R/2 + half);
 }
 
-/* Of the parts of a tensor, or of each expert, in a file: number `part`, which begins at element
- * `first` of it. */
+/* Number `part` of the parts of a tensor, or of each expert, in a file. */
 static Piece piece(const Config *c, const Tensor *t, int parts, int part, int by_expert, Order order) {
     const int head = order == LATENT ? c->kv_rank + c->rotated
                                      : order == HEADS || (order == KEYS && !part) ? c->head_size : 0;
@@ -150,8 +149,7 @@ Piece piece_of_bias(const Model *m, int r) {
     return p;
 }
 
-/* The prediction of later tokens (ERNIE; GLM and DeepSeek keep it as more layers), angles of
- * positions, and the head that is the embedding. */
+/* Predictors of later tokens (GLM, DeepSeek: more layers), angles, a head that is the embedding. */
 int is_idle(const Config *c, const char *name) {
     static const char layers[] = "model.layers.";
     const int more = config_family(c) & (FAMILY_GLM | FAMILY_DEEPSEEK_V3) && !strncmp(name, layers, strlen(layers));

@@ -11,27 +11,24 @@ typedef struct {
     uint64_t shape[4];                  /* the file's */
     int      rank, tensor;               /* tensor: its number in the manifest */
     int      head;                  /* the file has the rows of heads of this size in another order; 0: it has not */
-    int      transposed, interleaved;    /* 1: it has each expert's matrix transposed; 1: rows of
-                                          * gate and up alternate, gate first */
+    int      transposed, interleaved;    /* of experts: transposed; rows of gate and up alternate */
     size_t   offset, count;              /* in the arena of weights, in elements */
 } Piece;
 /* All of them in the order of memory, which is the file's. free() it. */
 Piece *pieces_of(const Model *m, OUT size_t *count);
 
-/* Router r's bias for choosing, where the model has one: it is not learned, so not in the
- * manifest. */
+/* Router r's bias for choosing, if any: it is not learned, so not in the manifest. */
 Piece  piece_of_bias(const Model *m, int r);
 /* Is a tensor of this name in files of a family, but no part of its models? */
 int    is_idle(const Config *c, const char *name);
 
-/* Rows are moved within units of this many elements: a head, or an expert. 1: the order is the
- * same. */
+/* Rows are moved within units of so many elements: a head, or an expert. 1: the same order. */
 size_t piece_unit(const Piece *p);
 size_t expert_unit(const Model *m, int tensor);             /* of units that are experts; a head may be cut */
 /* From the order of files to that of memory, or back; n elements of `size` bytes, whole units. */
 void   piece_reorder(const Config *c, const Piece *p, void *data, size_t n, size_t size, int to_memory);
 /* The position in memory of dimension i of a head in files: pairs are (i, i + D/2) in memory, but
- * where only R of a head rotate, (i, i + R/2) in files, and in some families neighbours. Of latent
- * attention these are the last of the `head` dimensions. */
+ * where only R of a head rotate, (i, i + R/2) in files, and in some families neighbours. In latent
+ * attention these are the last ones. */
 int    piece_row(const Config *c, int head, int i);
 #endif

@@ -1,5 +1,4 @@
-/* safetensors.c: see safetensors.h. The reader's rules are applied to the headers that are written,
- * too. */
+/* safetensors.c: see safetensors.h. Headers are written by the reader's rules. */
 #define _POSIX_C_SOURCE 200809L
 #include "safetensors.h"
 #include "llmc/base/json.h"
@@ -63,8 +62,7 @@ static uint16_t f16_of(double x) {
     frexp(x, &exponent);                                /* 2^(exponent-1) <= |x| < 2^exponent */
     const int last = exponent - 11 > -24 ? exponent - 11 : -24;             /* its last binary place */
     const int units = (int)nearbyint(ldexp(fabs(x), -last < 1000 ? -last : 1000));  /* of that place; at most 2048 */
-    /* a normal number has 1024 units or more, of which the exponent field stands for the first
-     * 1024 */
+    /* the exponent field stands for the first 1024 units of a normal number */
     const int bits = exponent > 16 ? 31 << 10 : x == 0 ? 0 : ((last + 24) << 10) + units;
     return (uint16_t)((bits < 31 << 10 ? bits : 31 << 10) | (signbit(x) ? 1 << 15 : 0));
 }
@@ -303,8 +301,7 @@ static int open_mapped(Safetensors *s, const char *folder, const char *index, co
     return ok;
 }
 
-/* The map and the files must agree. Tensors that the map does not name are ignored with a
- * warning. */
+/* The map and the files must agree. Warns of tensors that the map does not name. */
 static int check_map(Safetensors *s, const char *index, const JsonValue *map, Error *e) {
     for (const JsonValue *v = json_first(map); v; v = v->next) {
         const FileTensor *t = safetensors_find(s, v->key);

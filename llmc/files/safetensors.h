@@ -21,8 +21,7 @@ typedef struct {
 typedef struct { const char *key, *value; } FileNote;       /* an entry of __metadata__ */
 
 /* Opens a file, or a folder: its model.safetensors, or as one set the shards that its
- * model.safetensors.index.json names. Every rule of the format is checked; NULL and e if one is
- * broken. */
+ * model.safetensors.index.json names. NULL and e: a rule of the format is broken. */
 typedef struct Safetensors Safetensors;
 Safetensors *safetensors_open(const char *path, Error *e);
 void safetensors_close(Safetensors *s);
@@ -40,8 +39,7 @@ int safetensors_read_as(Safetensors *s, const FileTensor *t, uint64_t first, con
                         size_t n, Error *e);
 /* The same of n weights in MXFP4: 32 in a row share a scale. blocks (.., 16): each byte two codes
  * e2m1 (sign, 2 bits of exponent, 1 of mantissa), the lower half first; scales, one for each:
- * 2^(byte - 127), 255 is NaN. first, n: multiples of 32.
- * Source: OCP Microscaling Formats 1.0, 2023. */
+ * 2^(byte - 127), 255 is NaN. first, n: multiples of 32. (OCP Microscaling Formats 1.0, 2023.) */
 enum { MXFP4_BLOCK = 32 };
 int safetensors_read_mxfp4(Safetensors *s, const FileTensor *blocks, const FileTensor *scales, uint64_t first,
                            const char *dtype, void *data, size_t n, Error *e);

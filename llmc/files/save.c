@@ -132,8 +132,7 @@ static void publish_step(Saver *s) {
     s->saved = ok ? SAVED_ALL : published ? SAVED_STATE : SAVED_NOTHING;
     free(run); free(final); free(weights);
 }
-/* The folder's other files do not change during a run, so replacing the weights is the only step
- * that must be atomic. */
+/* The folder's other files do not change in a run: only replacing the weights must be atomic. */
 static void publish_best(Saver *s) {
     char *best = text_format("%s/best", s->folder), *final = top_weights(best);
     const int ok = hf_save_small(best, s->shard.model, s->what.tokenizer, s->what.origin, &s->why)
@@ -271,16 +270,14 @@ static int prepare(Saver *s) {
     free(in);
     return ok;
 }
-/* The best weights are tried twice: later steps do not change the copy, and without one they
- * wait. */
+/* The best weights are tried twice: later steps do not change the copy, or wait. */
 static int prepare_again(Saver *s) {
     if (!s->is_best || s->again++) return 0;
     if (s->shard.leads)
         warn("the best weights, of step %lld, were not saved: %s; trying again", (long long)s->what.step, s->why.text);
     return agree(s, !s->shard.leads || prepare(s));
 }
-/* The temporary name has the number of rank 0's process: a process of an earlier run that still
- * writes does not find the new one. */
+/* The temporary name has rank 0's process: one of an earlier run that still writes has another. */
 static int begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, Error *e) {
     long process = (long)getpid();
     if (s->group) group_broadcast(s->group, &process, sizeof process);

@@ -26,8 +26,7 @@ typedef struct {
     size_t           bias_at;
     size_t           borrowed_bytes;
     char            *borrowed;          /* in the host's memory, while something is saved */
-    char            *copy;              /* memory of the host for s->bytes, which the device reaches
-                                         * directly; NULL: there is none */
+    char            *copy;              /* in the host's memory, `bytes`; NULL: there is none */
     int              copied;            /* 1: it has what is to be saved */
 } SaveShard;
 
@@ -41,8 +40,8 @@ void save_shard_borrow(SaveShard *s);
 void save_shard_copy(SaveShard *s, int weights_only);
 void save_shard_drop(SaveShard *s);
 
-/* n elements of this rank's part of a tensor, from its element `first` on (of the tensor): where
- * they are on the host, or in `buffer`. */
+/* n elements of this rank's part, from the tensor's element `first` on: on the host, or in
+ * buffer. */
 const void *save_shard_read(const SaveShard *s, int array, int tensor, size_t first, size_t n, void *buffer);
 const void *save_shard_bias(const SaveShard *s, void *buffer);  /* the routers' biases, (routers, E) */
 Dtype  save_shard_type(const SaveShard *s, int array);
