@@ -120,6 +120,11 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "deepseek_v3", "\"moe_intermediate_size\": 8, \"n_group\": 1, \"topk_group\": 1, \"num_key_value_heads\": 2", "2 key/value heads and 4" },
     { "deepseek_v2", LATENTS "\"norm_topk_prob\": true",              "norm_topk_prob" },
     { "deepseek_v2", LATENTS "\"topk_method\": \"noaux_tc\"",         "greedy and group_limited_greedy" },
+    { "smoe",    "\"routed_scaling_factor\": 3e81",                   "multiplier of 3e+81" },    /* more than a float holds */
+    { "smoe",    "\"final_logit_softcapping\": 1e300",                "multiplier of 1e+300" },
+    { "smoe",    "\"initializer_fan_in_scale\": 1e300",               "multiplier of" },
+    { "smoe",    "\"rms_norm_eps\": 1e300",                           "multiplier of" },
+    { "smoe",    "\"rope_theta\": 1e300",                             "rotary" },
     { "llama",   "\"num_key_value_heads\": 3",                        "3" },
     { "llama",   "\"head_dim\": 5",                                   "5" },
     { "mixtral", "\"num_key_value_heads\": 4, \"num_local_experts\": 4, \"num_experts_per_tok\": 5", "5 of 4" },
@@ -168,6 +173,8 @@ static void refused_configs(void) {
                          "\"intermediate_size\": 8, \"num_attention_heads\": 4}", &e), "a model whose size overflows is refused: %s", e.text);
     check(!from_text(&c, "{\"model_type\": \"llama\", \"vocab_size\": 32}", &e)
           && strstr(e.text, "\"hidden_size\" is missing"), "a missing key is named: %s", e.text);
+    check(config_parse(&c, "m2:c32l1000000", &e) && !config_parse(&c, "m2:c32l1000001", &e) && strstr(e.text, "multiplier of"),
+          "a descriptor has the same limits: %s", e.text);
 }
 
 /* Which layers have a window: the rules of each family, and layer_types where they are listed. */
