@@ -1,8 +1,7 @@
 // attention.cu: causal attention with Q query heads for every key/value head.
 //
 // Forward, for one query t of one head: s_j = q.k_j / sqrt(D) for j <= t, p = softmax(s),
-// out = sum_j p_j v_j, and lse = log sum exp(s) is saved, so that backward recomputes
-// p_j = exp(s_j - lse) in one pass.
+// out = sum_j p_j v_j, and lse = log sum exp(s), from which backward has p_j = exp(s_j - lse).
 //
 // Backward, from do:  dv_j = sum_t p_tj do_t,   dp_tj = do_t . v_j,
 //     ds_tj = p_tj (dp_tj - delta_t)  with  delta_t = sum_j p_tj dp_tj = do_t . out_t  (softmax's
@@ -10,8 +9,7 @@
 //
 // The (T,T) scores never reach memory. A block keeps a tile of queries and goes through the keys
 // and values tile by tile; each row's maximum and sum are corrected when a larger score appears
-// (Dao et al. 2022, arXiv 2205.14135; the division of work is that of FlashAttention-2, Dao 2023,
-// arXiv 2307.08691).
+// (Dao et al. 2022, arXiv 2205.14135; work is divided as in FlashAttention-2, arXiv 2307.08691).
 //
 // Packing. The Q query heads of one key/value head read the same keys. Their queries are stacked
 // into one matrix of T*Q packed rows, r = t*Q + j for query head j of token t. So every tile of
@@ -23,13 +21,11 @@
 // first row. LIMITED kernels are instances of their own: the others do without the masks.
 //
 // Backward has two kernels. In one a block has a tile of keys and goes through the queries, for dk
-// and dv; in the other it has a tile of queries and goes through the keys, for dq. Scores are
-// computed twice: 7 products instead of 5. In return every sum belongs to one block: no atomics,
-// the same bits every time, and p and ds stay in registers.
+// and dv; in the other a tile of queries, for dq. Scores are computed twice: 7 products instead of
+// 5. In return every sum is one block's (no atomics), and p and ds stay in registers.
 //
-// bf16 with heads of up to 128 elements runs on tensor cores (flash_*); every other size, and f32,
-// on plain arithmetic (plain_*). Products of bf16 are summed in f32; p and ds are rounded to bf16
-// as operands of the next product.
+// bf16 with heads of up to 128 elements runs on tensor cores (flash_*), with sums in f32, and p and
+// ds rounded to bf16 for the next product; other sizes and f32 on plain arithmetic (plain_*).
 #include "ptx.cuh"
 
 struct HeadLayout { HeadOrder order; int T, G, Q, D; const int *reach; };    // reach (B,T) or NULL
@@ -42,8 +38,7 @@ __device__ static inline Pair pair_at(HeadLayout h, int i) {
     return { i, b, i - b*h.G };
 }
 
-// The rows of a matrix in memory: row r of `count` begins at element base + r*pitch, plus `skip`
-// for every full token.
+// A matrix: row r of `count` begins at element base + r*pitch, plus `skip` for every full token.
 struct RowLayout {
     size_t base;
     int pitch, skip, count, per_token;
@@ -54,8 +49,7 @@ struct RowLayout {
     }
     __device__ size_t at(int r) const { return base + (int64_t)r*pitch + (skip ? (int64_t)token(r)*skip : 0); }
 };
-// The packed queries of a pair. Tiled heads, j*G + g, are evenly spaced. size: elements of a row,
-// D, or 1 for lse.
+// A pair's packed queries. Tiled heads, j*G + g, are evenly spaced. size: of a row: D, 1 for lse.
 __device__ static inline RowLayout query_rows(HeadLayout h, Pair p, int size) {
     const bool even = h.order == HEADS_TILED || h.Q == 1;
     const size_t start = (size_t)p.b*h.T*h.Q*h.G + (even ? p.g : p.g*h.Q);
@@ -80,15 +74,13 @@ __device__ static inline int first_key(HeadLayout h, Pair p, const RowLayout &ro
 // of such a row is 0, not the rounding error of a large number.
 static constexpr float UNSEEN = -0x1p100f;
 
-// What backward needs of each query, in packed order; the rows of a pair are padded to a multiple
-// of PADDING.
+// What backward needs of each query, in packed order; a pair has a multiple of PADDING rows.
 struct Stats { float lse, delta; };
 enum { PADDING = 128 };
 static inline size_t padded_rows(HeadLayout h) { return divide_up((size_t)h.T*h.Q, PADDING) * PADDING; }
 
-// 8 lanes compute a row's delta = do . out; a block has 32 rows. lse is stored times `unit`; rows
-// that do not exist get infinity, which makes their p zero. Limited by memory: reads 2*D elements
-// per row.
+// 8 lanes compute a row's delta = do . out. lse is stored times `unit`; rows that do not exist get
+// infinity, which makes their p zero. Limited by memory: 2*D elements per row.
 __global__ static void stats_kernel(Stats *stats, const floatX *dout, const floatX *out, const float *lse,
                                     HeadLayout h, int padded, float unit, bool vectors) {
     const size_t i = global_index() / 8;
@@ -125,20 +117,17 @@ template <int W> __device__ static inline uint32_t tile_offset(int row, int chun
     enum { CHUNKS = W / 8, GROUP = CHUNKS < 8 ? 8 / CHUNKS : 1, MASK = CHUNKS < 8 ? CHUNKS - 1 : 7 };
     return (uint32_t)(row * W * 2 + ((chunk ^ (row / GROUP & MASK)) << 4));
 }
-// What this lane addresses in an ldmatrix of 16 rows and 2 chunks. The four matrices are top left,
-// bottom left, top right, bottom right ...
+// This lane's address for an ldmatrix of 16 rows and 2 chunks, down first or across first.
 template <int W> __device__ static inline uint32_t down_first(int row) {
     const int lane = threadIdx.x % 32;
     return tile_offset<W>(row + lane % 16, lane / 16);
 }
-// ... or top left, top right, bottom left, bottom right.
 template <int W> __device__ static inline uint32_t across_first(int row) {
     const int lane = threadIdx.x % 32;
     return tile_offset<W>(row + lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-// Starts to copy rows first .. first+ROWS-1 to a tile; what does not exist becomes zero. A thread
-// copies one column of chunks.
+// Starts to copy rows from `first` on to a tile, a column of chunks per thread; zeros elsewhere.
 template <int ROWS, int W> __device__ static inline void
 load_tile(uint32_t tile, const floatX *x, const RowLayout &p, int first, int D) {
     enum { CHUNKS = W / 8, STEP = THREADS / CHUNKS };
@@ -148,8 +137,7 @@ load_tile(uint32_t tile, const floatX *x, const RowLayout &p, int first, int D) 
         cp_async(tile + tile_offset<W>(row + i, chunk), x + p.at(first + row + i) + chunk*8, i < left);
 }
 
-// sum (16*MB, 8*NB) += a b^T, over the W columns of both. a: down_first of the tile's rows; b:
-// across_first.
+// sum (16*MB, 8*NB) += a b^T over W columns. a: down_first of the tile's rows; b: across_first.
 template <int W, int MB, int NB> __device__ static inline void
 scores(float (&sum)[MB][NB][4], uint32_t a, uint32_t b) {
     #pragma unroll 2
@@ -168,8 +156,7 @@ scores(float (&sum)[MB][NB][4], uint32_t a, uint32_t b) {
         }
     }
 }
-// sum (16*MB, W) += a b for 16 columns of a, from column 16*k on, as `scores` left them. b:
-// down_first of 16 rows.
+// sum (16*MB, W) += a b for 16 columns of a from 16*k on, from `scores`. b: down_first of 16 rows.
 template <int W, int MB, int NB> __device__ static inline void
 accumulate16(float (&sum)[MB][W/8][4], const float (&a)[MB][NB][4], int k, uint32_t b) {
     uint32_t x[MB][4], y[4];
@@ -192,15 +179,13 @@ accumulate(float (&sum)[MB][W/8][4], const float (&a)[MB][NB][4], uint32_t b) {
     #pragma unroll
     for (int k = 0; k < NB / 2; k++) accumulate16<W>(sum, a, k, b + k * 16*W*2);
 }
-// Element (m, n, i) of an accumulator is in row 16*m + i/2*8 + lane/4 and column
-// 8*n + lane%4*2 + i%2.
+// Element (m, n, i) of an accumulator: row 16*m + i/2*8 + lane/4, column 8*n + lane%4*2 + i%2.
 #define EACH_ELEMENT(MB, NB) \
     _Pragma("unroll") for (int m = 0; m < (MB); m++) \
     _Pragma("unroll") for (int n = 0; n < (NB); n++) \
     _Pragma("unroll") for (int i = 0; i < 4; i++)
 
-// Scores of keys, from k0 on, that a row does not see become `value`. row: of this lane's first
-// element.
+// Scores of keys from k0 on that a row does not see become `value`. row: this lane's first.
 template <int MB, int NB> __device__ static inline void
 mask_keys(float (&s)[MB][NB][4], float value, int row, int k0, int Q) {
     #pragma unroll
@@ -234,9 +219,8 @@ mask_before(float (&s)[2][NB][4], float value, HeadLayout h, int pair, int row, 
         }
 }
 
-// A warp stores its 16*MB rows, the first of which is `first`. In registers a row is scattered over
-// 4 lanes; to store 16 bytes at a time it goes through the warp's rows (from `mine` on) of a tile
-// that is no longer used.
+// A warp stores its 16*MB rows from `first` on. Registers scatter a row over 4 lanes; to store 16
+// bytes at a time it goes through the warp's rows (from `mine` on) of a tile no longer used.
 template <int W, int MB> __device__ static inline void
 store_rows(floatX *x, const RowLayout &p, int first, unsigned char *tile, int mine, const float (&sum)[MB][W/8][4],
            int D) {
@@ -260,9 +244,8 @@ store_rows(floatX *x, const RowLayout &p, int first, unsigned char *tile, int mi
     }
 }
 
-// One more tile of scores s for the softmax of a warp's 32 rows: top becomes the largest score so
-// far, times c, and the sums so far, in `out` and `sum`, are scaled to it. top and sum: of this
-// lane's rows, m*16 + i*8 + lane/4.
+// One more tile of scores s for a warp's 32 rows: top becomes the largest score so far, times c,
+// and `out` and `sum` so far are scaled to it. top, sum: of this lane's rows, m*16 + i*8 + lane/4.
 template <int W, int NB> __device__ static inline void
 raise_top(float (&top)[4], float (&sum)[4], float (&out)[2][W/8][4], const float (&s)[2][NB][4], float c) {
     #pragma unroll
@@ -473,8 +456,7 @@ flash_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const
     store_rows<W>(dq, rows, r0 + mine, shared, mine, result, h.D);
 }
 
-// Can the tensor cores do it? flash_width: the index of a width, 32, 64 or 128, in the tables of
-// kernels.
+// Can the tensor cores do it? flash_width: the index of width 32, 64 or 128 in the tables.
 static bool flash_can(int D, bool vectors) { return vectors && D <= 128; }
 static int  flash_width(int D) { return D <= 32 ? 0 : D <= 64 ? 1 : 2; }
 
@@ -547,8 +529,7 @@ __device__ static inline void write_square(float *square, const float (&x)[4][4]
         for (int j = 0; j < 4; j++) square[(threadIdx.x/16 + 16*i)*PITCH + threadIdx.x%16 + 16*j] = x[i][j];
 }
 // sum += a b, where element (m, k) of a is a[m*a_row + k*a_column], and likewise b: squares or
-// their transposes. Sums of 16 terms are added: the errors of one long sum would be larger, and exp
-// magnifies errors of scores.
+// their transposes. Sums of 16 terms are added: exp would magnify a long one's errors.
 __device__ static inline void multiply(float (&sum)[4][4], const float *a, int a_row, int a_column,
                                        const float *b, int b_row, int b_column) {
     a += threadIdx.x/16 * a_row;
@@ -580,8 +561,7 @@ __device__ static inline void dots(float (&sum)[4][4], float *a, float *b, const
         multiply(sum, a, PITCH, 1, b, 1, PITCH);
     }
 }
-// sum[i] += weights (or their transpose) times columns column + i*SIDE and following of rows y, for
-// the SPAN pieces i.
+// For each piece i < SPAN: sum[i] += weights (or transpose) times columns column + i*SIDE.. of y.
 __device__ static inline void add_products(float (&sum)[SPAN][4][4], float *a, float *b, const float (&weights)[4][4],
                                            bool transposed, const floatX *y, const RowLayout &y_rows, int y_first,
                                            int column, int D) {
@@ -597,8 +577,7 @@ __device__ static inline void add_products(float (&sum)[SPAN][4][4], float *a, f
     }
 }
 
-// What a block of the plain kernels computes: SPAN*64 columns of the result of 64 rows, or keys, of
-// a pair.
+// What a plain kernel's block computes: SPAN*64 columns of the result of a pair's 64 rows, or keys.
 struct Slice { Pair pair; int tile, column; };
 __device__ static inline Slice my_slice(HeadLayout h, int count) {
     const int pieces = (h.D + SPAN*SIDE - 1) / (SPAN*SIDE), tiles = (count + SIDE - 1) / SIDE;

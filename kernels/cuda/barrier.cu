@@ -1,13 +1,11 @@
-// barrier.cu: threads of ranks in one process keep step while they queue what their GPUs do
-// together; compiled once.
+// barrier.cu: one process's threads keep step in queueing their GPUs' joint work; compiled once.
 //
-// A call of CUDA may wait for all that its GPU has queued, and keep the other threads of the
-// process from queueing anything meanwhile: the first launch of a kernel, which loads it, or a call
-// that allocates, frees or locks memory. If its GPU is then in an operation whose part another
-// thread has yet to queue, both wait forever. So after each operation among GPUs no thread goes on
-// until all of its process have queued their parts: what a GPU waits for has then been queued, here
-// and, by the same rule, in every other process. Threads run far ahead of their GPUs, which
-// therefore do not notice.
+// A call of CUDA may wait for all that its GPU has queued, and block the process's other threads
+// meanwhile: the first launch of a kernel, which loads it, or allocating, freeing or locking
+// memory. If its GPU is then in an operation whose part another thread has yet to queue, both wait
+// forever. So after each operation among GPUs no thread goes on until all of its process have
+// queued their parts; other processes do the same. Threads run far ahead of their GPUs, which do
+// not notice.
 #include "impl.cuh"
 extern "C" {
 #include "kernels/comm.h"

@@ -22,9 +22,8 @@ static void bias_forward(floatX *x, const floatX *bias, int N, int C) {
 
 // ---- bias_backward ------------------------------------------------------------------------------
 
-// Sums of columns. A block has 32 packs of columns, and BIAS_ROWS rows at a time with 4 loads of
-// each thread in flight. Its sum over every gridDim.y-th group of rows becomes a row of `partial`
-// (gridDim.y,C). Reads N*C elements.
+// Sums of columns. A block has 32 packs of columns, BIAS_ROWS rows at a time, 4 loads in flight.
+// Its sum over every gridDim.y-th group of rows is a row of `partial` (gridDim.y,C). Reads N*C.
 enum { BIAS_ROWS = 32 };
 template<int W> static __global__ void bias_backward_kernel(real *partial, const floatX *dout, int N, int C) {
     __shared__ real part[BIAS_ROWS][32 * W];
@@ -60,8 +59,7 @@ static void bias_backward(real *dbias, const floatX *dout, int N, int C) {
 
 // ---- biases of experts --------------------------------------------------------------------------
 
-// Blocks (x,e) share the rows of expert e; x: about 8 rows per thread, if experts have equally
-// many.
+// Blocks (x,e) share the rows of expert e; x: about 8 rows per thread with balanced experts.
 static dim3 blocks_of(const Plan *plan, dim3 block) {
     return dim3((unsigned)divide_up(plan->S, (size_t)plan->E * block.y * 8), plan->E);
 }
@@ -86,8 +84,7 @@ static void expert_bias_forward(floatX *x, const floatX *bias, const Plan *plan,
            plan->start, O);
 }
 
-// Where the row of dout for a row of the plan is, and its weight. token_of_row NULL: dout is
-// GROUPED; weight NULL: 1.
+// dout's row for a row of the plan, and its weight (NULL: 1). token_of_row NULL: dout is GROUPED.
 struct RowsOfExpert { const floatX *dout; const int *token_of_row, *slot_of_row; const real *weight; };
 __device__ static inline const floatX *row_at(const RowsOfExpert &r, size_t row, int O) {
     return r.dout + (r.token_of_row ? r.token_of_row[row] : row) * O;

@@ -1,8 +1,7 @@
 // columns.cu: columns of a wider matrix.
 #include "impl.cuh"
 
-// Thread i has W elements of part. COLUMNS_ADD: x += part, 3 N width elements moved; COLUMNS_PUT:
-// x = part, 2 N width; COLUMNS_TAKE: part = x, likewise.
+// Thread i has W elements of part. COLUMNS_ADD: x += part, moves 3 N width; others copy, 2 N width.
 typedef enum { COLUMNS_ADD, COLUMNS_PUT, COLUMNS_TAKE } Columns;
 template<int W, Columns HOW> static __global__ void __launch_bounds__(256) columns_kernel(floatX *x, floatX *part,
         size_t units, int stride, int from, int width) {

@@ -3,9 +3,8 @@
 #include "ptx.cuh"
 
 // first[c] += the sum of column c of partial (rows, C). With a second: partial is (rows, 2C), and
-// its right half is added to second. A block has 32 columns. Each of its warps adds every 32nd row,
-// with AT_ONCE loads in flight; then the warps' sums are added in order. The kernel before, which
-// writes partial, may let this one start before it ends.
+// its right half is added to second. A block has 32 columns. Each warp adds every 32nd row, AT_ONCE
+// loads in flight; then sums are added in order. The kernel before may let this one start early.
 enum { AT_ONCE = 8 };
 static __global__ void add_partial_kernel(real *first, real *second, const real *partial, int rows, int C) {
     __shared__ real part[32][32];

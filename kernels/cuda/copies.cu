@@ -1,24 +1,22 @@
 // copies.cu: see copies.cuh; compiled once.
 //
-// A collective kernel needs multiprocessors, and takes them from kernels whose blocks stay on all
-// of them for as long as they run. Where each block of those has a fixed part of the work
-// (hopper/weight.cu), blocks that found no free multiprocessor start when the others end, and the
-// kernel takes twice its time: next to the backward pass, as much is lost as without any overlap. A
-// copy engine needs no multiprocessor. Where one process drives all GPUs, every rank knows the
-// addresses of all others and pushes to each:
+// A collective kernel takes multiprocessors from kernels whose blocks stay on all of them. Where
+// each block has a fixed part of the work (hopper/weight.cu), blocks that found no free
+// multiprocessor start when the others end, and the kernel takes twice its time: as much is lost as
+// without any overlap. A copy engine needs no multiprocessor. Where one process drives all GPUs,
+// every rank knows the addresses of all others and pushes to each:
 //
 //   all-gather      its own shard, to the same position there
 //   reduce-scatter  the receiver's shard, to the receiver's stage: (size, n), one row per sender.
 //                   The receiver then adds the rows in rank order, so that the sum depends on
 //                   nothing else: x_0 + x_1 + ... Everything is read once, at the rate of memory.
 //
-// In between, streams synchronize without the host: a stream operation can write a number to
-// memory, local or remote, when what was queued before is done, and another can wait until a number
-// is there. Each rank has two flags from every other rank: READY, "my memory may be written to",
-// and DONE, "your memory has been written to". The number is that of the operation, so that nothing
-// has to be reset. Rank r begins with r + 1: in every round each GPU sends to one and receives from
-// one. CUDA does not see these waits, so they must not be between streams of one GPU, whose work it
-// may put into one queue.
+// In between, streams synchronize without the host: one stream operation writes a number to memory,
+// local or remote, when what was queued before is done; another waits until a number is there. Each
+// rank has two flags from every other rank: READY, "my memory may be written to", and DONE, "your
+// memory has been written to". The number is that of the operation, so nothing is ever reset. Rank
+// r begins with r + 1: in every round each GPU sends to one and receives from one. CUDA does not
+// see these waits, so they must not be between streams of one GPU, which may be one queue.
 #include "copies.cuh"
 #include <cuda.h>
 #include <stdlib.h>
@@ -113,8 +111,7 @@ static void wait_flag(const Copies *c, cudaStream_t stream, int from, Flag flag)
                    CU_STREAM_WAIT_VALUE_GEQ))
         CUDA_CHECK(cudaErrorUnknown);
 }
-// Each rank sends `bytes` to each other rank r: to_at(r) is the address at rank r, from_at(r) the
-// source.
+// Each rank sends `bytes` to each other rank r: from from_at(r) here to to_at(r) there.
 template<class To, class From> static void push(Copies *c, cudaStream_t stream, size_t bytes, To to_at, From from_at) {
     c->number++;
     for (int i = 1; i < c->size; i++) set_flag(c, stream, (c->rank + i) % c->size, READY);

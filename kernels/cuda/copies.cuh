@@ -6,9 +6,8 @@ extern "C" {
 }
 
 struct Copies;
-// Called by all ranks. Each has memory of the same layout, `bytes` from `base` on, which contains
-// stage and every x below. NULL on all ranks if it is impossible on one: several processes, or no
-// peer access between two GPUs.
+// Called by all ranks. Each has memory of the same layout, `bytes` from `base` on, with stage and
+// every x below. NULL on all ranks if there are several processes, or two GPUs without peer access.
 Copies *copies_open(Group *group, void *base, size_t bytes, real *stage);
 void    copies_close(Copies *c);                            // when all queued work is done
 bool    copies_contain(const Copies *c, const void *x, size_t bytes);
@@ -16,6 +15,5 @@ bool    copies_contain(const Copies *c, const void *x, size_t bytes);
 void    copies_gather(Copies *c, cudaStream_t stream, void *x, const void *mine, size_t bytes);
 // Only sends: shard r of x to row `rank` of rank r's stage. add_shards adds.
 void    copies_scatter(Copies *c, cudaStream_t stream, const real *x, size_t n);
-// On the device's stream: out = (onto: out +) row 0 of the stage + row 1 ..., in this order; `own`
-// in place of this rank's row.
+// On the device's stream: out = (onto: out +) stage row 0 + row 1 + ...; `own`: this rank's.
 void    add_shards(real *out, const real *own, const real *stage, size_t n, int rank, int size, bool onto);

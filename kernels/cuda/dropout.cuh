@@ -1,11 +1,9 @@
-// dropout.cuh: the mask of dropout, for dropout.cu and norm.cu. Bit for bit that of
-// kernels/cpu/dropout.c.
+// dropout.cuh: the mask of dropout, bit for bit that of kernels/cpu/dropout.c.
 #pragma once
 #include "impl.cuh"
 #include "kernels/random.h"
 
-// A Dropout as kernels use it: x becomes x * scale if its random_16 is at least `least`, else 0.
-// least 0: p is 0 and key is not read.
+// A Dropout: x becomes x * scale if its random_16 >= least, else 0. least 0: p is 0, key not read.
 typedef struct { const uint64_t *key; int site; uint32_t least; real scale; } Mask;
 static inline Mask mask_of(Dropout d) {
     return { d.key, d.site, (uint32_t)((double)d.p * 65536),

@@ -1,5 +1,4 @@
-// embed.cu: the embedding. Backward sorts the positions by token, so that each row of dweight has
-// one sum in a fixed order.
+// embed.cu: the embedding. Backward sorts positions by token: a row of dweight has one ordered sum.
 #include "sort.cuh"
 
 // A block has several tokens, a thread W columns at a time. Moves 2*N*C elements.
@@ -21,11 +20,10 @@ static void embed_forward(floatX *out, const int *token, const floatX *weight, i
 // The positions 0..N-1, sorted by token (`order`), are cut into pieces of 32, one per block: some
 // tokens are every tenth word of a text, others occur once. A run is a token's positions within a
 // piece. A block sums each run, with W columns per thread and AHEAD rows in flight, and adds the
-// sum to the token's row of dweight. A run that continues in a neighbouring piece is only a part of
-// the token's sum: embed_edges_kernel finishes it. The part at the beginning of a piece goes to
-// edge[piece][0], the part at the end to edge[piece][1]. Rows of dweight are loaded together with
-// the rows that are added to them. Reads N*C elements, reads and writes one row of reals per token
-// that occurs.
+// sum to the token's row of dweight, loaded with the addends. A run that continues in a
+// neighbouring piece is only part of the token's sum: at the beginning of a piece it goes to
+// edge[piece][0], at the end to edge[piece][1], for embed_edges_kernel. Reads N*C elements, moves
+// one row of reals per token that occurs.
 enum { PIECE = 32, AHEAD = 4 };
 __device__ static int token_at(const int *token, const int *order, size_t at, int N) {
     return at < N ? token[order[at]] : -1;          // none past the last, nor before the first, where `at` wraps around
@@ -93,8 +91,7 @@ template<int W> static __global__ void embed_edges_kernel(real *dweight, const r
     }
     if (c < C) store(to, sum);
 }
-// A radix sort by token: stable, from the lowest digit up. Digits have at most 10 bits, so two are
-// enough for a vocabulary of up to a million.
+// A radix sort by token: stable, lowest digit first. Two digits of 10 bits do for a million tokens.
 static void embed_backward(real *dweight, const floatX *dout, const int *token, int N, int V, int C) {
     int bits = 1;
     while (bits < 31 && V > 1 << bits) bits++;

@@ -1,5 +1,4 @@
-// expert.cu: the nonlinearity inside an expert, together with the gradient of the router's weight.
-// kernels/cpu/expert.c says why.
+// expert.cu: an expert's nonlinearity, with the router weight's gradient (kernels/cpu/expert.c).
 #include "expert.cuh"
 
 // A block has several rows, a thread W columns at a time. Moves 3*M*F elements (gated) or 2*M*F.
@@ -18,10 +17,9 @@ template<Activation f, int W> static __global__ void forward_kernel(floatX *act,
     }
 }
 
-// A row has a warp (8 rows per block), or a block of up to 256 threads if it is longer; its threads
-// share nothing but the dot product of da and act. slot_of_row NULL: row m is slot m. A thread
-// reads what it is going to overwrite first: dpre may be pre, or da where they have the same shape.
-// end: end_of. Moves 6*M*F elements (gated) or 4*M*F.
+// A row has a warp (8 rows per block), or a block of up to 256 threads if it is longer, for the dot
+// product of da and act. slot_of_row NULL: row m is slot m. A thread reads before it writes: dpre
+// may be pre, or da if of the same shape. end: end_of. Moves 6*M*F elements (gated) or 4*M*F.
 template<Activation f, int W> static __global__ void backward_kernel(floatX *dpre, floatX *wact,
         real *dweight, const floatX *da, const floatX *pre, const real *weight, const int *slot_of_row,
         const int *end, int M, int F) {

@@ -1,14 +1,11 @@
-// expert.cuh: the nonlinearities of experts, for expert.cu, the fused products of hopper/ and
-// decode/layer.cu.
+// expert.cuh: the nonlinearities of experts.
 //
-// Where results are stored as bf16, exponential and quotient are single approximate instructions
-// (errors of 1e-6 against a bound of 8 * 2^-8), because in the kernels of products the tensor cores
-// wait for them. For float they are the exact functions.
+// For results in bf16, exponential and quotient are single approximate instructions (errors of 1e-6
+// against a bound of 8 * 2^-8), as tensor cores wait for them; for float they are exact.
 #pragma once
 #include "ptx.cuh"
 
-// Where the number of used rows of a plan is stored, if it may be less than S (rounded routing);
-// else NULL.
+// Where a plan's number of used rows is, if it may be less than S (rounded routing); else NULL.
 static inline const int *end_of(const Plan *plan) { return plan->first ? plan->start + plan->E : NULL; }
 
 __device__ static inline real fast_sigmoid(real x) {
@@ -41,7 +38,6 @@ template<Activation f> __device__ static inline Slope slope_of(real g, real up) 
 }
 
 #if defined(PRECISION_BF16)
-// The gradient of each row's router weight: the sum of its parts (parts,S), in order
-// (hopper/expert.cu).
+// The gradient of each row's router weight: the ordered sum of its parts (parts,S).
 void sum_router_parts(real *dweight, const real *part, const Plan *plan, int parts);
 #endif

@@ -2,8 +2,7 @@
 #pragma once
 #include "impl.cuh"
 
-// Which rows a token has: those of its slots. row_of_slot NULL: the rows are in the order of slots.
-// first: the plan's, or NULL.
+// A token's rows. row_of_slot NULL: they are in the order of slots. first: the plan's, or NULL.
 typedef struct { const int *row_of_slot, *first; int K; } TokenRows;
 typedef struct { int begin, end; } Slots;
 __device__ static inline Slots slots_of(TokenRows t, size_t n) {

@@ -1,5 +1,4 @@
-// heads.cu: what some models do with the heads of queries and keys: norms, keys with a part that
-// all share, sinks.
+// heads.cu: what some models do with heads: norms, keys with a part that all share, sinks.
 #include "columns.cuh"
 
 // ---- norm_rope ----------------------------------------------------------------------------------
@@ -66,8 +65,7 @@ template<int W> __device__ static inline Pairs<W> pairs_at(const floatX *d, cons
     rotate_back(&p.da, &p.db, angles, i);
     return p;
 }
-// sums (groups,D) of a block, added up, to its row of partial. Sums of 16: one chain of 256 would
-// lose 8 eps.
+// A block's sums (groups,D), added 16 at a time (a chain of 256 loses 8 eps), to a row of partial.
 __device__ static inline void store_partial(real *partial, const real *sums, int groups, int D) {
     __syncthreads();
     for (int i = threadIdx.x; i < D; i += HEAD_THREADS) {
@@ -80,9 +78,8 @@ __device__ static inline void store_partial(real *partial, const real *sums, int
         partial[(size_t)blockIdx.x * D + i] = total;
     }
 }
-// A block has every gridDim.x-th group of heads, and a row of `partial` (gridDim.x,D) for its part
-// of dweight. A group of lanes adds its part up in the order of heads, in a row of its own in
-// shared memory. Moves 3 N heads D elements.
+// A block has every gridDim.x-th group of heads, and a row of `partial` (gridDim.x,D). A group of
+// lanes adds up in the order of heads, in its row of shared memory. Moves 3 N heads D elements.
 template<int W> static __global__ void __launch_bounds__(HEAD_THREADS, 3) norm_rope_backward_kernel(floatX *dx,
         real *partial, const floatX *before, const Heads z) {
     extern __shared__ real sums[];                          // (groups,D)
@@ -230,8 +227,7 @@ static bool shared_keys_wide(SharedKeys z, const void *a, const void *b, const v
     return wide(z.D, a, b, c) && z.key % VECTOR == 0 && z.value % VECTOR == 0;
 }
 
-// Thread i has W elements of kv. Moves N (4 G D) elements at most; what heads share stays in the
-// cache.
+// Thread i has W elements of kv. Moves at most N (4 G D) elements; what heads share is cached.
 template<int W> static __global__ void __launch_bounds__(256) shared_keys_kernel(floatX *kv, const floatX *parts,
         const floatX *shared, SharedKeys z) {
     const size_t i = global_index() * W;
@@ -253,8 +249,7 @@ static void shared_keys_forward(floatX *kv, const floatX *parts, const floatX *s
     LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, kv, parts, shared, z);
 }
 
-// Thread i has W elements of a token's dparts or, after those, of its dshared. Moves N (4 G D)
-// elements at most.
+// Thread i has W elements of a token's dparts or, after those, dshared. Moves at most N (4 G D).
 template<int W> static __global__ void __launch_bounds__(256) shared_keys_backward_kernel(floatX *dparts,
         floatX *dshared, const floatX *dkv, SharedKeys z) {
     const int width = z.key + z.value, own = z.G * width, common = z.D - z.key;
@@ -310,8 +305,7 @@ static void sink_forward(floatX *out, real *lse, const floatX *sink, int N, int 
            rows, H, D);
 }
 
-// Blocks (h,part): a part of the tokens, `lanes` threads for each. partial (parts,H): their sums.
-// Reads 2*N*H*D elements.
+// Blocks (h,part): part of the tokens, `lanes` threads each. partial (parts,H). Reads 2*N*H*D.
 enum { SINK_WARPS = 8, SINK_PARTS = 64 };
 template<int W> static __global__ void __launch_bounds__(32 * SINK_WARPS)
 dsink_kernel(real *partial, const floatX *dout, const floatX *out, const real *lse, const floatX *sink, int N, int H,

@@ -1,6 +1,5 @@
-// impl.cuh: included by every file of kernels/cuda/. A file is compiled once per number type, those
-// of CUDA_ONCE in the Makefile once. Only the CUDA runtime is used: cub, thrust and cooperative
-// groups cost seconds of compile time per file.
+// impl.cuh: included by every file of kernels/cuda/. A file is compiled once per number type (those
+// of CUDA_ONCE once). Only the CUDA runtime is used: cub and thrust take seconds to compile.
 //
 // kernels/cuda/x.cu fills the same entries of the table as kernels/cpu/x.c, where the formulas are,
 // and rounds where that rounds. Values are computed as real (float) and stored as floatX: R(x)
@@ -36,8 +35,7 @@ extern "C" {
 #include "kernels/random.h"
 
 struct HostBarrier;
-// What a host thread that drives a GPU owns: one GPU and one stream. Threads share nothing but
-// their barrier.
+// What a host thread that drives a GPU owns. Threads share nothing but their barrier.
 typedef struct {
     int   device, sm_count, arch;       // arch: 80, 90, ...
     int   max_shared;                   // bytes of shared memory that a block can opt in to
@@ -58,8 +56,7 @@ void    *workspace(size_t bytes);       // at least this many bytes, valid until
 Comm    *cuda_connect(Group *group, char why[256]);     // nccl.cu; as Device.connect
 void     DEVICE(upload)(void *dst, const void *host, size_t bytes);     // device.cu; as Device.upload
 
-// As the functions of Device with these names (context.cu). cuda_read is download. All waiting for
-// the stream is here, and counted.
+// Device's functions of these names (context.cu); cuda_read: download. All waits are counted here.
 const char *cuda_open(int which);
 int         cuda_count(void);
 void        cuda_sync(void);
@@ -73,16 +70,14 @@ Recording  *cuda_record_end(const char **why);
 void        cuda_replay(const Recording *r);
 void        cuda_record_free(Recording *r);
 
-// barrier.cu. host_barrier_open, which all ranks of the group call, returns the barrier of those in
-// this process. host_barrier_wait returns when all of them have called it. It does nothing for
-// NULL, and while work is recorded: the replay waits.
+// barrier.cu. host_barrier_open, by all ranks of the group, returns the barrier of this process's.
+// host_barrier_wait returns when all these have called it; at once for NULL and while recording.
 HostBarrier *host_barrier_open(Group *group);
 void     host_barrier_close(HostBarrier *b);
 void     host_barrier_wait(HostBarrier *b);
 uint64_t this_process(void);                            // no other process of the run, on any host, has the same number
 
-// Ends the program with a message: the error, the program's activity, file, line, the call, the
-// build's architectures and the GPU's.
+// Ends the program: error, activity, file, line, call, architectures of the build and the GPU.
 [[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t error);
 // The same, except that an operation that cannot be recorded only spoils the recording.
 void cuda_check(const char *file, int line, const char *what, cudaError_t error);
@@ -100,8 +95,7 @@ void cuda_check(const char *file, int line, const char *what, cudaError_t error)
         if (e_ != cudaSuccess) cuda_check(__FILE__, __LINE__, __func__, e_); \
     } } while (0)
 
-// For a kernel that may begin before the previous one has ended (ptx.cuh, let_next_start). Before
-// Hopper it begins after.
+// For a kernel that may begin before the previous one ends (ptx.cuh, let_next_start), on Hopper.
 #define LAUNCH_EARLY(kernel, grid, block, shared, ...) LAUNCH_CLUSTER(kernel, grid, 1, block, shared, __VA_ARGS__)
 // The same in clusters of this many blocks (ptx.cuh, cluster_arrive).
 #define LAUNCH_CLUSTER(kernel, grid, cluster, block, shared, ...) do { \
@@ -137,8 +131,7 @@ __device__ static inline floatX X_random(real r, uint32_t bits) {
 __host__ __device__ static inline size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
 __device__ static inline size_t global_index(void) { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }
 
-// W elements that a thread loads or stores at once: one instruction for up to 16 bytes. The address
-// must be a multiple of their size, or of 16.
+// W elements that a thread loads or stores at once, aligned to their size or to 16 bytes.
 enum { VECTOR = 16 / sizeof(floatX) };
 template<class T, int W> struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Array { T x[W]; };
 template<int W> using Pack  = Array<floatX, W>;
@@ -146,8 +139,7 @@ template<int W> using Reals = Array<real, W>;
 template<int W, class T> __device__ static inline Array<T, W> load(const T *p) { return *(const Array<T, W> *)p; }
 template<int W, class T> __device__ static inline void store(T *p, Array<T, W> v) { *(Array<T, W> *)p = v; }
 // Between packs and reals, rounding to nearest even. bf16 is converted in pairs, as registers hold
-// it: one instruction per number to float, one per pair back. (Single numbers go through a unit of
-// a quarter of the rate.)
+// it: single numbers go through a unit of a quarter of the rate.
 __device__ static inline float unpack_bf16(uint32_t two, int i) {
     return __uint_as_float(i ? two & 0xffff0000 : two << 16);
 }
@@ -180,8 +172,7 @@ template<int W> __device__ static inline Pack<W> pack(const Reals<W> &r) {
         p.x[i] = X(r.x[i]);
     return p;
 }
-// random_32 of elements first .. first + W-1, for X_random. first is even, or W is 1: pairs share a
-// hash.
+// random_32 of elements from `first` on, for X_random. first is even or W is 1: pairs share a hash.
 template<int W> __device__ static inline void random_each(uint32_t (&bits)[W], uint64_t key, size_t first) {
     if constexpr (W == 1) bits[0] = random_32(key, first);
     else
@@ -205,9 +196,8 @@ static inline dim3 rectangle(size_t units) {
     while (x < 256 && x < units) x *= 2;
     return dim3(x, 256 / x);
 }
-// A block for rows that are reduced: x threads per row, y rows. A row gets 8 to 32 lanes of a warp
-// (256 threads per block) if they need at most `each` units per thread, otherwise a block of up to
-// `most` threads.
+// A block for rows that are reduced: x threads per row, y rows. A row gets 8 to 32 lanes (256
+// threads per block) if at most `each` units per thread, else a block of up to `most` threads.
 static inline dim3 row_threads(size_t units, int each, unsigned most) {
     unsigned x = 8;
     while (x < 32 && x < units) x *= 2;
@@ -240,8 +230,7 @@ template<class T> __device__ static inline T warp_scan(T x) {
     }
     return x;
 }
-// The sum over a block of WARPS warps; all threads get it. (64-bit atomicAdd on shared memory
-// compiles to a CAS loop.)
+// The sum over WARPS warps, to all threads. (64-bit atomicAdd on shared memory is a CAS loop.)
 template<int WARPS, class T> __device__ static inline T block_sum(T x) {
     __shared__ T of_warp[WARPS];
     x = warp_sum(x);
@@ -264,8 +253,7 @@ __device__ static inline real row_sum(real x) {
     for (int warp = 0; warp < blockDim.x / 32; warp++) x += of_warp[warp];
     return x;
 }
-// Is this block the last of `blocks` to arrive here? Then it sees what the others wrote before.
-// *arrived is 0 between kernels.
+// Is this block the last of `blocks`? Then it sees all they wrote. *arrived: 0 between kernels.
 __device__ static inline bool last_block(unsigned *arrived, unsigned blocks) {
     __shared__ int last;
     __threadfence();

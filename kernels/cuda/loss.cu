@@ -14,9 +14,8 @@
 
 enum { ROW_THREADS = 512, PARTS = 4, AT_ONCE = 2 };
 
-// exp(x - y). For bf16 logits the fast one: its error is about 2^-21 where the result matters,
-// gradients are stored with 2^-8, and the loss takes the logarithm of a sum of many. For float, the
-// exact one.
+// exp(x - y), exact for float logits. Fast for bf16: its error is about 2^-21 where it matters;
+// gradients are stored with 2^-8, and the loss takes the logarithm of a sum of many.
 __device__ static inline real exp_difference(real x, real y) {
     return sizeof(floatX) == 2 ? exp2_fast((x - y) * LOG2E) : expf(x - y);
 }

@@ -1,7 +1,6 @@
 // matmul.cu: every matrix product of the model, dense or grouped by expert, forward and backward.
 //
-// As on the CPU (kernels/cpu/matmul.c) each product is, for every expert (a dense one is one
-// expert),
+// As on the CPU (kernels/cpu/matmul.c) each product is, for every expert (dense: there is one),
 //
 //     c[m][n] = sum over k of  a[m][k] * b[n][k]
 //
@@ -10,8 +9,7 @@
 //     INPUT              rows of e         C          O           dout[row m][k]    weight[e][k][n]
 //     WEIGHT             O                 C          rows of e   dout[row k][m]    inp[row k][n]
 //
-// and here, too, the art is to use a number many times once it is near. For bf16, from the outside
-// in:
+// and the art is, too, to use a number many times once it is near. For bf16, from the outside in:
 //
 //   grid       A block computes a tile of c, 128 x 128 or 128 x 256. Neighbours in the grid, which
 //              run at the same time, have the same expert and some rows and columns in common: what
@@ -29,19 +27,16 @@
 //              hold a and b, both for the 16 of k being multiplied and for the next.
 //
 // The three products differ in two ways. Where k is the slow dimension in memory (b of INPUT, both
-// of WEIGHT), the tile is copied as it is and transposed on its way into registers, by
-// ldmatrix.trans. And for WEIGHT the row index belongs to k: it changes with every step, and is
-// itself loaded two steps before it is needed.
+// of WEIGHT), ldmatrix.trans transposes the tile on its way into registers. And for WEIGHT the row
+// index belongs to k: it changes with every step, and is itself loaded two steps ahead.
 //
-// How many rows an expert has is known only on the GPU (plan->start), and the host does not wait
-// for it: the grid covers the worst case, blocks find their expert (tile_coord), and blocks without
-// work return. Each element of c belongs to one block, and its sum runs in the order of k: the same
-// bits every time.
+// An expert's rows are known only on the GPU (plan->start), and the host does not wait: the grid
+// covers the worst case, blocks find their expert (tile_coord), and those without work return. Each
+// element of c is one block's, and its sum runs in the order of k: the same bits every time.
 //
-// Other cases: f32, and bf16 with widths that are not multiples of 8, use plain_product, which is
-// slow but takes anything. A few rows (decoding) use small_rows, whose time is that of reading
-// weights. Dense products are offered to cuBLASLt first (dense.cu). Each choice depends on sizes
-// and alignment only.
+// Other cases: f32, and bf16 with widths that are not multiples of 8, use plain_product, slow but
+// for anything. A few rows (decoding) use small_rows, bound by reading weights. Dense products are
+// offered to cuBLASLt first (dense.cu). Sizes and alignment alone decide.
 #include "dense.cuh"
 #include "product.cuh"
 
@@ -59,9 +54,8 @@ template <int BN> struct Size {                                 // bytes of shar
     static constexpr int shared = STAGES * stage + LISTS * 2 * BK * (int)sizeof(int);
 };
 
-// Copies a tile to shared memory without transposing it: ROWS rows, COLUMNS numbers of each from
-// `column` on. Row r is row_at(r) of `from`, or zeros if that is negative; numbers past `width` are
-// zeros. Neighbouring threads copy neighbouring 16 bytes.
+// Copies a tile to shared memory as it is: ROWS rows, COLUMNS numbers of each from `column` on. Row
+// r is row_at(r) of `from`, or zeros if that is negative; numbers past `width` are zeros.
 //
 // Swizzle: chunk c (16 bytes) of row r is stored at chunk c ^ r%8. ldmatrix reads the same chunk of
 // 8 rows at a time; without the swizzle these would be in the same 4 of 32 banks.
@@ -93,9 +87,8 @@ __device__ static inline void load_operand(uint32_t r[4][4], uint32_t tile, uint
 }
 
 // The four 8 x 8 matrices of a 16 x 16 block go to registers 0-3 in mma's order: of a first along
-// m, then along k; of b first along k. In the tile m and n are rows if `along`, otherwise columns.
-// rows_first: matrices 0 and 1 are in the same columns of the tile, otherwise in the same rows.
-// first: the warp's first m or n in the tile.
+// m, then k; of b first along k. m and n are the tile's rows if `along`, else columns. rows_first:
+// matrices 0 and 1 share the tile's columns, else rows. first: the warp's first m or n.
 template <bool along, int pitch> __device__ static inline uint32_t operand_offset(int first, bool rows_first) {
     const int lane = threadIdx.x % 32;
     const int row  = rows_first ? lane % 16 : lane / 16 * 8 + lane % 8;
@@ -103,9 +96,8 @@ template <bool along, int pitch> __device__ static inline uint32_t operand_offse
     return (along ? (first + row) * pitch : row * pitch + first * 2) + (side ^ row % 8) * 16;
 }
 
-// Stores the finished tile: from each warp's registers, where a row is scattered in pieces of 8
-// bytes, to shared memory, and from there as whole rows to c, after adding what c held, and rounded
-// once. list: the row of c for each row of the tile.
+// Stores the finished tile: from registers, where a row is in pieces of 8 bytes, through shared
+// memory as whole rows to c, added to what c held, rounded once. list: c's rows.
 template <ProductKind kind, int BN, typename T> __device__ static inline
 void write_tile(const Product &p, const TileCoord &at, const float sum[4][8][4], float *shared, const int *list) {
     typedef Array<T, 4> Four;
@@ -190,9 +182,8 @@ template <ProductKind kind, int BN> struct Operands {
 };
 
 // A block has one tile of c, BM x BN, and BN threads: 2 warps along m, BN/64 along n. 2*BM*BN*k
-// flop; reads (BM + BN)*k*2 bytes from L2: 64 flop per byte at 128 x 128 and 85 at 128 x 256. 8
-// warps fit on an SM either way, as many as the registers allow: with 128 x 128 as two blocks, of
-// which one can multiply while the other begins or ends.
+// flop; reads (BM + BN)*k*2 bytes from L2: 64 flop per byte at 128 x 128, 85 at 128 x 256.
+// Registers allow 8 warps on an SM: with 128 x 128 two blocks, which overlap.
 template <ProductKind kind, int BN>
 static __global__ __launch_bounds__(BN, 256 / BN) void tile_product(const Product p) {
     constexpr bool a_along = kind != WEIGHT, b_along = kind == FORWARD;
@@ -265,8 +256,7 @@ static bool can_tile(const Product &p) {
     return p.C % 8 == 0 && p.O % 8 == 0 && ((uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)p.c) % 16 == 0;
 }
 
-// Wide tiles read less, but only one fits on an SM: there must be many of them, or SMs would idle
-// at the end, and none half empty.
+// Wide tiles read less, but one fills an SM: there must be many, or SMs idle, and none half empty.
 template <ProductKind kind> static bool wide_tiles(const Product &p) {
     const int n = columns_of<kind>(p);
     return (n % 256 == 0 || n > 2048) && tile_count<kind, BM, 256>(p) >= 8u * (unsigned)context()->sm_count
@@ -299,9 +289,8 @@ void write_plain(const Product &p, const TileCoord &at, const float sum[4][4], i
         }
     }
 }
-// A block has 64 x 64 of c, and each of its 256 threads 4 x 4, in steps of 16 of k. The next step's
-// numbers are loaded into registers while this step's are multiplied. In shared memory they are
-// floats, and k is the slow dimension of both operands.
+// A block has 64 x 64 of c, each of 256 threads 4 x 4, in steps of 16 of k. The next step's numbers
+// are loaded to registers meanwhile. Shared memory holds floats, k slow in both operands.
 template <ProductKind kind> static __global__ __launch_bounds__(256, 4)
     void plain_product(const __grid_constant__ Product p) {
     __shared__ __align__(16) float a[PLAIN_K][PLAIN + 4], b[PLAIN_K][PLAIN + 4];

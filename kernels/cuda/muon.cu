@@ -3,14 +3,12 @@
 #include "hopper/muon.cuh"
 
 enum { THREADS = 256 };
-// The blocks of a row of the grid share n elements; a thread takes W at a time. n is a multiple of
-// W.
+// The blocks of a grid row share n elements, a multiple of W; a thread takes W at a time.
 #define EACH(i, n, W) \
     for (size_t i = ((size_t)blockIdx.x * THREADS + threadIdx.x) * W; i < n; i += (size_t)gridDim.x * THREADS * W)
 
 // ---- before and after: gradient to momentum, direction to weight --------------------------------
-// Part blockIdx.y, four elements at a time, 16 bytes of reals, if it begins and ends on a multiple
-// of four everywhere.
+// Part blockIdx.y, four elements at a time if it begins and ends on a multiple of four everywhere.
 
 __device__ static inline bool in_fours(const Segment &s, bool aligned) {
     return aligned && (s.offset | s.count | s.shift | s.gradient | s.muon_offset) % 4 == 0;
@@ -131,8 +129,7 @@ static Plan plan_of(int *start, int count, int rows) {
     p.N = p.S = count * rows, p.E = count, p.K = 1, p.start = start;
     return p;
 }
-// Blocks for each of `count` matrices: all together several for every multiprocessor, and none
-// without work.
+// Blocks for each of `count` matrices: several per multiprocessor in all, none without work.
 static dim3 blocks_of(size_t n, int count, int W) {
     const size_t most = divide_up(n, (size_t)THREADS * W),
         wanted = count ? divide_up(16 * MULTIPROCESSORS, (size_t)count) : 0;
@@ -159,8 +156,7 @@ template<int W> static void newton_schulz(const Device *d, const MuonBuffers *b,
         x = y, y = t;
     }
 }
-// Can rows be taken 8 (of floats 4) at a time, and squares of the smaller side? Then so can
-// everything.
+// Can rows, and squares of the smaller side, be taken 8 (floats: 4) at a time? Then all can.
 static bool vectors(int rows, int columns) { return rows % VECTOR == 0 && columns % VECTOR == 0; }
 template<bool portable> static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int rows,
                                                   int columns) {

@@ -1,14 +1,12 @@
 // nccl.cu: ranks that are GPUs, by NVIDIA's library of collective operations; compiled once.
 //
 // NCCL is opened when a run has several ranks: neither the build nor a run on one GPU needs it. A
-// collective operation is a kernel that moves data between the GPUs, over NVLink or the network, on
-// a few of the multiprocessors; it waits on the GPU until the other ranks' kernels have started. It
-// has a stream of its own, of high priority, so that a reduction starts although the backward pass
-// has filled the queue; two events order the two streams.
+// collective operation is a kernel on a few multiprocessors that waits until the other ranks'
+// kernels have started. It has a stream of its own, of high priority, so that a reduction starts
+// although the backward pass has filled the queue; two events order the two streams.
 //
-// Only its rank's thread uses a communicator. If a rank is lost the others' kernels wait forever:
-// the watching thread (llmc/ranks/watch.c) ends the process, which is why nothing here has a
-// time-out.
+// Only its rank's thread uses a communicator. Nothing here has a time-out: if a rank is lost, the
+// watching thread (llmc/ranks/watch.c) ends the process.
 #include "copies.cuh"
 extern "C" {
 Comm *nccl_connect(Group *group, char why[256]);
@@ -79,8 +77,7 @@ static const char *load(void) {
 
 // ---- a rank's communicator ----------------------------------------------------------------------
 
-// A sum whose addends are on their way to the stage: they are added on the device's stream when the
-// sum is needed, or before the stage is used again.
+// A sum whose addends travel to the stage: added when needed, or before the stage is used again.
 struct Pending { real *out; const real *own; size_t n; bool onto; int64_t number; };
 struct Recorded { cudaEvent_t event; int64_t sums; };       // sums: how many were queued before it
 struct Nccl : Comm {
@@ -119,8 +116,7 @@ static void sum(Comm *c, void *x, size_t n, NcclType type) {
 }
 static void all_reduce(Comm *c, real *x, size_t n)     { sum(c, x, n, NCCL_FLOAT); }
 static void all_reduce_ints(Comm *c, int *x, size_t n) { sum(c, x, n, NCCL_INT); }
-// Not while work is recorded: copies number their operations, and a replay would repeat the
-// numbers.
+// Not while work is recorded: copies number operations, and a replay would repeat the numbers.
 static bool by_copies(const Nccl *g, const void *x, size_t bytes) {
     return g->copies && !context()->recording && copies_contain(g->copies, x, bytes * g->size);
 }
@@ -147,8 +143,7 @@ static void reduce_scatter(Comm *c, real *x, size_t n) {
                                          after_queued(g)), "reduce-scatter");
     host_barrier_wait(g->barrier);
 }
-// NCCL's own sum has another order, so it only carries the shards: each rank sends one to every
-// other.
+// NCCL sums in another order, so it only carries the shards: each rank sends one to every other.
 static void send_shards(Nccl *g, const real *x, size_t n) {
     cudaStream_t stream = after_queued(g);
     nccl_check(g, nccl.GroupStart(), "send and receive");

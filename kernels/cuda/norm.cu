@@ -25,8 +25,7 @@ template<int W> __device__ static inline Pack<W> normalized(const Pack<W> &x, re
 
 // ---- rmsnorm_forward ----------------------------------------------------------------------------
 // A row gets a warp while 32 threads with KEEP packs each can hold it in registers (C up to 1024 in
-// bf16), then more threads, so that it is read once however long it is. Only what the largest block
-// cannot hold is read again.
+// bf16), then more threads. Only what the largest block cannot hold is read again.
 
 enum { KEEP = 4 };
 
@@ -69,10 +68,8 @@ static inline TokenRows token_rows(const Plan *plan, const floatX *rows) {
     return plan && rows ? TokenRows{ plan->row_of_slot, plan->first, plan->K } : TokenRows{ NULL, NULL, rows != NULL };
 }
 
-// A block has a row, and a thread VECTOR columns of it with K+1 loads. Many blocks per
-// multiprocessor keep enough loads in flight: 1536 threads, hence 40 registers. Every value is
-// rounded where the single operations would store it.
-// Moves (K+3) N C elements.
+// A block has a row, a thread VECTOR columns of it with K+1 loads. Many blocks keep enough loads in
+// flight: 1536 threads, hence 40 registers. Rounds as the single operations do. Moves (K+3) N C.
 template<int MOST> static __global__ void __launch_bounds__(MOST, 1536 / MOST) add_norm_forward_kernel(floatX *out,
         real *rstd, floatX *resid, const floatX *residual, Branch b, Mask dropout, const floatX *norm, real eps,
         int N, int C) {
@@ -128,8 +125,7 @@ static void add_norm_forward(const Device *, floatX *out, real *rstd, floatX *re
 
 // ---- backward through the norm ------------------------------------------------------------------
 
-// The gradient of what was normalized is the sum of a token's rows (none if rows is NULL) and of up
-// to two more arrays (N,C).
+// The normalized values' gradient is the sum of a token's rows, if any, and up to two arrays (N,C).
 typedef struct { const floatX *rows; TokenRows map; const floatX *more[2]; } Addends;
 typedef struct {
     floatX *dresid;                         // (N,C) +=
@@ -142,8 +138,7 @@ typedef struct {
     int ahead;                              // how many of a token's rows are copied ahead
 } NormBackward;
 
-// A thread's buffer in shared memory: Vecs `stride` apart, which no other thread reads. So a thread
-// waits for its own copies only.
+// A thread's buffer in shared memory: Vecs `stride` apart. It waits for its own copies only.
 typedef struct { Vec *at; int stride; } Buffer;
 typedef struct { int rows, row; real rstd; } Token;         // of a lane: the lane-th of the token's rows
 __device__ static inline Token find_token(const NormBackward &p, unsigned n) {
@@ -152,8 +147,7 @@ __device__ static inline Token find_token(const NormBackward &p, unsigned n) {
     const int lane = threadIdx.x % 32, rows = s.end - s.begin, slot = s.begin + lane;
     return { rows, lane >= rows ? 0 : p.addends.map.row_of_slot ? p.addends.map.row_of_slot[slot] : slot, p.rstd[n] };
 }
-// Starts to copy token n, at columns c .. c + VECTOR-1: up to `ahead` rows, the other addends,
-// resid, dresid.
+// Starts to copy VECTOR columns of token n: up to `ahead` rows, other addends, resid, dresid.
 __device__ static inline void copy_token(const NormBackward &p, Buffer buffer, const Token &t, unsigned n, int c) {
     const size_t at = (size_t)n*p.C + c;
     Vec *to = buffer.at;
@@ -186,8 +180,7 @@ __device__ static inline const Vec *add_addends(real *d, const NormBackward &p, 
     for (int i = 0; i < 2; i++) if (p.addends.more[i]) add();
     return from;
 }
-// The sum over the warps of a row: of_warps holds four of its warps each, `fours` of them from
-// `first` on. Warps that do not exist have 0 there.
+// The sum over a row's warps: of_warps has four each, `fours` from `first` on (missing warps: 0).
 __device__ static inline real sum_of_warps(real of_warp, Reals<4> *of_warps, int first, int fours) {
     if (threadIdx.x % 32 == 0) of_warps[first + threadIdx.x / 128].x[threadIdx.x / 32 % 4] = of_warp;
     named_barrier_sync(1 + threadIdx.y, blockDim.x);
@@ -199,8 +192,7 @@ __device__ static inline real sum_of_warps(real of_warp, Reals<4> *of_warps, int
     }
     return sum;
 }
-// A block's row of partial: the sums over its threads with the same columns. sums: (1 + BIASED,
-// VECTOR/4, threads).
+// A block's row of partial: sums over threads of equal columns. sums (1 + BIASED,VECTOR/4,threads).
 template<bool BIASED> __device__ static inline void store_partial(real *partial, Reals<4> *sums, const real *dnorm,
         const real *dbias, int thread, int threads, int C) {
     for (int i = 0; i < VECTOR; i++) sums[i / 4 * threads + thread].x[i % 4] = dnorm[i];
@@ -263,8 +255,7 @@ template<bool BIASED> static __global__ void __launch_bounds__(1024) norm_backwa
     __syncthreads();                                        // no copy is in flight any more
     store_partial<BIASED>(p.partial, (Reals<4> *)shared, dnorm, dbias, thread, threads, p.C);
 }
-// The same for rows of any width and address: a block reads each of its rows twice, and its sums
-// are in global memory.
+// The same for any width and address: a block reads its rows twice; its sums are in global memory.
 static __global__ void norm_backward_plain_kernel(const NormBackward p, int biased) {
     real *const dnorm = p.partial + (size_t)blockIdx.x * (1 + biased) * p.C, *const dbias = dnorm + p.C;
     for (int c = threadIdx.x; c < p.C * (1 + biased); c += blockDim.x) dnorm[c] = 0;

@@ -4,9 +4,8 @@
 #include <math.h>
 
 // ---- segments -----------------------------------------------------------------------------------
-// Laid end to end, the segments make one line. Each block takes a part of that line, whatever
-// segments it covers, so that one launch does for all of them and all blocks have equal work. Every
-// warp finds its own segment.
+// Laid end to end, the segments make one line, of which each block takes an equal part, whatever
+// segments it covers: one launch for all. Every warp finds its own segment.
 
 __device__ static size_t line_length(const Segment *segments, int count) {
     size_t sum = 0;
@@ -28,8 +27,7 @@ __device__ static LinePosition line_find(const Segment *segments, int count, siz
         before = __shfl_sync(ALL, end, 31);
     }
 }
-// use(number, segment, from, n) for each segment in at .. end-1 of the line: n of its elements,
-// from number `from` on.
+// use(number, segment, from, n) for each segment in at .. end-1 of the line: its n from `from` on.
 template<class Use> __device__ static inline void each_segment(const Segment *segments, int count, size_t at,
                                                                size_t end, Use use) {
     LinePosition p = line_find(segments, count, at);
@@ -44,8 +42,7 @@ template<class Use> __device__ static inline void each_segment(const Segment *se
 
 // ---- squared norms ------------------------------------------------------------------------------
 
-// The sum over segment s in part i of the line is partial[i + s]. No two meet: along the line one
-// of the two always grows.
+// The sum over segment s in part i of the line is partial[i + s], unique: i or s grows along it.
 static __global__ void __launch_bounds__(THREADS, 4) grad_sq_norms_kernel(double *partial, const void *grads,
         const Segment *segments, int count) {
     const size_t length = line_length(segments, count), part = sum_part_size(length);
@@ -96,8 +93,7 @@ template<class M> struct Update {
     uint64_t key;
 };
 
-// Updates elements i .. i + W-1, whose gradients are at g_at and whose master and m are at i -
-// shift, v at i - shift - shift_v.
+// Updates elements i .. i + W-1: gradient at g_at; master, m at i - shift, v at that - shift_v.
 template<int W, class M, class G> __device__ static inline void update(const Update<M> &u, const G *g_at, size_t i,
         size_t shift, size_t shift_v, real scale, real shrink) {
     const size_t at = i - shift, v_at = at - shift_v;
@@ -141,13 +137,12 @@ template<class M, class G> __device__ static inline void update_range(const Upda
         update<1>(u, grad + i, i, s.shift, s.shift_v, scale, shrink);
 }
 
-// A block updates its part of the line of segments. A thread takes four elements at a time: 16
-// bytes each of gradient, m, v and master (8 of bf16). The gradient's norm is read here, so that
-// the host need not wait for it. Moves 30 bytes per element with a master copy of bf16 weights, 28
-// for float, 24 for bf16 weights without a master, 16 if m and v are bf16 too; 2 less where the
-// gradient is bf16. Root and quotient are the approximate instructions, right to one and two units
-// of f32: with exact rounding, the last of these forms would be limited by arithmetic instead of
-// memory (84 instead of 94 % of a copy's speed).
+// A block updates its part of the line of segments, a thread four elements at a time: 16 bytes each
+// of gradient, m, v and master (8 of bf16). The gradient's norm is read here: the host does not
+// wait for it. Moves 30 bytes per element with a master copy of bf16 weights, 28 for float, 24 for
+// bf16 weights without a master, 16 if m and v are bf16 too; 2 less where the gradient is bf16.
+// Root and quotient are approximate, right to one and two units of f32: exact ones would limit the
+// last of these forms by arithmetic (84 instead of 94 % of a copy's speed).
 template<class M> static __global__ void adamw_kernel(floatX *weight, real *master, M *m, M *v, const void *grads,
         const real *grad_sq_norms, const Segment *segments, int count, const AdamW *settings, int aligned) {
     const AdamW a = *settings;

@@ -26,8 +26,7 @@ template <ProductKind kind> __host__ __device__ static inline int columns_of(con
 
 // ---- tiles --------------------------------------------------------------------------------------
 
-// The last expert e with start[e]/height + e*step <= x, found by a whole warp: 32 candidates at a
-// time.
+// The last expert e with start[e]/height + e*step <= x, by a whole warp: 32 candidates at a time.
 __device__ static inline int last_expert(const int *start, int E, int x, int height, int step) {
     int e = 0;
     for (int n = E; n > 1;) {
@@ -46,8 +45,7 @@ typedef struct { int expert, first, rows, m, n; } TileCoord;
 
 // Tile rows are numbered over all experts: those of expert e begin at start[e]/HEIGHT + e. So an
 // expert has start[e+1]/HEIGHT - start[e]/HEIGHT + 1 numbers: always enough, sometimes one too
-// many; rows/HEIGHT + E in total. No table is needed: a search in start finds the expert of a
-// number.
+// many; rows/HEIGHT + E in total. A search in start finds a number's expert.
 // A band of 8 tile rows is numbered column by column, so that tiles computed at the same time share
 // rows and columns in L2.
 template <ProductKind kind, int HEIGHT, int WIDTH> __device__ static inline TileCoord

@@ -1,9 +1,7 @@
-// ptx.cuh: instructions that C++ has no word for, one function each. sm_80 and later; Hopper's own
-// are in hopper/.
+// ptx.cuh: instructions that C++ has no word for, sm_80 and later (Hopper's own: hopper/).
 //
 // A tensor core multiplies small matrices whose elements are spread over the 32 lanes of a warp.
-// With g = lane / 4 and t = lane % 4, and two bf16 in a 32-bit register (the lower index in the
-// lower half):
+// With g = lane / 4, t = lane % 4, and two bf16 in a register (the lower index in the lower half):
 //
 //     a (16 x 16)  a[0]: row g, columns 2t 2t+1       a[1]: row g+8
 //                  a[2]: row g, columns 2t+8 2t+9     a[3]: row g+8, those
@@ -15,15 +13,13 @@
 // The address in shared memory, 32 bits, that instructions take.
 __device__ static inline uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-// A number that is the same in all lanes of a warp, in a form that tells the compiler so: it keeps
-// what depends on it in uniform registers. The kernels on tensor cores have no others to spare; and
-// wgmma takes its descriptors from there: what every thread computes would be moved there one by
-// one between the instructions.
+// A number that is the same in all lanes of a warp, known as such to the compiler: what depends on
+// it is in uniform registers. Kernels on tensor cores have no others to spare, and wgmma takes its
+// descriptors from there.
 __device__ static inline int uniform(int x) { return __shfl_sync(ALL, x, 0); }
 
 // Loads four 8 x 8 matrices of 16-bit numbers. Lane l gives the address of row l%8 of matrix l/8:
-// 16 bytes, 16-byte aligned. r[i] receives row lane/4, columns 2(lane%4) and 2(lane%4)+1, of matrix
-// i.
+// 16 aligned bytes. r[i] receives row lane/4, columns 2(lane%4) and 2(lane%4)+1, of matrix i.
 __device__ static inline void ldmatrix(uint32_t r[4], uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row) : "memory");
@@ -43,15 +39,13 @@ __device__ static inline void mma_bf16(float d[4], const uint32_t a[4], const ui
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Copies 16 bytes from global to shared memory in the background, without registers. Not valid:
-// writes zeros and reads nothing.
+// Copies 16 bytes from global to shared memory in the background. Not valid: writes zeros only.
 __device__ static inline void cp_async(uint32_t shared, const void *global, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"(shared), "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0) : "memory");
 }
 
-// The copies since the last commit become a group. A wait is for all groups of this thread but the
-// newest `pending`.
+// Copies since the last commit become a group. Waits for this thread's but the newest `pending`.
 __device__ static inline void cp_async_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int pending> __device__ static inline void cp_async_wait(void) {
     asm volatile("cp.async.wait_group %0;" :: "n"(pending) : "memory");
@@ -81,10 +75,9 @@ __device__ static inline uint32_t pack_bf16(float low, float high) {
     return r;
 }
 
-// Programmatic dependent launch (sm_90): a kernel launched by LAUNCH_EARLY may begin while the
-// kernel before it in the stream is still running, as soon as all blocks of that kernel have called
-// let_next_start or ended. Until it has called wait_for_previous it may touch nothing that a kernel
-// writes.
+// Programmatic dependent launch (sm_90): a kernel launched by LAUNCH_EARLY may begin as soon as all
+// blocks of the kernel before it in the stream have called let_next_start or ended. Until it has
+// called wait_for_previous it may touch nothing that a kernel writes.
 __device__ static inline void let_next_start(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -116,8 +109,7 @@ template <typename T> __device__ static inline T *of_block(T *there, int rank) {
     return there;
 }
 
-// Named barriers 1..15 of the block (0 is __syncthreads): waits until `threads` threads have called
-// it with this id.
+// Named barriers 1..15 of the block (0: __syncthreads): waits for calls by `threads` threads.
 __device__ static inline void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }

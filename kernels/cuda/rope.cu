@@ -3,8 +3,7 @@
 
 // A block has several rows. A unit is W pairs of one head: W elements of its lower half and W of
 // its upper half. Moves 2*N*heads*D elements; the table stays in the cache. A thread waits for a
-// position, then for its part of the table, so there should be as many threads as possible: 32
-// registers.
+// position, then for its part of the table; 32 registers allow as many threads as possible.
 template<int W> static __global__ void __launch_bounds__(256, 8) rope_kernel(floatX *x, const real *table,
         const int *position, int direction, int N, int stride, int heads, int D) {
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;

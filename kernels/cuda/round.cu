@@ -1,14 +1,10 @@
-// round.cu: routing rounded to whole tiles. kernels/cpu/round.c does it in a few loops; the
-// decisions are the same, bit for bit.
+// round.cu: routing rounded to whole tiles, the same decisions as kernels/cpu/round.c, bit for bit.
 //
 //     rank    Every expert ranks all tokens by a key of 32 bits: "chose it", then the score. Logits
-//             are stored by token, keys by expert, so they are transposed in shared memory. Choices
-//             are counted at the same time.
+//             are by token, keys by expert: shared memory transposes them. Choices are counted.
 //     choose  A block has an expert. From the counts it knows how many tokens the expert gets; it
-//             finds the rank that exactly that many tokens reach, and stores one bit for each
-//             token.
-//     fill    A lane has a token: its slots are the experts whose bit is set. Where they begin are
-//             prefix sums of counts of bits.
+//             finds the rank that exactly that many tokens reach, and stores a bit per token.
+//     fill    A lane has a token: its slots are the experts whose bit is set, from prefix sums on.
 //
 // Nothing depends on timing: the only atomic additions are of integers.
 #include "route.cuh"
@@ -43,8 +39,7 @@ static __global__ void rank_kernel(unsigned *key, int *count, const int *choice,
     }
 }
 
-// An expert's keys. Thread t has those of tokens t, t + THREADS, ...: the first NEAR stay in
-// registers, the others are read from L2 each time.
+// An expert's keys. Thread t has tokens t, t + THREADS, ...: NEAR in registers, the others in L2.
 enum { THREADS = 1024, NEAR = 16 };
 typedef struct { const unsigned *key; int N; unsigned near[NEAR]; } Tokens;
 template<class Visit> __device__ static inline void each_token(const Tokens &t, Visit visit) {
@@ -57,8 +52,7 @@ template<class Visit> __device__ static inline void each_token(const Tokens &t, 
 }
 __device__ static inline uint64_t rank_at(unsigned key, int n) { return (uint64_t)key << 32 | ~(unsigned)n; }
 
-// Sums over the block, in every thread. Each has one barrier, because successive sums alternate
-// between two arrays.
+// Sums over the block, in every thread. Each has one barrier, as sums alternate between two arrays.
 struct AlternatingSum {
     int (*of_warp)[32], parity;             // (2,32) in shared memory
     __device__ int operator()(int x) {
@@ -69,8 +63,7 @@ struct AlternatingSum {
         return __reduce_add_sync(ALL, of_warp[parity][threadIdx.x % 32]);
     }
 };
-// The r-th largest rank, found bit by bit, or any number that exactly r ranks reach. Threads
-// without a token have the last ranks.
+// The r-th largest rank, bit by bit, or any number that r ranks reach. No token: the last ranks.
 __device__ static uint64_t nth_largest(const Tokens &t, int r, AlternatingSum sum) {
     if (r == 0) return ~(uint64_t)0;
     unsigned high = 0, low = 0;
@@ -92,9 +85,8 @@ __device__ static uint64_t nth_largest(const Tokens &t, int r, AlternatingSum su
     return (uint64_t)high << 32 | low;
 }
 
-// kept (E,words): a bit for each token; before (E,words): the number of bits in the words before;
-// slots (words): the number of bits of all experts. Reads the keys once. The time is that of some
-// twenty rounds, each with one comparison per token.
+// kept (E,words): a bit for each token; before (E,words): bits in the words before; slots (words):
+// bits of all experts. Reads the keys once. Takes some twenty rounds of one comparison per token.
 static __global__ void __launch_bounds__(THREADS) choose_kernel(unsigned *kept, int *before, int *rows, int *slots,
         const unsigned *key, const int *count, int tile, int N, int words) {
     __shared__ int of_warp[2][32];
@@ -120,9 +112,8 @@ static __global__ void __launch_bounds__(THREADS) choose_kernel(unsigned *kept, 
     if (thread == 0) rows[e] = sum;
 }
 
-// A warp has 32 tokens: one word of each expert. visit(expert, word, number of bits before the
-// word), for all lanes together, for experts whose word is not 0. Each lane reads the word of one
-// expert; shuffles distribute them.
+// A warp has 32 tokens: one word of each expert. visit(expert, word, number of bits before it), by
+// all lanes, for words that are not 0. A lane reads an expert's word; shuffles distribute them.
 enum { WARPS = 4 };
 template<class Visit> __device__ static inline void each_expert(const unsigned *kept, const int *before, int words,
         int E, Visit visit) {

@@ -1,10 +1,8 @@
-// route.cu: which tokens go to which experts, what that costs, and how the experts' results are
-// combined.
+// route.cu: which tokens go to which experts, what that costs, and how results are combined.
 //
 // Routing is decided on the GPU and stays there: no size of a grid or of memory depends on it. In
 // the losses and backward a row of 8, 16 or 32 threads has a token, so that each has at most 8 of
-// the experts if 32 are enough: lane l those that are l modulo the row's threads, also in shared
-// memory, so lanes need no barriers.
+// the experts if possible: lane l those that are l modulo the row's threads; no barriers.
 #include "gather.cuh"
 #include "ptx.cuh"
 #include "route.cuh"
@@ -21,9 +19,8 @@ __device__ static inline real row_max(real x) {             // as row_sum, for r
     for (int lane = blockDim.x / 2; lane; lane /= 2) x = fmaxf(x, __shfl_xor_sync(ALL, x, lane));
     return x;
 }
-// The distribution over all experts that the balance loss uses, for the row's token; each lane
-// fills in its experts. Sigmoids are normalized as a softmax of their logarithms, which stays right
-// where all of them underflow.
+// The balance loss's distribution over all experts for the row's token, by lanes. Sigmoids are
+// normalized as a softmax of their logarithms, which stays right where all of them underflow.
 __device__ static void probabilities(real *p, const floatX *x, real lse, Scores scores, int E) {
     const int lane = threadIdx.x;
     real max = -INFINITY, sum = 0;
@@ -40,8 +37,7 @@ __device__ static void probabilities(real *p, const floatX *x, real lse, Scores 
 
 // ---- router -------------------------------------------------------------------------------------
 
-// A warp has a token (choose_experts, route.cuh). Moves E*N floatX and 8*K*N bytes. The time is
-// that of K rounds of three warp-wide reductions.
+// A warp has a token. Moves E*N floatX and 8*K*N bytes, in K rounds of three warp-wide reductions.
 static __global__ void router_forward_kernel(int *expert, real *weight, real *lse, const floatX *logits,
         const real *bias, Scores scores, Groups groups, int forced, int N, int E, int K) {
     extern __shared__ unsigned shared_scores[];             // (warps,E)
@@ -51,17 +47,14 @@ static __global__ void router_forward_kernel(int *expert, real *weight, real *ls
             groups, forced, n, E, K);
 }
 
-// The same for many tokens. A lane has a token, so lanes have nothing to exchange, and a token
-// costs some 25 instructions per expert instead of K rounds of a warp. An expert's score, logit and
-// number are packed into one Key, in the order of preference. MOST keys at a time are sorted and
-// merged with the best MOST so far, both by networks of comparisons that do not depend on the data.
-// A warp copies the logits of its 32 tokens to shared memory, CHUNK experts at a time, one chunk
-// ahead. Rows there are padded by 16 bytes, so that 8 lanes reading 16 bytes of a row each have no
-// bank conflicts.
+// The same for many tokens, each of a lane: some 25 instructions per expert instead of K rounds of
+// a warp. An expert's score, logit and number are packed into one Key, in the order of preference.
+// MOST keys at a time are sorted and merged with the best MOST so far, both by fixed networks of
+// comparisons. A warp copies the logits of its 32 tokens to shared memory, CHUNK experts at a time,
+// one chunk ahead, in rows padded by 16 bytes against bank conflicts.
 enum { CHUNK = 64, CHUNK_ROW = CHUNK + VECTOR, ROUTER_WARPS = 2 };
 
-// A bf16 logit and the number fill 32 bits, 16 each. A score that is not the logit (bias) goes
-// before them.
+// A bf16 logit and the number fill 32 bits. A score that is not the logit (bias) goes before them.
 __device__ static inline unsigned low_key(floatX x, int e) {
     return sizeof(floatX) == 2 ? (ordered(R(x)) & 0xffff0000u) | (0xffff - e) : 0xffffffffu - e;
 }
@@ -96,8 +89,7 @@ template<int MOST, class Key> __device__ static inline void keep_best(Key *best,
     for (int i = 0; i < MOST; i++) if (x[MOST - 1 - i] > best[i]) best[i] = x[MOST - 1 - i];
     merge<MOST>(best);
 }
-// A lane's token so far: its best experts, and of all its logits the maximum and the sum of
-// exp(logit - max).
+// A lane's token so far: best experts, and the logits' maximum and sum of exp(logit - max).
 template<class Key, int MOST> struct TopK { Key best[MOST]; real max, sum; };
 // Takes MOST more experts, from number `first` on, whose logits are at x.
 template<class Key, int MOST> __device__ static inline void take_experts(TopK<Key, MOST> &t, const floatX *x, int first,
@@ -203,9 +195,8 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
 }
 
 // A row of threads has a token. The gradients of balance and z loss are computed for all experts,
-// then those of the weights are added for the chosen ones, one lane each: no expert is chosen
-// twice. balance and zloss include their constant factors. Rows past the last token repeat its work
-// and store nothing. Moves 2*N*E floatX.
+// then those of weights added for the chosen ones, a lane each. balance and zloss include constant
+// factors. Rows past the last token store nothing. Moves 2*N*E floatX.
 static __global__ void router_backward_kernel(floatX *dlogits, const real *dweight, const real *weight,
         const real *lse, const int *expert, const int *first, const floatX *logits, const int *load_of, real balance,
         real zloss, Scores scores, int N, int E, int K) {
@@ -242,8 +233,7 @@ static __global__ void router_backward_kernel(floatX *dlogits, const real *dweig
     if (own < N) for (int e = lane; e < E; e += blockDim.x) dlogits[n*E + e] = X(p[e]);
 }
 
-// The same where probabilities are a softmax and LANES threads have VECTOR neighbouring experts
-// each: they stay in registers.
+// The same for a softmax, with VECTOR neighbouring experts in registers of each of LANES threads.
 template<int LANES> struct Probabilities {
     real p[VECTOR], load[VECTOR];
     __device__ Probabilities(const int *load_of) {
@@ -288,8 +278,7 @@ softmax_backward_kernel(floatX *dlogits, const real *dweight, const real *weight
     }
     if (own < N) store(dlogits + n*E + lane * VECTOR, pack(d));
 }
-// f(an integral constant) with the number of lanes that have E experts, if there is one: a power of
-// two.
+// f(an integral constant), the number of lanes that have E experts, if that is a power of two.
 template<class Call> static inline bool with_lanes(int E, Call call) {
     switch (E % VECTOR ? 0 : E / VECTOR) {
     case 1:  call(std::integral_constant<int, 1>());  return true;
@@ -337,8 +326,7 @@ __device__ static inline void add_losses(double *partial, double balance, double
     for (int y = 0; y < blockDim.y; y++) sum += of_row[which][y];
     partial[which * gridDim.x + blockIdx.x] = sum;
 }
-// A row of threads has every (rows of the grid)-th token. A token's addend is a float, sums are
-// doubles.
+// A row of threads has every (grid's rows)-th token. Addends are floats, sums are doubles.
 static __global__ void router_losses_kernel(double *partial, const floatX *logits, const real *lse,
         const int *load_of, Scores scores, int N, int E) {
     extern __shared__ real shared_p[];                      // (rows,pitch)

@@ -28,8 +28,7 @@ __device__ static inline real log_sum(const floatX *x, int E) {
 // ---- the best K experts of a token, by a warp ---------------------------------------------------
 //
 // Lane l has experts l, l + 32, ... and proposes the best of them that is not chosen yet: the one
-// with the largest score, of equal ones with the larger logit, then the lower id. score 0: the lane
-// has none.
+// with the largest score, of equal ones the larger logit, then the lower id. score 0: none.
 typedef struct { unsigned score, logit, expert; } Candidate;
 
 // By which experts are compared: the score of one with logit v, or, without a bias, the logit
@@ -43,8 +42,7 @@ __device__ static inline Candidate only_candidate(real v, const real *bias, Scor
     if (e >= E) return { 0, 0, e };
     return { bias ? biased_score(v, bias[e], scores, l) : logit, logit, e };
 }
-// score (E): 0 where an expert is chosen. A lane's experts come in ascending order, so of equal
-// ones the lower stays.
+// score (E): 0 where an expert is chosen. A lane's experts ascend: of equal ones the lower stays.
 __device__ static Candidate next_candidate(const unsigned *score, const floatX *x, int E) {
     Candidate best = { 0, 0, ALL };
     #pragma unroll 1
@@ -55,8 +53,7 @@ __device__ static Candidate next_candidate(const unsigned *score, const floatX *
     }
     return best;
 }
-// The lanes with the best candidate, by score and logit. If a lane has one expert, the lowest of
-// these lanes has the best one.
+// The lanes with the best candidate by score and logit; of single experts the lowest lane's wins.
 __device__ static inline unsigned best_lanes(Candidate mine) {
     const unsigned top = __reduce_max_sync(ALL, mine.score);
     unsigned lanes = __ballot_sync(ALL, mine.score == top);
@@ -66,8 +63,7 @@ __device__ static inline unsigned best_lanes(Candidate mine) {
     }
     return lanes;
 }
-// found(k, e) for k = 0 .. count-1: e is the k-th best expert. many: E > 32; only then score (E),
-// shared memory of the warp, and the logits x are used.
+// found(k, e), k < count: e is the k-th best expert. many: E > 32, using score (E), shared, and x.
 template <bool many, class Found> __device__ static inline void
 top_experts(Candidate mine, unsigned *score, const floatX *x, int E, int count, Found found) {
     const int lane = threadIdx.x % 32;
@@ -86,8 +82,7 @@ top_experts(Candidate mine, unsigned *score, const floatX *x, int E, int count, 
     }
 }
 
-// The weights of the chosen experts are a softmax of these over the chosen, for SOFTMAX_TOPK over
-// all; for SIGMOID_EACH their exponentials. v: a logit.
+// Weights are the softmax of these over the chosen (SOFTMAX_TOPK: all; SIGMOID_EACH: exp).
 __device__ static inline real weight_logit(real v, Scores scores) {
     return scores >= SIGMOID_TOPK ? log_sigmoid(v) : v;
 }
@@ -106,8 +101,7 @@ __device__ static inline void weigh_experts(real *w, const int *chosen, const fl
     if (SUMS_TO_ONE(scores)) for (int k = lane; k < K; k += 32) w[k] /= kept;
 }
 
-// score (E), in shared memory: those of experts that are not of the best groups become 0, which no
-// score is. A lane has a group.
+// score (E), shared: 0, which no score is, outside of the best groups. A lane has a group.
 __device__ static inline void mask_groups(unsigned *score, const floatX *x, const real *bias, Scores scores,
                                           Groups groups, real l, int E) {
     const int g = threadIdx.x % 32, width = E / groups.count;

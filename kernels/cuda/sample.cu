@@ -5,13 +5,11 @@
 // smallest number at which the prefix sum of masses reaches a target? A histogram over the highest
 // digit of the numbers gives that digit; a histogram over the next digit, of the numbers with the
 // digits found so far, gives the next; and so on. A token's number is its logit, the largest first,
-// and then its id, so that no two are equal. Without limits it is the id alone: the order of ids is
-// as good as any.
+// then its id: no two are equal. Without limits it is the id alone, an order as good as any.
 //
-// A mass is the probability relative to the largest, times 2^40, as an integer: sums of integers
-// are exact, in whatever order blocks add to a histogram. The probability is a double, so that this
-// and the CPU's sampler, which adds in another order, draw different tokens only once in a billion
-// draws.
+// A mass is the probability relative to the largest, times 2^40, as an integer: sums are exact in
+// any order. The probability is a double, so that this and the CPU's sampler, which adds in another
+// order, differ only once in a billion draws.
 #include "ptx.cuh"
 #include "route.cuh"
 #include "kernels/random.h"
@@ -66,8 +64,7 @@ __device__ static Top best_of_block(Top mine) {
     return mine;
 }
 
-// The largest logit of each block; the last block finds the largest of all. All blocks clear the
-// histograms.
+// The largest logit of each block, and, by the last, of all. All blocks clear the histograms.
 static __global__ __launch_bounds__(THREADS) void find_max(const Task t) {
     const int n = blockIdx.y;
     let_next_start();
@@ -100,9 +97,8 @@ static __global__ __launch_bounds__(THREADS) void find_max(const Task t) {
     if (s.decided) t.token[n] = s.best;
 }
 
-// By a whole block: the first value of the next digit, of `width` bits, with which the prefix sum
-// reaches the target or `most` tokens are passed. Updates before, passed and prefix. *reached: the
-// prefix sum with it.
+// By a block: the first value of the next digit (`width` bits) at which the prefix sum reaches the
+// target or `most` tokens are passed. Updates before, passed, prefix. *reached: the sum with it.
 __device__ static void find_digit(Search *s, u64 *reached, const Histogram &h, int width) {
     __shared__ u64 mass_of_warp[THREADS / 32];
     __shared__ unsigned count_of_warp[THREADS / 32];
@@ -148,8 +144,7 @@ __device__ static void draw(Search *s, const Task &t, int n, u64 kept) {
 
 // A block's histogram. Masses are added in halves of 20 bits: a block's sum of each has at most 30.
 struct Bins { unsigned low[BINS], high[BINS], counts[BINS]; };
-// Adds this thread's tokens whose higher digits, those above bit `above`, are the prefix. Returns
-// their mass.
+// Adds this thread's tokens whose digits above bit `above` are the prefix. Returns their mass.
 __device__ static u64 count_tokens(Bins &bins, const Task &t, const Search &s, int n, int level, int shift, int above) {
     const double colder = 1 / (double)t.s.temperature;
     const int width = above - shift;

@@ -1,5 +1,4 @@
-// sort.cuh: a stable counting sort of integers (route_plan sorts slots by expert, embed_backward
-// positions by token), and the scan that it is made of.
+// sort.cuh: a stable counting sort of integers (slots by expert, positions by token), and its scan.
 #pragma once
 #include "impl.cuh"
 
@@ -27,8 +26,7 @@ typedef struct {
     int *count;             // (buckets)    their number
 } Sorted;
 
-// Sorts the numbers 0..n-1 (or the n numbers in `from`, if given) by the digit (key[i] >> shift) %
-// buckets; elements with equal digits keep their order. Three launches; reads the keys twice.
-// scratch: sort_scratch ints.
+// Sorts the numbers 0..n-1 (or the n in `from`, if given) by the digit (key[i] >> shift) % buckets;
+// equal digits keep their order. Three launches; reads the keys twice. scratch: sort_scratch ints.
 size_t DEVICE(sort_scratch)(int n, int buckets);
 void   DEVICE(sort)(Sorted to, const int *key, const int *from, int n, int buckets, int shift, int *scratch);

@@ -1,7 +1,6 @@
 // sum.cuh: sums of long arrays, for sum.cu and optimizer.cu.
 //
-// An array is cut into equal parts, one or more per block. A thread adds in float; threads and
-// blocks are added in double, in order.
+// An array is cut into equal parts. A thread adds in float; threads and blocks in double, in order.
 #pragma once
 #include "impl.cuh"
 
@@ -21,8 +20,7 @@ __host__ __device__ static inline size_t sum_part_size(size_t total) {
     return size < LONG ? size : least > LONG ? least : LONG;
 }
 
-// The sum of x, or of its squares, by a block. What is not aligned to 16 bytes at either end is
-// added one by one.
+// The sum of x, or of its squares, by a block. Ends not aligned to 16 bytes are added singly.
 template<bool SQUARED, class T> __device__ static double range_sum(const T *x, size_t n) {
     enum { W = 16 / sizeof(T) };
     auto value = [](T v) { return SQUARED ? (real)v * (real)v : (real)v; };

@@ -1,14 +1,12 @@
 /* ladder.h: how the fast kernels came about. For three operations of the Device table, a ladder of
  * implementations. Each rung adds one idea to the one before; the last is what kernels/cuda/ or
  * kernels/cpu/ runs. A rung has the arguments of its operation, for bf16 on GPUs and f32 on CPUs,
- * and must pass the same cases (run_tests ladder). README.md has the ideas; `make ladder` measures
- * the times. */
+ * and must pass the same cases (run_tests ladder). README.md: ideas; `make ladder`: times. */
 #ifndef LADDER_H
 #define LADDER_H
 #include "kernels/kernels.h"
 
-/* The operations that have ladders, as in kernels.h; a row of attention is one sample: position is
- * NULL. */
+/* Operations with ladders, as in kernels.h; a row of attention is one sample: position is NULL. */
 #define PARALLEL_LINEAR(name) \
     void name(OUT floatX *out, const floatX *inp, const floatX *weight, const Plan *plan, \
               int C, int O, Rows inp_rows, Rows out_rows)
@@ -45,12 +43,10 @@ Device ladder_device(const Device *base, const Rung *rung);     /* base, with th
 
 /* An upper limit for ParallelLinear, for timing only: base (cuda-bf16) with products by cuBLASLt as
  * one strided batch of E equal groups of rows. It neither gathers rows nor reads the plan, so its
- * results are wrong unless routing is balanced and all rows are sorted. 0: the library is
- * missing. */
+ * results are wrong unless routing is balanced and rows are sorted. 0: no library. */
 int ladder_uniform(Device *d, const Device *base);
 
 /* For tests, on the GPU that is open: fills all shared memory with NaN, as floats, and -1, as
- * integers. A kernel that reads what it has not written then finds these, and not what the last one
- * left, which may do no harm. */
+ * integers. A kernel that reads what it has not written then finds these. */
 void ladder_poison(void);
 #endif

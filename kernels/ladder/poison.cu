@@ -1,5 +1,4 @@
-// poison.cu: see ladder_poison in ladder.h. A block takes all of a multiprocessor's shared memory,
-// so several of them for each one come to all of them.
+// poison.cu: see ladder_poison in ladder.h. A block takes all shared memory of a multiprocessor.
 #include "kernels/cuda/impl.cuh"
 extern "C" {
 #include "ladder.h"

@@ -1,5 +1,4 @@
-// uniform.cu: see ladder_uniform in ladder.h. cuBLAS matrices are column-major: out^T = weight
-// inp^T for each expert.
+// uniform.cu: see ladder_uniform in ladder.h. cuBLAS is column-major: out^T = weight inp^T.
 #include "kernels/cuda/dense.cuh"
 extern "C" {
 #include "kernels/compound.h"

@@ -1,7 +1,6 @@
 // decode/attention.cu: attention of one new token per sequence to the keys and values in its cache.
 // There is one query per head, so the time goes into reading the cache. A long context is split
-// over blocks; a split's result is a Partial, and partials are merged in the order of the splits,
-// so that the same sizes and positions give the same bits.
+// over blocks; a split's result is a Partial; these are merged in order: reproducible.
 //
 //   decode_split_kernel    any heads, on any GPU. Partials go through memory; of each result's
 //                          blocks the last to end merges them.
@@ -11,8 +10,7 @@
 //                          before has ended: where they are is known long before.
 //
 // For decode_attention both prepare the new rows, every block its queries for itself: biases,
-// norms, rotation (NewHeads); and store the newest key and value. attention_cached finds all of
-// that done.
+// norms, rotation (NewHeads); and store the newest key and value. attention_cached finds that done.
 //
 // Timeline of a block; W: wait_for_previous returns, T: let_next_start (decode/layer.cu):
 //
@@ -26,8 +24,7 @@
 //   split    queries (HEADS,D) | tops, sums (HEADS,WARPS) | results (HEADS,WARPS,32*VECTOR)
 //   cluster  queries, newest key, newest value (HEADS+2,D) | tops, sums (WARPS,HEADS)
 //            | results (WARPS,HEADS,D)
-//            | used in the first block only: of each split tops, sums (CLUSTER,HEADS), results
-//            (CLUSTER,HEADS,D)
+//            | first block only: splits' tops, sums (CLUSTER,HEADS), results (CLUSTER,HEADS,D)
 #include "kernels/cuda/ptx.cuh"
 
 struct Shape { HeadOrder order; int T, G, Q, D, window; };
@@ -50,8 +47,7 @@ static const float LOWEST = -1e30f;                                 // a first m
 
 __device__ static inline float power_of_2(float x) { return sizeof(floatX) == 2 ? exp2_fast(x) : exp2f(x); }
 
-// Over some of the keys: the largest score, in powers of two; the sum of the weights 2^(score -
-// top); and one element of the sum of weight times value.
+// Over some keys: largest score (base 2); sums of 2^(score - top), and of that times a value.
 struct Partial { float top, sum, x; };
 
 // The first `count` partials merged, in order. at(i): the i-th. MAX: the most there can be, or 0.
@@ -75,8 +71,7 @@ __device__ static inline float weight_of_sink(const floatX *sink, int head, floa
     return sink ? power_of_2(LOG2E * R(sink[head]) - top) : 0;
 }
 
-// The running softmax of a lane over the keys that it has seen, for a group of query heads and
-// VECTOR columns.
+// A lane's running softmax over the keys so far, for a group of query heads and VECTOR columns.
 template <int HEADS> struct Softmax {
     float top[HEADS], sum[HEADS] = {}, result[HEADS][VECTOR] = {};
 
@@ -101,8 +96,7 @@ template <int HEADS> struct Softmax {
 
 // ---- new rows -----------------------------------------------------------------------------------
 
-// A new row (D) of a token: a query head, the newest key or the newest value, and what it gets.
-// NULL: nothing.
+// A token's new row (D), a query head, key or value, and what it gets (NULL: nothing).
 struct NewRow { const floatX *x, *bias, *added, *norm; };
 enum NewKind { QUERY, KEY, VALUE };
 // head: of the query heads of a token, or g.
@@ -137,8 +131,7 @@ __device__ static inline real squares(const floatX *x, const floatX *bias, int f
     }
     return sum;
 }
-// rstd[m] of the norm of query head(m), m < HEADS, and at HEADS of key g. By a block of WARPS
-// warps. If there are norms.
+// rstd[m] of query head(m), m < HEADS, and rstd[HEADS] of key g, if normalized. By WARPS warps.
 template <int WARPS, int HEADS, class Head> __device__ static inline void
 find_rstd(real *rstd, const floatX *q, const Newest &newest, const Shape &h, int b, int g, Head head) {
     const NewHeads &n = newest.heads;
@@ -188,8 +181,7 @@ template <int HEADS> struct SplitBlock {
         b = pair / h.G, g = pair % h.G;
         mine = threadIdx.x % 32 % t.lanes * VECTOR, at_once = 32 / t.lanes, key0 = threadIdx.x % 32 / t.lanes;
     }
-    // Query head m of the group, among those of a token, and among those of all sequences. Past the
-    // last one: the last.
+    // Query head m (at most the last) of the group, among those of a token and of all sequences.
     __device__ int head_of_token(int m) const {
         const int j = min(head0 + m, h.Q - 1);
         return h.order == HEADS_TILED ? j*h.G + g : g*h.Q + j;
@@ -209,8 +201,7 @@ template <bool WIDE> __device__ static inline Vec load_some(const floatX *p, int
 }
 
 // The queries, prepared and rotated if there is a table, to shared memory (HEADS,D); the newest key
-// and value to the cache, if this block has the last keys. An element's pair is D/2 elements behind
-// it.
+// and value to the cache, if this block has the last keys. A pair is D/2 elements apart.
 template <int HEADS> __device__ static inline void
 store_new_rows(floatX *queries, floatX *cache, const SplitBlock<HEADS> &at, const floatX *q, const Newest &newest,
                int position, bool has_newest) {
@@ -243,8 +234,7 @@ store_new_rows(floatX *queries, floatX *cache, const SplitBlock<HEADS> &at, cons
         queries[threadIdx.x*D + D - 1] = q[(size_t)at.head(threadIdx.x) * D + D - 1];
 }
 
-// Keys begin .. end-1. A warp takes BATCH * 32/lanes keys at a time; each group of lanes has a
-// softmax of its own. 2*BATCH reads are in flight at once.
+// Keys begin .. end-1, BATCH * 32/lanes at a time, 2*BATCH reads in flight; a softmax per group.
 template <int HEADS, bool WIDE> __device__ static inline void
 attend(Softmax<HEADS> &softmax, const SplitBlock<HEADS> &at, const floatX *queries, const floatX *keys,
        int begin, int end) {
@@ -302,8 +292,7 @@ template <int HEADS> __device__ static inline void merge_lanes(Softmax<HEADS> &s
             for (int e = 0; e < VECTOR; e++) softmax.result[m][e] += __shfl_xor_sync(ALL, softmax.result[m][e], step);
         }
 }
-// The warps of a block: to out, or, if there are several splits, to partials (B*G*Q,splits,2+D):
-// top, sum, the D sums.
+// A block's warps, to out, or of several splits to partials (B*G*Q,splits,2+D): top, sum, D sums.
 template <int HEADS> __device__ static inline void
 merge_warps(floatX *out, float *partials, const Softmax<HEADS> &softmax, const SplitBlock<HEADS> &at,
             const floatX *sink) {
@@ -394,8 +383,7 @@ template <int HEADS, int D> struct ClusterShared {
     float split_tops[CLUSTER][HEADS], split_sums[CLUSTER][HEADS], split_results[CLUSTER][HEADS][D];
 };
 
-// The keys of a split up to end - 1, as a lane reads them: from: its elements of the sequence's
-// first key.
+// A split's keys up to end - 1, as a lane reads them: from: its elements of the sequence's first.
 template <int D> struct Keys {
     const floatX *from;
     int pitch, end;
@@ -471,8 +459,7 @@ merge_lanes(ClusterShared<HEADS, D> &s, Softmax<HEADS> &softmax) {
         if (lane < LANES) for (int e = 0; e < VECTOR; e++) s.results[warp][m][mine + e] = softmax.result[m][e];
     }
 }
-// The warps of each block, to the first block's shared memory; there the splits. A thread has an
-// element of head j: returns it, in the first block.
+// Merges each block's warps and, in the first block, the splits: returns an element of head j.
 template <int HEADS, int D> __device__ static inline float
 merge_cluster(ClusterShared<HEADS, D> &s, int j, int d, int split, int splits) {
     cluster_wait();                                             // all blocks have started: their shared memory is there
@@ -517,8 +504,7 @@ void decode_cluster_kernel(floatX *out, const floatX *q, floatX *cache, const in
     Vec key[BATCH], value[BATCH];
     if (j0 < end) keys.load(key, value, j0);
 
-    // A thread has a pair of elements of the queries, the newest key, or the newest value, which is
-    // neither normalized nor rotated.
+    // A thread has a pair of elements of queries, newest key, or newest value (left as it is).
     const int m = tid / HALF, d = tid % HALF;
     const NewKind kind = m < HEADS ? QUERY : m == HEADS ? KEY : VALUE;
     const NewRow r = new_row(q, newest, h, b, kind, kind == QUERY ? head(m) : g);

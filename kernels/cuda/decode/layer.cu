@@ -12,9 +12,8 @@
 // Small work is repeated in every block, because passing its result from kernel to kernel takes
 // longer. Values are rounded where the operations that these are made of round them.
 //
-// Kernels start early (LAUNCH_EARLY). Timeline; T: a block calls let_next_start, and when all
-// blocks have, the next kernel's blocks start; W: wait_for_previous returns, that is, the kernel
-// before has ended:
+// Kernels start early (LAUNCH_EARLY). T: a block calls let_next_start; when all have, the next
+// kernel's blocks start. W: wait_for_previous returns: the kernel before has ended.
 //
 //   in          T | norm, router row | W | norm, choice | rows | prefetch
 //   attention        | first keys and values                            | W T | attention
@@ -23,22 +22,18 @@
 //   in, MLP       | norm, router row | W | norm, choice T | rows
 //   out                                                   | T choice, rows | W | sum
 //
-// in, attention, out: decode_in, ...; norm, router row: weights; rows: of chosen experts; prefetch:
-// of decode_out's rows. decode_router: T at once | norm weights, router rows | W | norm | logits.
-// Then decode_in has nothing to normalize.
+// in, ...: decode_in, ...; norm, router row: weights; rows: of chosen experts; prefetch:
+// decode_out's rows. decode_router: T | norm weights, router rows | W | norm | logits.
 //
 // decode_out, and nothing else, reads before its wait what another kernel writes: the choice of
 // experts. It is complete: decode_in stores it before it triggers decode_out, or decode_attention
-// in between triggers decode_out only after its own wait has returned; by then decode_in has
-// prefetched the rows. (For several tokens decode_out reads the choice after its wait, and
-// decode_in triggers any next kernel after the choice.)
+// in between triggers decode_out only after its own wait; by then decode_in has prefetched the
+// rows. (For several tokens decode_out reads it after, and decode_in triggers after the choice.)
 //
 // Kernels for 2 to 4 tokens come first: they read each expert's rows once for all tokens. Those for
-// one token, at the end, are shorter on purpose: besides memory, they wait for one instruction
-// after the other.
+// one token, at the end, are short on purpose: they wait for memory and chains of instructions.
 //
-// Shared memory of a block, S = N*K slots. For one token decode_in leaves x out, since every warp
-// keeps it in registers:
+// A block's shared memory, S = N*K slots. For one token decode_in has x in every warp's registers:
 //
 //   decode_router  x (N,C)
 //   decode_in      x (N,C) | scores (N,E) | expert (S) | logits (N,E) | active (S) | slot (S,N)
@@ -81,8 +76,7 @@ struct OutArgs {
     int N, E, K, C, O, rows;                // rows: of w, that is, columns of the result, for each block
 };
 
-// A warp multiplies two rows of a weight at a time: gate and up of one output of a gated expert,
-// else neighbours.
+// A warp multiplies two rows of a weight at a time: an output's gate and up, else neighbours.
 __host__ __device__ static inline int pairs_of(int width, bool gated) { return gated ? width : (width + 1) / 2; }
 __device__ static inline int first_row(int pair, bool gated) { return gated ? pair : 2 * pair; }
 __device__ static inline int second_row(int first, int width, bool gated) {
@@ -93,8 +87,7 @@ __device__ static inline int second_row(int first, int width, bool gated) {
 __device__ static inline real activated(real pre, Activation f) {
     return f == IDENTITY ? pre : f == GELU ? slope_of<GELU>(pre, 0).act : slope_of<RELU2>(pre, 0).act;
 }
-// As in rmsnorm_forward: X(R(X(x * rstd)) * weight). The product of two bf16 is exact in a float,
-// so products of pairs are rounded as often.
+// As in rmsnorm_forward: X(R(X(x * rstd)) * weight): a product of bf16 pairs is rounded once, too.
 __device__ static inline Vec normalized(const Vec &x, float rstd, const Vec &weight) {
     Vec y;
 #if defined(PRECISION_BF16)
@@ -117,8 +110,7 @@ __device__ static inline void prefetch(const floatX *from, unsigned lines, unsig
 
 // The experts that N tokens have chosen, each once, in the order in which they first occur:
 // active[a]. slot[a*N + n] is the slot of token n that chose it, or -1. Returns their number. By a
-// whole block, one thread per slot (N*K <= THREADS); each checks whether an earlier slot chose the
-// same expert.
+// block: each slot's thread (N*K <= THREADS) checks whether an earlier slot chose the same.
 __device__ static int active_experts(short *active, short *slot, const int *expert, int N, int K) {
     __shared__ int of_warp[WARPS];
     const int i = threadIdx.x, warp = i / 32;
@@ -143,8 +135,7 @@ __device__ static int active_experts(short *active, short *slot, const int *expe
     return count;
 }
 
-// CHUNKS chunks of a row, from this lane's element `from` on. All loads are in flight together, and
-// those of several rows as well.
+// CHUNKS chunks of a row, from this lane's element `from` on. Loads, also of several rows, overlap.
 template <int CHUNKS> __device__ static inline void load_chunks(Vec (&w)[CHUNKS], const floatX *row, int from, int C) {
     #pragma unroll
     for (int i = 0; i < CHUNKS; i++) if (from + i * CHUNK < C) w[i] = load_vec(row + from + i * CHUNK);
@@ -165,8 +156,7 @@ add_chunks(float sum[ROWS][NT], const Vec (&w)[ROWS][CHUNKS], const floatX *x, c
                         for (int j = 0; j < VECTOR; j++) sum[r][n] += element(w[r][i], j) * element(v, j);
                 }
 }
-// sum[r][n] = <row r, x of token n> over C elements, by a warp; every lane gets it. w: the rows'
-// first chunks, already requested.
+// sum[r][n] = <row r, x of token n>, C elements, in every lane. w: first chunks, requested.
 template <int ROWS, int NT, bool by_token, int CHUNKS> __device__ static inline void
 dot_rows(float sum[ROWS][NT], Vec (&w)[ROWS][CHUNKS], const floatX *const row[ROWS], const floatX *x,
          const int at[NT], int C) {
@@ -209,8 +199,7 @@ static size_t in_shared_bytes(int N, size_t x, int E, int K) {
     return (x + NE) * sizeof(floatX) + 4 * (NE + S) + 2 * S * (N + 1);
 }
 
-// x = rmsnorm_forward(inp) of a token, by a warp. weight: the first chunks of norm.weight, already
-// requested.
+// x = rmsnorm_forward(inp) of a token, by a warp. weight: norm.weight's first chunks, requested.
 template <int CHUNKS> __device__ static inline void
 normalize_token(floatX *x, const floatX *inp, const Vec (&weight)[CHUNKS], Norm norm, int C) {
     const int first = threadIdx.x % 32 * VECTOR;
@@ -230,8 +219,7 @@ normalize_token(floatX *x, const floatX *inp, const Vec (&weight)[CHUNKS], Norm 
     for (int c = first + CHUNKS * CHUNK; c < C; c += CHUNK)
         store_vec(x + c, normalized(load_vec(inp + c), rstd, load_vec(norm.weight + c)));
 }
-// s.logits, by a block: a warp takes the logit of a (token, expert). w: the first chunks of the
-// warp's first row of the router, already requested.
+// s.logits, a warp per (token, expert). w: first chunks of its first router row, requested.
 __device__ static inline void logits_of_tokens(const InShared &s, Vec (&w)[1][IN_CHUNKS], const InArgs &p) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, E = p.router.E;
     #pragma unroll 1
@@ -244,8 +232,7 @@ __device__ static inline void logits_of_tokens(const InShared &s, Vec (&w)[1][IN
         if (lane == 0) s.logits[i] = X(sum[0][0]);
     }
 }
-// Are experts better by their logits alone, which then fit into a word with the id, of all of which
-// none are equal?
+// Are experts ranked by logit alone? With the id it fits into a word, and no two are equal.
 __device__ static inline bool by_logit(const Router &r) {
     return sizeof(floatX) == 2 && !r.bias && r.groups.count <= 1 && r.E % 4 == 0;
 }
@@ -300,8 +287,7 @@ __device__ static void rank_experts(const InShared &s, const InArgs &p) {
     }
     __syncthreads();
 }
-// The choice for token n, by a warp: the experts, then their weights. By then decode_out may have
-// started.
+// The choice for token n, by a warp: experts, then weights (decode_out may have started by then).
 __device__ static inline void store_choice(const InShared &s, const InArgs &p, int n, bool start_next) {
     const Router &r = p.router;
     const int lane = threadIdx.x % 32, *expert = s.expert + n * r.K;
@@ -316,8 +302,7 @@ __device__ static inline void store_choice(const InShared &s, const InArgs &p, i
     #pragma unroll 1
     for (int k = lane; k < r.K && r.scale > 0; k += 32) weight[k] *= r.scale;
 }
-// Pair `pair` of active expert a's rows, or of the plain product's, times all tokens that have the
-// expert, by a warp.
+// Row pair `pair` of active expert a, or of the plain product, times all its tokens, by a warp.
 template <bool gated> __device__ static inline void multiply_pair(const InShared &s, const InArgs &p, int a, int pair,
                                                                   bool plain) {
     const int lane = threadIdx.x % 32, C = p.C, width = plain ? p.P : p.O;
@@ -368,15 +353,13 @@ static __global__ __launch_bounds__(THREADS) void decode_router_kernel(floatX *x
     if (first == 0) logits[unit] = X(sum[0][0]);
 }
 
-// Reads (rows of the active experts + P) * C elements once; every block reads norm and router, but
-// from L2.
+// Reads (active experts' rows + P) * C elements once; norm and router in every block, from L2.
 template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void decode_in_kernel(const InArgs p) {
     extern __shared__ __align__(16) unsigned char shared[];
     const InShared s(shared, p);
     const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * VECTOR;
 
-    // What does not depend on the kernel before: the norm's weights, and of every warp a row of the
-    // router.
+    // Before the wait: the norm's weights, and of every warp a row of the router.
     if (!p.router.weight) let_next_start();
     Vec norm[IN_CHUNKS], router[1][IN_CHUNKS];
     if (!p.logits) load_chunks(norm, p.norm.weight, first, p.C);
@@ -479,13 +462,11 @@ static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const Out
 
 // ---- one token ----------------------------------------------------------------------------------
 //
-// Every warp keeps the whole token, CHUNKS * VECTOR elements of it in each lane, so that only the
-// router's logits go from warp to warp. Loads are unconditional where they can be, so that all of
-// them are in flight before the first is used.
+// Every warp keeps the whole token, CHUNKS * VECTOR elements in each lane: only the router's logits
+// go from warp to warp. Loads are unconditional where possible, so that all are in flight at once.
 
 enum { MAX_CHUNKS = 8, REGISTER_CHUNKS = 5, OUT_WARPS = 4 };
-// Blocks on an SM, as registers allow. Before Hopper the compiler needs more of them for three
-// chunks; the host asks as on Hopper.
+// Blocks on an SM, as registers allow. Before Hopper three chunks need more (host: as on Hopper).
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 enum { THREE_BLOCKS = 2 };
 #else
@@ -518,8 +499,7 @@ template <int CHUNKS> __device__ static inline float rstd_of(const Vec (&x)[CHUN
     const float sum = dot(x, [&](int i) { return x[i]; });
     return rsqrtf(__fdividef(warp_sum(sum), (float)C) + eps);
 }
-// Both sums over the lanes: lane 0 gets the first, lane 16 the second; half of the warp adds up
-// each.
+// Both sums over the lanes, each by half of the warp: lane 0 gets the first, lane 16 the second.
 __device__ static inline float two_warp_sums(float first, float second) {
     const bool lower = threadIdx.x % 32 < 16;
     float mine = lower ? first : second;
@@ -528,8 +508,7 @@ __device__ static inline float two_warp_sums(float first, float second) {
     return mine;
 }
 
-// The router's logits of token x, by a block. w: the warp's first row of the router, already
-// requested.
+// The router's logits of token x, by a block. w: the warp's first router row, requested.
 template <int CHUNKS, class At> __device__ static inline void router_logits(floatX *logits, Vec (&w)[CHUNKS], At x,
         const InArgs &p) {
     const int lane = threadIdx.x % 32;
@@ -541,8 +520,7 @@ template <int CHUNKS, class At> __device__ static inline void router_logits(floa
     }
     __syncthreads();
 }
-// The best `count` of at most 32 experts, by every warp: returns the last of them; chosen: in lane
-// k the k-th.
+// The `count` best of <= 32 experts, by every warp: returns the last; chosen: in lane k the k-th.
 __device__ static inline int best_experts(int &chosen, const floatX *logits, const Router &router, int count) {
     const int lane = threadIdx.x % 32;
     const real logit = lane < router.E ? R(logits[lane]) : 0;
@@ -597,9 +575,8 @@ struct InBlock {
         stride = plain ? gridDim.x - choosing - K * slot_blocks : slot_blocks;
     }
 };
-// The token, normalized unless decode_router has done that: to v of every warp, or, if its rows are
-// longer than REGISTER_CHUNKS, to s.x, to which each warp adds the chunk of its number, whose
-// weight is then in norm[0].
+// The token, normalized unless decode_router did that: to v of every warp, or, past
+// REGISTER_CHUNKS, to s.x, each warp the chunk of its number, whose weight is in norm[0].
 template <int CHUNKS> __device__ static inline void
 take_token(Vec (&v)[CHUNKS], const InShared &s, const Vec (&norm)[CHUNKS], const InArgs &p) {
     const int lane = threadIdx.x % 32, own = threadIdx.x / 32 * CHUNK + lane * VECTOR, C = p.C;
@@ -619,8 +596,7 @@ take_token(Vec (&v)[CHUNKS], const InShared &s, const Vec (&norm)[CHUNKS], const
     if (own < C) store_vec(s.x + own, mine);
     __syncthreads();
 }
-// The expert of the block's slot. w: the warp's first row of the router, already requested, unless
-// decode_router has read it.
+// The expert of the block's slot. w: the warp's first router row, requested, or unused.
 template <int CHUNKS, class At> __device__ static inline int
 expert_of(const InBlock &at, const InShared &s, Vec (&w)[CHUNKS], At x, const InArgs &p) {
     const int lane = threadIdx.x % 32, E = p.router.E, K = p.router.K;
@@ -736,10 +712,9 @@ void decode_in_one_kernel(const InArgs p, int slot_blocks) {
     if (p.next && p.P && !router) prefetch(p.next, lines, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
 }
 
-// A warp computes one element of the result: the products with a row of each chosen expert are one
-// sum over K*C elements, in which those of slot k are multiplied by its weight; lane k has that
-// weight and the expert. Each lane reads CHUNKS vectors at once. `inverse` is 2^32 / (C/VECTOR),
-// rounded up. Reads what decode_out_kernel reads.
+// A warp computes one element of the result: a sum over K*C elements, in which the products with
+// slot k's expert are multiplied by its weight; lane k has that weight and the expert. Each lane
+// reads CHUNKS vectors at once. inverse: 2^32 / (C/VECTOR), rounded up. Reads as decode_out_kernel.
 template <int CHUNKS> static __global__ __launch_bounds__(32 * OUT_WARPS, 4)
 void decode_out_one_kernel(const OutArgs p, unsigned inverse) {
     const int lane = threadIdx.x % 32, o = min(blockIdx.x * OUT_WARPS + threadIdx.x / 32, p.O - 1);
@@ -781,8 +756,7 @@ void decode_out_one_kernel(const OutArgs p, unsigned inverse) {
 
 // ---- the table's functions ----------------------------------------------------------------------
 
-// All widths must be whole vectors (experts' inputs as well), and what every block does for itself
-// must be small.
+// All widths must be whole vectors, and what every block does for itself must be small.
 static int decode_fits(int N, int C, int F, int E, int K) {
     return N <= MAX_TOKENS && C % VECTOR == 0 && F % VECTOR == 0 && N * K <= THREADS && E <= MOST_EXPERTS
         && in_shared_bytes(N, (size_t)N * C, E, K) <= SHARED_LIMIT;

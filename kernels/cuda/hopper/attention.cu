@@ -1,7 +1,6 @@
 // hopper/attention.cu: causal attention with Hopper's own instructions (sm_90a, bf16, heads of 64
 // or 128 elements). attention.cu explains the formulas and packed rows, and its kernels take every
-// other case. The instructions are in pipeline.cuh and wgmma.cuh. This file keeps the tensor cores
-// busy.
+// other case. The instructions are in pipeline.cuh and wgmma.cuh.
 //
 //   blocks      One block an SM. It draws work tiles until none is left, those with most work
 //               first, so that all SMs finish at about the same time. The result does not depend on
@@ -17,14 +16,11 @@
 //               tokens as fit into 64 rows.
 //   softmax     takes as long as a product: the SM issues 16 exp2 per clock, its tensor cores do
 //               4096 flop. So the two overlap: the scores of the next tile are queued before the
-//               softmax of this one, and the warpgroups, which run in no fixed order, fill each
-//               other's gaps.
-//   registers   P and dS are computed in the registers from which the next wgmma reads them; they
-//               never go to shared memory.
+//               softmax of this one, and the warpgroups fill each other's gaps.
+//   registers   P and dS are computed in the registers from which the next wgmma reads them.
 //   backward    Two kernels, 7 products instead of 5: backward_q owns query rows and computes dq,
-//               backward_kv owns keys and computes dk and dv. Every sum has one owner. (One kernel
-//               that adds dq in memory, tile after tile in a fixed order, was no faster:
-//               docs/LOG.md.)
+//               backward_kv owns keys and computes dk and dv. (One kernel that adds dq in memory,
+//               tile after tile in a fixed order, was no faster: docs/LOG.md.)
 //
 // Shared memory, from a multiple of 1024 bytes on, in KB for D = 64 | 128. A box is 64 rows.
 //
@@ -41,8 +37,7 @@
 //      2 | 1 stages      3 stages, 1 box   3 stages, 1 box    2 boxes a consumer  3 stages
 //      64 | 64           24 | 48           24 | 48            32 | 64             1.5
 //
-// Timeline of a work tile. wgmma runs in the background of the same warpgroup's arithmetic (exp2);
-// n is the last key/value tile:
+// A work tile's timeline; wgmma runs behind the warpgroup's arithmetic (exp2). n: last k, v:
 //
 //   producer    | k0 | q | v0 | k1 | v1 | k2, when S0 is released | v2 | ... | k0 of the next
 //   forward
@@ -59,9 +54,8 @@
 
 #if defined(PRECISION_BF16)
 
-// The packed rows of a (sequence, key/value head) pair, and the boxes they are copied in. With
-// HEADS_TILED rows are evenly spaced: fold is 1. With HEADS_GROUPED the Q rows of a token are a
-// dimension of the tensor map of their own: fold is Q.
+// A (sequence, key/value head) pair's packed rows, and the boxes they are copied in. HEADS_TILED:
+// rows evenly spaced, fold 1. HEADS_GROUPED: a token's Q rows are a dimension, fold Q.
 struct Packing {
     HeadOrder order;
     int T, G, Q;
@@ -71,16 +65,14 @@ struct Packing {
 };
 
 // The order of work tiles. Pairs are taken in groups whose keys fit into L2: `larger` groups of
-// group + 1 pairs, then groups of `group`. Within a group the largest tiles of all its pairs come
-// first.
+// group + 1 pairs, then groups of `group`. Within a group, all pairs' largest tiles come first.
 struct Schedule { int tiles, group, larger; unsigned *counter; };      // tiles: of a pair; counter: 0 between kernels
 struct WorkTile { int tile, g, b, pair; };                              // tile -1: no work is left
 
 // What backward_q leaves for backward_kv about a box of rows: lse in powers of two, and delta. Rows
 // that do not exist have an infinite lse, which makes their p zero.
 struct BoxStats { float lse[64], delta[64]; };
-// Where row `row` of the box is in them: a thread of backward_kv reads its four columns of 16 at
-// once.
+// Where the box's row is in them: backward_kv's thread reads its four columns of 16 at once.
 [[maybe_unused]] __device__ static inline int stats_index(int row) { return row/16*16 + row%8/2*4 + row/8%2*2 + row%2; }
 
 #if defined(HOPPER)
@@ -89,9 +81,8 @@ template <bool b> struct Bool { static constexpr bool value = b; };
 
 // ---- work tiles ---------------------------------------------------------------------------------
 
-// As draw_work (pipeline.cuh), but a block's first tile is drawn, too: beside a communication
-// kernel some blocks start late, and should then find less work, not a large tile of their own.
-// Every block draws until its number is past the last tile.
+// As draw_work (pipeline.cuh), but a block's first tile is drawn, too: blocks that start late,
+// beside a communication kernel, should find less work. A block draws until past the last tile.
 __device__ static inline unsigned draw_tile(Packing h, Schedule schedule) {
     return atomicInc(schedule.counter, (unsigned)(h.pairs * schedule.tiles) + gridDim.x - 1);
 }
@@ -129,8 +120,7 @@ load_keys(uint32_t to, const CUtensorMap *map, uint32_t barrier, int key, int wh
     #pragma unroll
     for (int d = 0; d < D; d += 64) bulk_load(to + d*KEYS*2, map, barrier, d, make_int4(key, w.g, which, w.b));
 }
-// 64 rows of D from a consumer's registers to shared memory: slabs of 64 columns, 8 KB each,
-// swizzled for the bulk store.
+// 64 rows of D from a consumer's registers to swizzled slabs of 64 columns, 8 KB, in shared memory.
 template <int D> __device__ static inline void stage_rows(uint32_t slab, const float (&x)[D / 2]) {
     const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
     #pragma unroll
@@ -144,8 +134,7 @@ template <int D> __device__ static inline void store_rows(const CUtensorMap *map
     for (int d = 0; d < D; d += 64) bulk_store(map, slab + d*128, d, at);
 }
 __device__ static inline void consumer_sync(int consumer) { named_barrier_sync(1 + consumer, 128); }
-// A consumer's box, through its buffer in shared memory. The first barrier: nobody reads the buffer
-// any more.
+// A consumer's box, through its buffer in shared memory, unread after the first barrier.
 template <int D> __device__ static inline void
 store_box(const CUtensorMap *map, uint32_t buffer, const float (&x)[D / 2], int consumer, int box, Packing h,
           WorkTile w) {
@@ -161,8 +150,7 @@ store_box(const CUtensorMap *map, uint32_t buffer, const float (&x)[D / 2], int 
 // ---- products: element 4n + 2h + c of d is row lane/4 + 8h, column 8n + lane%4*2 + c of the
 //      warp's 16 rows -----------------------------------------------------------------------------
 
-// Queues d = a b^T: 64 rows of a, N rows of b, D columns each, both in shared memory in slabs of 64
-// columns.
+// Queues d = a b^T: 64 rows of a, N of b, D columns, both in shared memory in slabs of 64 columns.
 template <int N, int D> __device__ static inline void product_abt(float (&d)[N / 2], uint32_t a, uint32_t b) {
     const uint64_t x = descriptor(a, K_MAJOR), y = descriptor(b, K_MAJOR);
     pin(d);
@@ -193,8 +181,7 @@ template <int COUNT> __device__ static inline void pack_operand(uint32_t (&a)[CO
 // If the boxes of a pair are not a multiple of CONSUMERS, the first work tile, which has least
 // work, lacks some: boxes before the first one of the pair have negative numbers.
 
-// The roles' common view of a block: addresses in shared memory, and pipelines. L: Forward<D> or
-// BackwardQ<D>.
+// A block as all roles see it: shared addresses, and pipelines. L: Forward<D> or BackwardQ<D>.
 template <class L> struct RowsBlock {
     uint32_t base;
     Pipeline<L::STAGES> q;
@@ -223,9 +210,8 @@ template <class L> struct RowsBlock {
 template <class L> __device__ static inline int first_box(Packing h, Schedule schedule, WorkTile w) {
     return h.boxes - (schedule.tiles - w.tile) * L::CONSUMERS;
 }
-// A consumer's box, and what its rows see of the key/value tiles that are loaded for the work tile:
-// something of the first `used`, everything of the first `unmasked`. last: the last keys that this
-// thread's two rows see, counted from its first column.
+// A consumer's box, and what its rows see of the work tile's `loaded` key/value tiles: something of
+// the first `used`, all of `unmasked`. last: of this thread's two rows, from its first column.
 struct KeyRange { int box, loaded, used, unmasked, last[2]; };
 template <class L> __device__ static inline KeyRange key_range(Packing h, Schedule schedule, WorkTile w, int consumer) {
     const int first = first_box<L>(h, schedule, w), box = first + consumer, lane = threadIdx.x % 32;
@@ -236,8 +222,7 @@ template <class L> __device__ static inline KeyRange key_range(Packing h, Schedu
 }
 
 // The producer, one thread. n counts work tiles, kv key/value tiles; load_rows(n, w, box) issues
-// the copies of the n-th work tile's boxes from box `box` on, load_later(n, w, box) those of rows
-// that are needed later.
+// the copies of the n-th work tile's boxes from `box` on, load_later those of rows needed later.
 template <int D, class L, class LoadRows, class LoadLater> __device__ static inline void
 produce(const RowsBlock<L> &b, const CUtensorMap *kv_map, Packing h, Schedule schedule, LoadRows load_rows,
         LoadLater load_later) {
@@ -325,8 +310,7 @@ softmax_tile(float (&s)[COUNT], Softmax &state, const int (&last)[2], float c) {
     }
 }
 
-// A consumer's box: o = the sum of p v over the keys that its rows see, not yet divided by the sum
-// of p.
+// A consumer's box: o = the sum of p v over the keys that its rows see, not divided by that of p.
 template <int D> __device__ static inline void
 forward_mainloop(float (&o)[D / 2], Softmax &state, const RowsBlock<Forward<D>> &b, uint32_t q, KeyRange range, float c,
                  int n, int &kv) {
@@ -538,8 +522,7 @@ backward_q_mainloop(float (&dq)[D / 2], const float (&lse2)[2], const float (&de
 #endif
 
 // p = exp(q k^T / sqrt(D) - lse), dp = do v^T, ds = p (dp - delta), dq += ds k, with delta = do .
-// out. dq is staged in the buffer that held out. s and dp of the next keys are queued before dq of
-// these, so that the exponentials wait for nothing else.
+// out. dq is staged where out was. The next keys' s and dp are queued before dq.
 // 6*D flop per pair.
 template <int D> __global__ static void __launch_bounds__(BackwardQ<D>::THREADS, 1)
 attention_backward_q_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
@@ -665,8 +648,7 @@ backward_kv_produce(const KeysBlock<D> &b, const CUtensorMap *q_map, const CUten
     }
 }
 
-// A consumer's keys from k0 on: dk and dv over the boxes from `box` on. k, v: its keys and values
-// in shared memory.
+// A consumer's keys from k0 on: dk, dv over boxes from `box` on. k, v: keys, values (shared).
 template <int D> __device__ static inline void
 backward_kv_mainloop(float (&dk)[D / 2], float (&dv)[D / 2], const KeysBlock<D> &b, uint32_t k, uint32_t v, int k0,
                      int box, float c, Packing h, int &r) {
@@ -722,8 +704,7 @@ backward_kv_mainloop(float (&dk)[D / 2], float (&dv)[D / 2], const KeysBlock<D> 
 }
 #endif
 
-// Scores are computed transposed, keys down and rows across, so that p^T and ds^T are operands a of
-// the next products:
+// Scores are transposed, keys down and rows across, so p^T and ds^T are the next operands a:
 //     p^T = exp(k q^T / sqrt(D) - lse), dp^T = v do^T, dv += p^T do, ds^T = p^T (dp^T - delta),
 //     dk += ds^T q.
 // 8*D flop per pair.

@@ -12,12 +12,10 @@
 //
 // For each tile expert_down_backward moves 320 KB to and from memory. If it did so after the
 // product, memory and tensor cores would wait for each other. Instead a warp keeps its 16 rows of
-// da in slabs, as bf16, and goes on with the next tile. This one is then pending: the warp finishes
-// it in units of 4 rows x 64 columns, 8 elements a thread, while the tensor cores work on the steps
-// of the next tile.
+// da in slabs, as bf16. This tile is then pending: the warp finishes it in units of 4 rows x 64
+// columns, 8 elements a thread, while the tensor cores work on the steps of the next tile.
 //
-// Shared memory of expert_up: that of rows.cu with 256 columns. Of expert_down_backward (byte
-// offsets; gemm.cuh, Layout):
+// Shared memory: expert_up's as in rows.cu (256 columns); expert_down_backward's, as Layout:
 //
 //        0   stage 0: a, 16 KB        128 rows x 64 of k (K_MAJOR)
 //    16384            b, 32 KB        4 times 64 of k x 64 columns (MN_MAJOR)
@@ -46,8 +44,7 @@ typedef Layout<256, 3, 5> Down;
 // ---- expert_up ----------------------------------------------------------------------------------
 
 #if defined(HOPPER)
-// Stores this warp's 16 rows: of every 64 columns gate, up and act. `stores` counts over all tiles:
-// two slabs alternate.
+// Stores this warp's 16 rows: of every 64 columns gate, up and act. stores: of all tiles (2 slabs).
 __device__ static inline void epilogue(const float (&sum)[Up::BN / 2], const Shared<Up> &s, const Output &pre,
                                        const Output &act, Tile tile, int &stores) {
     const int F = act.columns, row = tile.row + (threadIdx.x / 32 - 4) * 16;
@@ -109,13 +106,11 @@ void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant_
 
 // ---- expert_down_backward -----------------------------------------------------------------------
 
-// pre and dpre (rows,2F), wact (rows,F); part (ceil(F/256),rows): sums of da * act over the columns
-// of a tile.
+// pre and dpre (rows,2F), wact (rows,F); part (ceil(F/256),rows): a tile's column sums of da * act.
 struct DownBackward { const floatX *pre; floatX *dpre, *wact; real *part; const real *weight; const int *slot_of_row; };
 
 #if defined(HOPPER)
-// A tile whose product is complete. Of its unit u this thread has 8 elements: of row row + 4*(u/4),
-// from column column + 64*(u%4) on.
+// A complete tile. This thread's 8 elements of unit u: row + 4*(u/4), column + 64*(u%4) on.
 enum { UNITS = 16 };
 struct PendingTile {
     unsigned unit;                                                  // the next to finish
@@ -127,8 +122,7 @@ struct PendingTile {
     __device__ size_t offset(unsigned u,
                              int pitch) const { return (size_t)(row + u / 4 * 4) * pitch + column + u % 4 * 64; }
 };
-// Starts to copy this thread's elements of gate and up of a unit to `to`. No other thread reads
-// them.
+// Starts to copy this thread's elements of gate and up of a unit to `to`, which no other reads.
 __device__ static inline void prefetch_unit(uint32_t to, const DownBackward &e, const PendingTile &t,
                                             unsigned unit, int F) {
     if (unit < UNITS) {
@@ -139,8 +133,7 @@ __device__ static inline void prefetch_unit(uint32_t to, const DownBackward &e, 
     }
     cp_async_commit();
 }
-// The next unit. da: this thread's elements of unit 0 in shared memory. prefetched: `to` of
-// prefetch_unit.
+// The next unit. da: this thread's elements of unit 0 (shared). prefetched: `to` of prefetch_unit.
 __device__ static inline
 void finish_unit(uint32_t da, uint32_t prefetched, const DownBackward &e, PendingTile &t, const Product &p) {
     const unsigned unit = t.unit++, lane = threadIdx.x % 32;

@@ -1,5 +1,4 @@
-// fp8.cuh: what the products of e4m3 codes have in common (sm_90a): the matrix instruction and the
-// main loop of a consumer.
+// fp8.cuh: for products of e4m3 codes (sm_90a): the matrix instruction and a consumer's main loop.
 //
 // Both operands are K_MAJOR; 8-bit wgmma knows no other. The copy engine and cp.async move bytes,
 // and to them 128 codes are 64 bf16. So the producer, the layouts and the stores of gemm.cuh serve

@@ -1,13 +1,11 @@
-// fp8_codes.cu: values to e4m3 codes, and codes transposed for the gradients of weights (sm_90).
-// All of it moves bytes:
+// fp8_codes.cu: values to e4m3 codes, and codes transposed for weights' gradients. Moved:
 //
 //   fp8_rows     3 N C     a block of 128 columns has 16 threads with 8 values each
 //   fp8_weight   4 E O C   a 128 x 128 block has 256 threads with 8 x 8 values each, so that each
 //   value is read once
 //   fp8_columns  2 rows C  the same threads; blocks of different rows get one scale
 //
-// To transpose, a thread turns its 8 x 8 bytes in registers; then 128 columns of 128 bytes go
-// through shared memory.
+// A thread transposes 8 x 8 bytes in registers; 128 columns of 128 go through shared memory.
 #include "pipeline.cuh"
 #include "kernels/cuda/product.cuh"
 #include "kernels/cuda/fp8.cuh"
@@ -121,8 +119,7 @@ static __global__ __launch_bounds__(TILE_THREADS) void weight_kernel(Fp8 out, Fp
 // ---- columns: a block is 128 rows of an expert and 128 columns ----------------------------------
 
 #if defined(HOPPER)
-// Eight codes times a power of two, at most 1. As halves they and their products are exact, down to
-// the smallest that counts.
+// Eight codes times a power of two, at most 1: as halves exact, down to the smallest that counts.
 __device__ static inline uint2 shift_codes(uint2 codes, uint32_t factor) {
     uint32_t word[2] = { codes.x, codes.y };
 #pragma unroll
@@ -133,8 +130,7 @@ __device__ static inline uint2 shift_codes(uint2 codes, uint32_t factor) {
             "%0, {l, h};\n\t}" : "+r"(word[i]) : "r"(factor));
     return { word[0], word[1] };
 }
-// The quotient of two scales, given as bits, twice as halves: 2^-n; 0 where that is too small for
-// one; NaN where `most` is.
+// The quotient of two scales (bits), twice as halves: 2^-n; 0 where too small; NaN where `most` is.
 __device__ static inline uint32_t quotient(uint32_t mine, uint32_t most) {
     const uint32_t n = (most - mine) >> 23;
     const uint32_t half = most > 0x7f800000 ? 0x7fff : n < 15 ? (15 - n) << 10 : n < 25 ? 1u << (24 - n) : 0;

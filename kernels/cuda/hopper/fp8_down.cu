@@ -1,13 +1,11 @@
 // fp8_down.cu: expert_down_backward of expert.cu in 8 bits (sm_90a). da = dout down is never
-// stored; from it and pre come dpre, wact, both as codes, as bf16, or both, and the parts of the
-// gradient of each row's router weight.
+// stored; of it and pre are made dpre, wact (codes, bf16, or both), and router weights' gradients.
 //
 // That takes as many instructions as a tile has clocks of tensor cores. So a block has a fourth
 // warpgroup for it, the finishers. Consumers leave their sums in shared memory, as bf16, and begin
-// the next tile; meanwhile the finishers take them from there. Each of their warps has 32 rows of a
-// tile, and finishes them in units of 4 rows: 8 lanes have 16 columns each of a row, and find its
-// scales by shuffles. A tile has 128 columns, so that the sums and the registers of 512 threads
-// fit.
+// the next tile. Each warp of the finishers finishes 32 rows of a tile, in units of 4 rows: 8 lanes
+// have 16 columns each of a row, and find its scales by shuffles. A tile has 128 columns, so that
+// sums and registers of 512 threads fit.
 //
 //   announced  A consumer says which tile it has begun. The finishers prefetch the first units of
 //              pre, and the weights of its rows.
@@ -21,11 +19,10 @@
 //    32768  stages 1 to 4            the same
 //   163840  slabs, 8 x 8 KB          four for each consumer:
 //                                      0, 1   da, 64 rows x 128 columns
-//                                      2, 3   gate and up of four units, 2 KB each, for each of its
-//                                      two finishers
+//                                      2, 3   gate and up of four units, 2 KB each, for its two
+//                                      finishers
 //   229376  barriers, tiles, next, starts
-//   231248  handoff, 2 x 64 bytes    announced, full, empty; the tiles announced, the next while
-//   the last is being finished
+//   231248  handoff, 2 x 64 bytes    announced, full, empty; the announced tiles, two at a time
 #include "fp8.cuh"
 #include "kernels/cuda/expert.cuh"
 
@@ -34,8 +31,7 @@
 typedef Layout<128, 5, 4> Down8;
 enum { DOWN_THREADS = 4 * WARPGROUP, HANDOFF = Down8::starts + STARTS * 4, HANDOFF_BYTES = 128 };
 
-// pre and dpre (rows,2F), wact (rows,F), or their codes; part (F/128,rows): sums of da * act over
-// the columns of a tile.
+// pre, dpre (rows,2F), wact (rows,F), or codes; part (F/128,rows): a tile's sums of da * act.
 struct Down8Backward {
     const floatX *pre; floatX *dpre, *wact; Fp8 dpre8, wact8; real *part; const real *weight; const int *slot_of_row;
 };

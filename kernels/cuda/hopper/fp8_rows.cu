@@ -3,8 +3,7 @@
 //
 //   linear8  out = inp weight^T, bf16. With the transposed weight it is the gradient of the input.
 //   up8      expert_up of expert.cu: pre as bf16, act as codes. A tile has 128 columns of gate and
-//            the same 128 of up, so a quad of threads has all 128 activations of a row that share a
-//            scale.
+//            of up, so a quad of threads has all 128 activations of a row that share a scale.
 #include "fp8.cuh"
 #include "kernels/cuda/expert.cuh"
 
@@ -13,8 +12,7 @@
 typedef Layout<256, 4, 2> Rows8;
 
 #if defined(HOPPER)
-// 128 columns of this warp's 16 rows, from column n of c on. `stores` counts over all tiles: two
-// slabs alternate.
+// 128 columns of this warp's 16 rows, from column n of c on. stores: of all tiles (2 slabs).
 __device__ static inline void store_half(const float *sum, const Shared<Rows8> &s, const Output &c, int n, Tile tile,
                                          uint32_t slabs, int &stores) {
     const int row = tile.row + (threadIdx.x / 32 - 4) * 16;

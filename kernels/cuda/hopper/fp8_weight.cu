@@ -16,8 +16,7 @@
 // What a product is given: the scales of dout and inp; c as in WeightProduct.
 struct BlockProduct { const float *dout, *inp; WeightProduct c; };
 
-// Two factors for each stage, in shared memory: the scale of the tile's 128 of O times those of
-// twice 128 of C.
+// Two factors per stage (shared): the scale of the tile's 128 of O times those of twice 128 of C.
 enum { FACTORS = Weight::starts + STARTS * 4, FACTORS_BYTES = Weight::STAGES * sizeof(float2) };
 static_assert(Weight::bytes + FACTORS_BYTES <= 232448, "the most that a block can have");
 

@@ -13,8 +13,7 @@ enum {
     CONSUMER_BARRIER = 1, PRODUCER_BARRIER = 3      // named barriers: of consumers 0 and 1, and of the producer
 };
 
-// Byte offsets in shared memory. A stage holds a, 128 x 64, and b, BN x 64. A slab holds a
-// consumer's results until bulk stores have read them.
+// Offsets (bytes). A stage holds a, 128 x 64, and b, BN x 64; a slab, results to be stored.
 template <int BN_, int STAGES_, int SLABS_> struct Layout {
     static constexpr int BN = BN_, STAGES = STAGES_, SLABS = SLABS_;
     static constexpr int a_bytes = BM * BK * 2, b_bytes = BN * BK * 2, stage_bytes = a_bytes + b_bytes;
@@ -55,8 +54,7 @@ template <typename Layout, typename TileType = Tile> struct Shared {
     }
     __device__ unsigned char *pointer(uint32_t address) const { return generic + (address - base); }
 
-    // Called by all threads, first. producers: arrivals on a full barrier. Returns a copy of start,
-    // if it fits, else start.
+    // By all threads, first. producers: arrivals on "full". Returns a copy of start, if it fits.
     __device__ const int *init(int producers, const int *start, int E) const {
         int *copy = (int *)(generic + Layout::starts);
         if (threadIdx.x == 0) {
@@ -72,9 +70,8 @@ template <typename Layout, typename TileType = Tile> struct Shared {
 
 // ---- the main loop of a consumer ----------------------------------------------------------------
 
-// sum (64 x BN) = a b over `steps` stages, of which the first is full already. Each step is queued
-// while the tensor cores still work on the one before, so a stage is released one step late.
-// meanwhile() is called once a step, while they work.
+// sum (64 x BN) = a b over `steps` stages, of which the first is full already. A step is queued
+// while tensor cores do the one before: a stage is released a step late. meanwhile(): once a step.
 struct Nothing { __device__ void operator()(void) const {} };
 template <Major a_major, Major b_major, typename Layout, typename TileType, typename Meanwhile = Nothing>
 __device__ static inline void mainloop(float (&sum)[Layout::BN / 2], const Shared<Layout, TileType> &s,
@@ -105,9 +102,8 @@ __device__ static inline void mainloop(float (&sum)[Layout::BN / 2], const Share
 
 // ---- the producer of rows -----------------------------------------------------------------------
 
-// The number of the block's next tile, from thread 0, which drew it, to the other threads of the
-// producer: four warps if it gathers, else one. parity alternates, so that no number is overwritten
-// before all have read it.
+// The number of the block's next tile, from thread 0, which drew it, to the producer's others: four
+// warps if it gathers, else one. parity alternates: no number is overwritten before all read it.
 template <bool gather, typename Layout> __device__ static inline int next_number(const Shared<Layout> &s, int drawn,
         int &parity) {
     if (!gather) return __shfl_sync(ALL, drawn, 0);
@@ -118,8 +114,7 @@ template <bool gather, typename Layout> __device__ static inline int next_number
     return *next;
 }
 
-// After the last tile: a stage that says so. gather: all threads of the producer arrive on full
-// barriers, not only thread 0.
+// After the last tile: a stage that says so. gather: all the producer's threads arrive.
 template <bool gather, typename Layout, typename TileType>
 __device__ static inline void end_tiles(const Shared<Layout, TileType> &s, Position<Layout::STAGES> at) {
     s.pipe.wait_empty(at);
@@ -127,10 +122,9 @@ __device__ static inline void end_tiles(const Shared<Layout, TileType> &s, Posit
     if (gather) barrier_arrive(s.pipe.full(at));
 }
 
-// The rows of a, gathered: each is copied from where it is stored. Of every 64 columns a thread
-// copies 16 bytes of 8 rows: chunk threadIdx.x%8 of row threadIdx.x/8 + 16*i. Rows from tile.end on
-// are zero-filled without a read. (Reading some valid row instead would be slow: all SMs would ask
-// for the same line of L2.)
+// The rows of a, gathered. Of every 64 columns a thread copies 16 bytes of 8 rows: chunk
+// threadIdx.x%8 of row threadIdx.x/8 + 16*i. Rows from tile.end on are zero-filled without a read.
+// (Reading some valid row is slow: all SMs ask for one line of L2.)
 struct GatheredRows {
     enum { EACH = BM / 16 };
     const floatX *from[EACH];
@@ -142,8 +136,7 @@ struct GatheredRows {
         for (int i = 0; i < EACH; i++)
             from[i] = p.a + (size_t)p.a_row[min(tile.row + first + 16 * i, tile.end - 1)] * k + chunk * 8;
     }
-    // Copies 64 columns to `a`, beginning `column` after the last advance. inside: they include
-    // this thread's chunk.
+    // Copies 64 columns to `a`, `column` after the last advance. inside: with this thread's.
     __device__ void copy(uint32_t a, int column, bool inside) const {
         const int rows = inside ? valid : 0;
 #pragma unroll
@@ -157,8 +150,7 @@ struct GatheredRows {
 };
 
 // b of the step that begins at k, by bulk copies. FORWARD: BN rows of 64 of k; gate_up: BN/2 rows
-// of the gate and the same of up, which begins p.O rows further. INPUT: slabs of 64 rows of 64
-// columns.
+// of gate and of up, p.O rows further. INPUT: slabs of 64 rows of 64 columns.
 template <ProductKind kind, int BN, bool gate_up> __device__ static inline
 void load_weights(uint32_t to, const CUtensorMap *map, uint32_t full, const Product &p, Tile tile, int k) {
     if (kind == FORWARD)
@@ -214,9 +206,8 @@ __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *
 
 // ---- from registers to global memory ------------------------------------------------------------
 //
-// A warp has 16 rows of the tile and stores them alone: it waits for no other warp. It rounds 64
-// columns to bf16 in its part of a slab, 16 rows of 128 bytes, and a bulk store takes them from
-// there.
+// A warp stores its 16 rows of the tile alone: it waits for no other. It rounds 64 columns to bf16
+// in its part of a slab, 16 rows of 128 bytes, for a bulk store.
 
 // Columns 16j .. 16j+15 of the 64: x[0..7] are this thread's sums of them (wgmma.cuh).
 __device__ static inline void put_columns(uint32_t slab, int j, const float *x) {
@@ -225,13 +216,11 @@ __device__ static inline void put_columns(uint32_t slab, int j, const float *x) 
              pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
 }
 
-// A matrix to store to: row i of the product goes to row row_of[i] of x, or to i if that is NULL.
-// map: boxes of 16 rows.
+// A matrix to store to: row i of the product goes to x's row_of[i] (NULL: i). map: 16-row boxes.
 struct Output { const CUtensorMap *map; floatX *x; const int *row_of; int columns; };
 
-// The slab's 16 rows to rows `row`.. at column n: one bulk store, if they are consecutive and all
-// before `end`; else row by row, 128 bytes of each. Either way this commits a group, so that
-// wait_slab, which counts groups, counts slabs.
+// The slab's 16 rows to rows `row`.. at column n: one bulk store if they are consecutive and all
+// before `end`; else row by row, 128 bytes each. Always commits a group, as wait_slab counts these.
 template <typename Layout> __device__ static inline
 void store_slab(const Shared<Layout> &s, uint32_t slab, const Output &to, int n, int row, int end) {
     const int lane = threadIdx.x % 32, chunk = lane % 8;
@@ -251,8 +240,7 @@ void store_slab(const Shared<Layout> &s, uint32_t slab, const Output &to, int n,
         *(int4 *)(to.x + where * to.columns + n + chunk * 8) = *(const int4 *)(s.pointer(slab) + swizzled(r, chunk));
     }
 }
-// Before a slab is filled again: waits until all but the newest `pending` of this warp's stores
-// have read theirs.
+// Before refilling a slab: waits until all but `pending` of this warp's stores have read theirs.
 template <int pending> __device__ static inline void wait_slab(void) {
     if (threadIdx.x % 32 == 0) bulk_wait_read<pending>();
     __syncwarp();

@@ -1,21 +1,18 @@
-// hopper/muon.cu: Newton and Schulz's steps for matrices whose smaller side k is at most 256, a
-// block for each matrix.
+// hopper/muon.cu: Newton and Schulz's steps, a block per matrix with smaller side k <= 256.
 //
 // The polynomial Q of a step is made of A = X X^T, which is k x k and symmetric: Q = a I + b A + c
 // A A. The A of the next step need not be made of Q X, which is k x n: it is Q X X^T Q = Q Q A. So
-// a few steps are taken with k x k matrices alone, and then X is multiplied once, by the product of
-// their polynomials. The error of A from rounding grows with that of every step, by up to 3.44^2;
-// therefore A is made of X again after three of the five steps, and numbers between are half
-// precision, which has 11 bits: then the result is nearer to the exact one than if every step
-// multiplied X and rounded to bf16 (docs/LOG.md). All these matrices are polynomials of A, so they
-// commute, and all their products are symmetric.
+// a few steps take k x k matrices alone, and then X is multiplied once, by the product of their
+// polynomials. A's rounding error grows by up to 3.44^2 a step; so A is made of X again after three
+// of the five steps, and numbers between are half precision (11 bits): the result is nearer to the
+// exact one than if every step multiplied X and rounded to bf16 (docs/LOG.md). All these matrices
+// are polynomials of A: they commute, and their products are symmetric.
 //
 // With k = 256 two such matrices are in the block's shared memory: S, whole, 128 KB, and T, of
 // which 10 of 16 blocks of 64 x 64 are there, those on and below the diagonal, 80 KB. Products of
 // them need nothing from global memory. X comes through a ring of stages, slab by slab (64
-// columns). T lies in the ring: X is not needed from X X^T to the product that X is multiplied by.
-// X is read four times in all and written twice, first in place. What is done in which order: the
-// table `program`.
+// columns). T is in the ring: X is not needed between X X^T and the product that multiplies X. X is
+// read four times and written twice, first in place. The order: the table `program`.
 //
 //   symmetric  Of a product only blocks on and below the diagonal are computed, and mirrored as
 //              they are stored in S.
@@ -25,20 +22,16 @@
 //              Of a polynomial the higher rows are finished while the lower ones are computed.
 //   X          A slab of the result is the polynomial times the same slab of X, so it replaces it,
 //              in shared memory and in global memory, to which a thread of the producer's warpgroup
-//              stores it. A consumer has every second slab. As the polynomial is symmetric it is
-//              computed as X^T Q, with 64 columns of X as rows: of all shapes that one reads least
-//              shared memory. The transposition back is stmatrix's.
+//              stores it. A consumer has every second slab. As Q is symmetric, it computes X^T Q,
+//              64 columns of X as rows, which reads least shared memory; stmatrix transposes back.
 //   norm       |X|^2 is the trace of X X^T. The first X is not normalized: its X X^T is divided by
 //              the square of the norm, and the product of polynomials by the norm.
 //   order      X is multiplied in the opposite order of X X^T, so that what was read last is still
-//              in the cache, and the next X X^T begins 4 slabs further on, so that it need not wait
-//              for stores.
+//              in the cache, and the next X X^T begins 4 slabs further on, past stores.
 //
-// With more rows than columns all this is done with X^T: a slab is then 64 rows of X, and lies the
-// other way in shared memory.
+// With more rows than columns all this is done with X^T: a slab is 64 rows of X, the other way.
 //
-// Multiplications of a matrix k x n, in units of 2 k^2 flop: 10/16 (2 n + 14 k) + 2 n. Five steps
-// one by one take 10/16 (5 n + 5 k) + 5 n.
+// For k x n, in units of 2 k^2 flop: 10/16 (2 n + 14 k) + 2 n; one by one 10/16 (5 n + 5 k) + 5 n.
 #include "gemm.cuh"
 #include "muon.cuh"
 
@@ -147,8 +140,7 @@ template <bool tall> __device__ static void store_slabs(const Maps &maps, uint32
     }
 }
 
-// S: four slabs of 64 columns, each of 256 rows of 128 bytes, swizzled. Its block (p, q), and that
-// of T, where p >= q.
+// S: four slabs of 64 columns, 256 rows of 128 bytes, swizzled. Block (p, q), in T p >= q.
 __device__ static inline uint32_t block_of_s(uint32_t base, int p, int q) { return base + q * STAGE + p * SLAB; }
 __device__ static inline uint32_t block_of_t(uint32_t base, int p, int q) {
     return base + STAGES_AT + (p * (p + 1) / 2 + q) * SLAB;
@@ -164,8 +156,7 @@ __device__ static inline void load_t(const CUtensorMap *map, uint32_t base) {
         for (int q = 0; q <= p; q++) bulk_load(block_of_t(base, p, q), map, base + KEPT_AT, q * 64, p * 64, blockIdx.x);
 }
 __device__ static inline int warp_of_four(void) { return threadIdx.x % 128 / 32; }
-// The lane, in a way that the compiler does not compute addresses from it long before they are
-// needed: registers are few.
+// The lane, opaque, or the compiler computes addresses from it too early: registers are few.
 __device__ static inline int lane_now(void) {
     int lane = threadIdx.x % 32;
     asm volatile("" : "+r"(lane));
@@ -184,8 +175,7 @@ __device__ static inline float unpack_half(uint32_t pair, int which) {
         : "r"(which ? pair >> 16 : pair));
     return x;
 }
-// put_columns (gemm.cuh) of either type, and its transpose: columns 16j.. become rows 16j.. of 128
-// bytes, in which this warp has its 16 columns.
+// put_columns (gemm.cuh) of either type, and transposed: columns 16j.. to rows 16j...
 template <bool half> __device__ static inline void put_16_columns(uint32_t rows, int j, const float *x) {
     const int lane = lane_now();
     stmatrix(rows + swizzled(lane % 16, 2 * j + lane / 16), packed<half>(x[0], x[1]), packed<half>(x[2], x[3]),
@@ -256,8 +246,7 @@ __device__ static inline float inverse_norm(const float *sums) {
     return norm > MUON_LEAST ? 1 / norm : 0;
 }
 
-// Rows 64p.. of S S, or of T S, from column r of the blocks of S or T on; the product is still
-// being computed.
+// Queues rows 64p.. of S S, or of T S, from column r of the blocks of S or T on.
 template <int p, bool square, int r = 0> __device__ static inline void multiply_rows(float (&sum)[32 * (p + 1)],
         uint32_t base) {
     constexpr Major major = square || r <= p ? K_MAJOR : MN_MAJOR;
@@ -270,8 +259,7 @@ template <int p, bool square, int r = 0> __device__ static inline void multiply_
     if constexpr (r < 3) multiply_rows<p, square, r + 1>(sum, base);
     else wgmma_commit();
 }
-// X X^T; the last slab is still being multiplied. T will lie in the last stages: they are not
-// released.
+// X X^T, its last slab queued. T will be in the last stages: they are not released.
 template <int consumer, bool tall> __device__ static inline void multiply_slabs(float (&low)[32 * (consumer + 1)],
         float (&high)[32 * (4 - consumer)], uint32_t base, int slabs, int &iteration) {
     constexpr Major major = tall ? MN_MAJOR : K_MAJOR;

@@ -3,7 +3,6 @@
 #include "kernels/cuda/impl.cuh"
 
 #if defined(PRECISION_BF16)
-// b->out = orthogonalize(b->x); x and gram are scratch. False: not on this GPU, not for these
-// sizes; nothing was done.
+// b->out = orthogonalize(b->x); x, gram: scratch. False, nothing done: not this GPU or size.
 bool hopper_newton_schulz(const MuonBuffers *b, int count, int rows, int columns);
 #endif

@@ -44,8 +44,7 @@ static inline bool tensor_map(CUtensorMap *map, const void *base, int element_si
 __device__ static inline void barrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
-// After barrier_init: makes the barriers visible to the copy engine, and, with __syncthreads, to
-// the other threads.
+// After barrier_init: shows barriers to the copy engine and, with __syncthreads, to threads.
 __device__ static inline void fence_barrier_init(void) {
     asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async;" ::: "memory");
 }
@@ -56,8 +55,7 @@ __device__ static inline void barrier_arrive(uint32_t barrier) {
 __device__ static inline void barrier_expect(uint32_t barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
-// One arrival, made by the hardware when all cp.async that this thread has issued so far have
-// landed.
+// One arrival, made by the hardware when all this thread's cp.async so far have landed.
 __device__ static inline void barrier_arrive_copied(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(barrier) : "memory");
 }
@@ -69,13 +67,11 @@ __device__ static inline void barrier_wait(uint32_t barrier, uint32_t parity) {
 
 // ---- the pipeline: a ring of stages -------------------------------------------------------------
 //
-// A stage is a buffer in shared memory with two barriers. The producer waits for "empty", fills the
-// buffer and arrives on "full", as its copies do when they land. Consumers wait for "full", read,
-// and arrive on "empty".
+// A stage is a buffer in shared memory with two barriers. The producer waits for "empty", fills it,
+// and arrives on "full", as do landing copies. Consumers wait for "full", read, arrive on "empty".
 
-// How many lanes of a warp arrive on the "empty" barrier. After __syncwarp one is enough; but
-// compute-sanitizer's racecheck does not see that the other lanes' reads come before that arrival,
-// so in the build for racecheck all lanes arrive.
+// Lanes of a warp that arrive on "empty". After __syncwarp one is enough; but compute-sanitizer's
+// racecheck does not see the order of the others' reads, so in its build all arrive.
 #if defined(RACECHECK)
 enum { RELEASING_LANES = 32 };
 #else
@@ -99,14 +95,12 @@ template <int STAGES> struct Pipeline {
     uint32_t barriers;
     __device__ uint32_t full(At at) const { return barriers + at.stage * 16; }
     __device__ uint32_t empty(At at) const { return full(at) + 8; }
-    // By one thread; then fence_barrier_init. producers: arrivals that a full stage takes, besides
-    // the bytes.
+    // By one thread; then fence_barrier_init. producers: arrivals for "full", besides bytes.
     __device__ void init(int consumer_warps, int producers = 1) const {
         for (int i = 0; i < STAGES; i++)
             barrier_init(full(i), producers), barrier_init(empty(i), consumer_warps * RELEASING_LANES);
     }
-    // The producer's side. acquire: of a stage that one thread fills by bulk copies of so many
-    // bytes.
+    // The producer's side. acquire: of a stage that one thread fills by bulk copies.
     __device__ void wait_empty(At at) const { barrier_wait(empty(at), at.phase ^ 1); }
     __device__ void acquire(At at, int bytes) const { wait_empty(at), barrier_expect(full(at), bytes); }
     // The consumers' side.
@@ -119,10 +113,9 @@ template <int STAGES> struct Pipeline {
 // ---- the work counter ---------------------------------------------------------------------------
 
 // The blocks of a persistent kernel take `count` pieces of work in order: a block begins with the
-// piece of its own number and draws every further one from a counter in memory
-// (Context.work_counter). A block draws until it gets a number >= count. If the grid has at most
-// `count` blocks, these are `count` draws in all, after which the counter is 0 again, ready for the
-// next kernel.
+// piece of its own number and draws further ones from a counter in memory (Context.work_counter)
+// until it gets a number >= count. With at most `count` blocks, these are `count` draws, after
+// which the counter is 0 again.
 __device__ static inline int draw_work(unsigned *counter, int count) {
     return (int)(gridDim.x + atomicInc(counter, (unsigned)count - 1));
 }
@@ -170,8 +163,7 @@ template <int pending> __device__ static inline void bulk_wait_read(void) {
 template <int pending> __device__ static inline void bulk_wait(void) {
     asm volatile("cp.async.bulk.wait_group %0;" :: "n"(pending) : "memory");
 }
-// Makes this thread's writes to shared memory visible to bulk copies and wgmma that are issued
-// after the next barrier.
+// Shows this thread's writes to shared memory to bulk copies and wgmma after the next barrier.
 __device__ static inline void fence_async_proxy(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- registers ----------------------------------------------------------------------------------

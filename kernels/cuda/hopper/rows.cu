@@ -30,8 +30,7 @@
 //              L2. (If block i had tiles i, i + gridDim.x, ..., blocks would drift apart, since
 //              some numbers have no tile and take no time, and memory would be read five times.)
 //
-// Shared memory of a block with BN = 256 (byte offsets; Layout in gemm.cuh; K_MAJOR and MN_MAJOR in
-// wgmma.cuh):
+// A block's shared memory with BN = 256 (Layout in gemm.cuh; K_MAJOR, MN_MAJOR in wgmma.cuh):
 //
 //        0  stage 0: a, 16 KB  128 rows x 64 of k (K_MAJOR)
 //    16384           b, 32 KB  FORWARD: 256 columns x 64 of k (K_MAJOR).  INPUT: 4 times 64 of k x
@@ -54,15 +53,13 @@
 
 #if defined(PRECISION_BF16)
 
-// Tiles of 256 columns; of 192 where that leaves fewer columns empty (384 are two of these); of 128
-// where tiles are few.
+// Tiles of 256 columns; of 192 if fewer are empty (384 = 2 * 192); of 128 where tiles are few.
 typedef Layout<256, 4, 2> Wide;
 typedef Layout<192, 4, 2> Middle;
 typedef Layout<128, 6, 2> Narrow;
 
 #if defined(HOPPER)
-// INPUT with how == ADD, which is dense: adds c to this thread's 8 sums of the 16 columns from
-// `column` on.
+// INPUT with how == ADD (dense): adds c to this thread's 8 sums of 16 columns from `column` on.
 __device__ static inline void add_old(float *x, const Product &p, int first, int end, int column, int columns) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -74,8 +71,7 @@ __device__ static inline void add_old(float *x, const Product &p, int first, int
     }
 }
 
-// Stores this warp's 16 rows of the tile, 64 columns at a time. `stores` counts over all tiles: two
-// slabs alternate.
+// Stores this warp's 16 rows of the tile, 64 columns at a time. stores: of all tiles (2 slabs).
 template <ProductKind kind, typename Layout> __device__ static inline
 void epilogue(float (&sum)[Layout::BN / 2], const Shared<Layout> &s, const Product &p, const CUtensorMap *c_map,
               Tile tile, int &stores) {
@@ -147,8 +143,7 @@ template <ProductKind kind, typename Layout> static bool launch_rows(const Produ
     return p.a_row ? launch_rows<kind, Layout, true>(p) : launch_rows<kind, Layout, false>(p);
 }
 
-// Columns of a tile, by the sizes of the product. bench/tiles.py also builds each choice (0:
-// choose) and compares.
+// Columns of a tile, by the product's sizes. bench/tiles.py compares each choice (0: choose).
 #ifndef TILE_COLUMNS
 #define TILE_COLUMNS 0
 #endif

@@ -4,8 +4,7 @@
 //     dweight[e] (O,C) = or +=  sum over the rows of e of  dout[row]^T inp[row]
 //
 // The reduction runs over an expert's rows, so both operands are MN-major; past the last row, one
-// operand is zero-filled. Rows of both may be gathered. A block has a producer and two consumers as
-// in rows.cu. What differs:
+// is zero-filled. Rows of both may be gathered. A block has the roles of rows.cu. What differs:
 //
 //   left, right  The kernel computes c (P,Q) = left^T right in tiles of 128 of P x 256 of Q. left
 //                is zero-filled, so it is always loaded by cp.async; right is loaded by bulk
@@ -25,14 +24,12 @@
 //        0  stage 0: left, 16 KB    2 times 64 rows x 64 of P (MN_MAJOR)
 //    16384           right, 32 KB   4 times 64 rows x 64 of Q (MN_MAJOR)
 //    49152  stages 1, 2, 3          the same
-//   196608  slabs, 4 x 8 KB         two for each consumer: 64 of P x 32 floats of Q, or 64 bf16;
-//   transposed: Q x P
+//   196608  slabs, 4 x 8 KB         two for each consumer: 64 of P x 32 floats or 64 bf16 of Q
 //   229376  barriers, 4 x 16 bytes  full and empty of each stage
 //   229440  tiles, 4 x 16 bytes     the WeightTile that each stage belongs to
 //   229520  starts, 424 x 4 bytes   a copy of Product.start
 //
-// Timeline. sN is step N of a tile, 64 of the expert's rows, in stage N % 4. The indices of
-// gathered rows are read two steps ahead:
+// Timeline. sN is step N of a tile, 64 of the expert's rows, in stage N % 4. Indices are two ahead:
 //
 //   producer    | indices of s0, s1 | load s0, indices of s2 | load s1, indices of s3 | load s2 ...
 //   consumer 0  |                   |      wait full 0       | wgmma s0 | wgmma s1, release s0 ...
@@ -45,9 +42,8 @@
 // ---- the producer -------------------------------------------------------------------------------
 
 // What a thread loads of a step: of every 64 columns 16 bytes of 4 rows: chunk threadIdx.x%8 of row
-// threadIdx.x/8 + 16*i. Where the rows are stored is read AHEAD steps before, because a step has no
-// time to wait for it. Nor does it have time for many instructions: pitches have 32 bits, and a
-// column is compared with the end of the row only.
+// threadIdx.x/8 + 16*i. Indices of rows are read AHEAD steps before: a step has no time to wait,
+// nor for many instructions: pitches have 32 bits, a column is compared only with the row's end.
 template <bool gather> struct WeightRows {
     enum { EACH = BK / 16, AHEAD = 2 };
     const char *left, *right;               // this thread's chunk of row 0
@@ -102,8 +98,7 @@ void produce_weight(const Shared<Weight, WeightTile> &s, const CUtensorMap *righ
         // of a split, in whole steps
         const int length = ((after - begin + p.splits - 1) / p.splits + BK - 1) / BK * BK;
         const int first = min(begin + plane / p.E * length, after), end = min(first + length, after);
-        // Without rows there is nothing to add; but a gradient that is set needs one step, of
-        // zeros.
+        // Without rows there is nothing to add; but a gradient that is set needs a step.
         const int last = p.how == ADD ? end : max(end, first + 1);
         Rows rows(p, row, column);
 #pragma unroll
@@ -228,8 +223,7 @@ template <bool gather, bool transposed> static bool launch_weight(WeightProduct 
 }
 bool hopper_product_weight(const Product &p) {
     if (!can_use(p)) return false;
-    // a is dout, with O columns, b is inp, with C. If both are gathered, left is the one with which
-    // there are fewer tiles.
+    // a: dout, O columns; b: inp, C. If both are gathered, left is the one that makes fewer tiles.
     auto tiles = [](int P, int Q) { return divide_up(P, BM) * divide_up(Q, Weight::BN); };
     const bool transposed = p.b_row && (!p.a_row || tiles(p.C, p.O) < tiles(p.O, p.C));
     WeightProduct w = {};

@@ -1,5 +1,4 @@
-// weight.cuh: what the gradients of weights have in common, from bf16 (weight.cu) and from codes
-// (fp8_weight.cu): tiles, and how their sums are stored.
+// weight.cuh: tiles of weights' gradients and how they are stored (weight.cu, fp8_weight.cu).
 #pragma once
 #include "gemm.cuh"
 
@@ -23,8 +22,7 @@ struct alignas(16) WeightTile { int plane, row, column, steps; };
 #if defined(HOPPER)
 // ---- the epilogues ------------------------------------------------------------------------------
 //
-// sum[4j + 2h + i] of a thread is row 16w + 8h + g of the consumer's 64 and column 8j + 2q + i
-// (wgmma.cuh).
+// A thread's sum[4j + 2h + i] is the consumer's row 16w + 8h + g, column 8j + 2q + i (wgmma.cuh).
 
 // SET: straight to memory. A quad of threads has 8 columns of a row, a whole sector; transposed, 8
 // threads have 8 rows of a column. Streaming stores, so that L2 keeps the operands instead.
@@ -82,8 +80,7 @@ void set_rounded(const float (&sum)[Weight::BN / 2], const WeightProduct &p, con
     }
 }
 
-// The sums of 32 columns to a slab: 64 of P x 32 of Q; or transposed, in two boxes of 32 of Q x 32
-// of P.
+// The sums of 32 columns to a slab: 64 of P x 32 of Q; transposed, two boxes of 32 x 32.
 template <bool transposed> __device__ static inline void put_floats(unsigned char *slab, const float *sum) {
     const int thread = threadIdx.x % WARPGROUP, warp = thread / 32, g = thread % 32 / 4, q = thread % 4;
 #pragma unroll

@@ -1,23 +1,19 @@
 // wgmma.cuh: Hopper's matrix instruction (sm_90a), the layout of its operands in shared memory, and
-// the instructions that move its results there and back. Bodies of kernels that use them are
-// guarded by HOPPER (pipeline.cuh).
+// the instructions that move its results there. Users guard bodies by HOPPER (pipeline.cuh).
 //
-// Four warps, a warpgroup, multiply 64 x 16 by 16 x N at once: d (64 x N) += a (64 x 16) b (16 x
-// N). Both operands are read from shared memory by descriptor, or a from registers; d is in
-// registers. The instruction runs in the background.
+// Four warps, a warpgroup, compute d (64 x N) += a (64 x 16) b (16 x N) in the background. Both
+// operands are read from shared memory by descriptor, or a from registers; d is in registers.
 //
 // In shared memory an operand is a tile of rows of 128 bytes at a multiple of 1024 bytes, swizzled
 // as bulk copies leave it: 16-byte chunk c of row r is stored as chunk c ^ r%8. A row is 64
 // consecutive elements, either of k or of m (n):
 //   K_MAJOR   one row for each m (n), 64 of k in it. The next 16 of k are 32 bytes further.
 //   MN_MAJOR  one row for each k, 64 of m (n) in it; the instruction transposes. The next 16 of k
-//             are 2048 bytes further. Each further 64 of m (n) is a slab of its own, 8192 bytes
-//             after the last if slabs have 64 of k.
+//             are 2048 bytes further, the next 64 of m (n) a slab: 8192 bytes if it has 64 of k.
 //
 // Registers: with w = t/32, g = t%32/4 and q = t%4 of thread t of the warpgroup, d[4j + 2h + c] is
 // row 16w + g + 8h, column 8j + 2q + c. As an operand, a[0..3] are columns 2q + {0,1} of row g, of
-// row g + 8, and the same 8 columns further. So the results for 16 columns, rounded and packed in
-// pairs, are an operand a again.
+// row g + 8, and the same 8 columns further: 16 columns of results, packed, are an a again.
 #pragma once
 #include "pipeline.cuh"
 
@@ -28,9 +24,8 @@ __device__ static inline uint32_t swizzled(int row, int chunk) { return row * 12
 
 enum Major { K_MAJOR, MN_MAJOR };                   // the instruction's operands trans-a and trans-b
 
-// The operand's tile at `address`. slab: of MN_MAJOR, bytes from 64 of m (n) to the next 64. The
-// fields: address, leading offset (K_MAJOR does not use it), stride from 8 rows to the next 8,
-// swizzle of 128 bytes.
+// The operand's tile at `address`. slab: of MN_MAJOR, bytes from 64 of m (n) to the next. Fields:
+// address, leading offset (not K_MAJOR's), stride from 8 rows to the next 8, swizzle of 128 bytes.
 __device__ static inline uint64_t descriptor(uint32_t address, Major major, int slab = 8192) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(major == K_MAJOR ? 1 : slab >> 4) << 16
         | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
@@ -80,8 +75,7 @@ template <int count> __device__ static inline void pin(uint32_t (&d)[count]) {
                       : registers : "l"(x), "l"(y), "r"(accumulate), "n"((int)x_major), "n"((int)y_major)); \
 } while (0)
 
-// accumulate 0: d = x y. half: of half-precision numbers, 11 bits and small exponents, instead of
-// bf16.
+// accumulate 0: d = x y. half: half precision, 11 bits and small exponents, instead of bf16.
 template <int N, Major x_major, Major y_major, bool half = false>
 __device__ static inline void wgmma(float (&d)[N / 2], uint64_t x, uint64_t y, int accumulate) {
     static_assert(N == 64 || N == 128 || N == 192 || N == 256, "one of these");
@@ -106,8 +100,7 @@ __device__ static inline void wgmma(float (&d)[N / 2], const uint32_t *x, uint64
 
 // ---- registers and shared memory ----------------------------------------------------------------
 
-// Four 8 x 8 matrices of 16-bit numbers from registers to shared memory: the inverse of ldmatrix
-// (ptx.cuh).
+// Four 8 x 8 matrices of 16-bit numbers from registers to shared memory: ldmatrix reversed.
 __device__ static inline void stmatrix(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");

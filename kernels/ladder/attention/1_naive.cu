@@ -1,8 +1,7 @@
 // 1_naive.cu: the formula, one head at a time, with all its scores in memory.
 //
 // Three kernels: T x T scores, the softmax of each row, weights times values. The scores of a head
-// take 4 T^2 bytes, a gigabyte at T = 16384, and cross the memory bus five times: that is the
-// limit.
+// take 4 T^2 bytes, a gigabyte at T = 16384, and cross the bus five times: that is the limit.
 #include "rung.cuh"
 
 // A thread computes one score. Scores above the diagonal are minus infinity, whose exp is zero.

@@ -1,5 +1,4 @@
-// 2_tiled.cu: softmax while keys stream past, so that scores are never stored (Dao et al. 2022,
-// arXiv 2205.14135).
+// 2_tiled.cu: softmax while keys stream past; no scores stored (Dao et al. 2022, arXiv 2205.14135).
 //
 // A softmax needs the largest score of a row before the first exp, but a maximum that was too small
 // is easily corrected. With `top` the largest score so far, keep sum = sum_j exp(s_j - top) and

@@ -1,12 +1,10 @@
-// 3_tensor_cores.cu: both products on the tensor cores; the weights between them never leave the
-// registers.
+// 3_tensor_cores.cu: both products on the tensor cores; weights in between never leave registers.
 //
 // A block of 4 warps owns 64 queries of one head, a warp 16 of them; keys and values pass in tiles
 // of 64. mma (ptx.cuh) computes S = q k^T in 8 blocks of 16 x 8. A row of scores is spread over 4
 // lanes, so its maximum takes two shuffles. In out += P v the weights are the first operand of mma,
 // and they already are where it expects them: the lane that holds two neighbouring sums of S needs
-// just these two elements of the operand, rounded to bf16. v is needed by columns and stored by
-// rows; ldmatrix transposes it while loading.
+// just these two of the operand, rounded to bf16. v is needed by columns; ldmatrix transposes it.
 //
 // W: 64 or 128, the smallest that is at least D; the rest of a row is zeros. As in rung 3 of
 // ParallelLinear, rows in shared memory are 16 bytes longer, so that ldmatrix finds them in
@@ -15,8 +13,7 @@
 
 enum { QUERIES = 64, KEYS = 64, THREADS = 128 };
 
-// Rows 0 .. 63 of `from`, `step` elements apart. Only `rows` of them exist; the others, and columns
-// from D on, become zeros.
+// Rows 0 .. 63 of `from`, `step` elements apart; zeros past `rows` rows and from column D on.
 template <int W> __device__ static inline void
 load_tile(floatX (&tile)[64][W + 8], const floatX *from, int64_t step, int rows, const Attention &a) {
     for (int i = threadIdx.x; i < 64 * W / VECTOR; i += THREADS) {
@@ -29,8 +26,7 @@ load_tile(floatX (&tile)[64][W + 8], const floatX *from, int64_t step, int rows,
     }
 }
 
-// Raises the largest score of each of this lane's two rows, and scales its sums from the old one to
-// the new one.
+// Raises the largest score of each of this lane's two rows, and scales its sums to the new one.
 template <int W> __device__ static inline void
 raise_top(float top[2], float sum[2], float out[W / 8][4], const float s[KEYS / 8][4]) {
 #pragma unroll
@@ -46,8 +42,7 @@ raise_top(float top[2], float sum[2], float out[W / 8][4], const float s[KEYS / 
     }
 }
 
-// Adds the sums of exponentials, which are spread over four lanes, divides the rows by them and
-// stores both.
+// Adds up the sums of exponentials of four lanes, divides the rows by them and stores both.
 template <int W> static __device__ void store_rows(const Attention &a, const Head &at, int t, const float (&top)[2],
                                                    float (&sum)[2], const float (&out)[W / 8][4]) {
     const int lane = threadIdx.x % 32;

@@ -1,8 +1,6 @@
-// rung.cuh: what all rungs of causal attention have in common: the arguments, the rows of a head,
-// and the queries of a block. For query t of a head:
+// rung.cuh: for all rungs of causal attention: arguments, rows of a head, queries of a block:
 //
-//     s_j = q.k_j / sqrt(D) for j <= t,    p = softmax(s),    out = sum_j p_j v_j,    lse = log
-//     sum_j exp(s_j)
+//     s_j = q.k_j / sqrt(D), j <= t,   p = softmax(s),   out = sum p_j v_j,   lse = log sum exp(s)
 #pragma once
 #include "kernels/cuda/ptx.cuh"
 extern "C" {
@@ -31,8 +29,7 @@ typedef struct { int b, h; } Head;
 __host__ __device__ static inline size_t query_row(const Attention &a, Head at, int t) {
     return ((size_t)at.b * a.T + t) * a.Q * a.G + at.h;
 }
-// Key j of this head; its value is G*D elements after it. From j to j+1 the address grows by 2*G*D
-// elements.
+// Key j of this head; its value is G*D elements after it, key j+1 2*G*D.
 __host__ __device__ static inline const floatX *key(const Attention &a, Head at, int j) {
     const int g = a.order == HEADS_TILED ? at.h % a.G : at.h / a.Q;
     return a.kv + (((size_t)at.b * a.T + j) * 2 * a.G + g) * a.D;

@@ -4,14 +4,12 @@
  * and a row of the matrix is read once for four rows of the input. Half of the loads are gone; what
  * is left to gain is where the numbers come from. They lie far apart, in the order of memory, not
  * of use, and a matrix larger than a cache is read from memory for every four rows. The last rung,
- * kernels/cpu/matmul.c, copies both into panels in the order of use, which fit into L1 and L2, with
- * 24 sums. */
+ * kernels/cpu/matmul.c, copies both into panels, in order, for L1 and L2, with 24 sums. */
 #include "rung.h"
 
 enum { TILE = 4 };
 
-/* Rows beyond the expert's last, and columns beyond O, are computed as the last one and not
- * stored. */
+/* Rows beyond the expert's last, and columns beyond O, are computed as the last, not stored. */
 static void tile(const Product *p, int expert, int row, int column) {
     const floatX *x[TILE], *w[TILE];
     const int rows = p->start[expert + 1] - row, columns = p->O - column;

@@ -5,8 +5,7 @@
  * A value is its code's value times the scale of its block. Scales are the same for 128 elements of
  * a row, and for 128 x 128 of a weight. So they need not be applied to every element: 128 products
  * of codes are added first, then multiplied by both scales. A code has 256 values, which a table
- * holds. A look-up for every factor of every product is what takes the time; cpu/fp8.c looks each
- * code up once. */
+ * holds. A look-up for every factor takes the time; cpu/fp8.c looks each code up once. */
 #include "kernels/cpu/impl.h"
 #include "kernels/ladder/ladder.h"
 

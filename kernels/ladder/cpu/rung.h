@@ -1,11 +1,8 @@
-/* rung.h: what the rungs for a CPU have in common: ParallelLinear's arguments, and where its rows
- * are.
+/* rung.h: what the rungs for a CPU have in common: ParallelLinear's arguments and rows.
  *
- *     out[row i] = inp[row i] weight[e]^T     for the rows i of each expert e: start[e] ..
- *     start[e+1]-1
+ *     out[row i] = inp[row i] weight[e]^T   for start[e] <= i < start[e+1], of every expert e
  *
- * Rows are not moved: a list gives the position of row i in an operand (none if sorted). For
- * f32. */
+ * Rows are not moved: a list has the position of row i in an operand (none if sorted). For f32. */
 #ifndef RUNG_H
 #define RUNG_H
 #include "kernels/cpu/impl.h"

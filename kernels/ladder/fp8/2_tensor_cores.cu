@@ -7,8 +7,7 @@
 // The sums of the instruction keep some 14 bits where they are added up. So there are two kinds:
 // after 128 of k, four instructions, the partial sums are multiplied by the scales of their block
 // and added in f32. A warp makes 16 rows x 64 columns: 32 sums and 32 partial ones in each lane.
-// Every warp reads its operands from L2 for itself; shared memory and copies in the background, as
-// in parallel_linear/, come next.
+// Every warp reads operands from L2; shared memory and pipelines (parallel_linear/) are next.
 #include "rung.cuh"
 
 enum { WARPS = 4, ROWS = 16 * WARPS, COLUMNS = 64, PIECES = COLUMNS / 8 };

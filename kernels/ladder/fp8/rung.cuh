@@ -1,10 +1,9 @@
 // rung.cuh: what the rungs of fp8_linear have in common: a product of codes, of sorted rows.
 //
-//     out[row i] = the sum over blocks b of 128 of  scale(i, b) scale(e, o/128, b)  code(i, b) .
-//     code(e, o, b)
+//     out[row i] = sum over blocks b of 128: scale(i, b) scale(e, o/128, b) code(i, b) . code(e, o,
+//     b)
 //
-// Scales belong to 128 elements of the sum, so they are applied to sums of 128 products, not to
-// every element.
+// Scales belong to 128 elements of the sum, so they are applied to sums of 128 products.
 #pragma once
 #include "kernels/ladder/parallel_linear/rung.cuh"
 

@@ -2,8 +2,7 @@
 //
 // The loop is that of rung 2: copy a step to shared memory, wait, multiply, wait. The tile is
 // larger, so that an element is used 128 times, and bf16 is copied as it is, 16 bytes at a time.
-// The multiplication is now a few instructions, and the tensor cores are idle most of the time,
-// because nothing is multiplied while a step is loaded.
+// The multiplication is now a few instructions; tensor cores idle while a step is loaded.
 #include "warp_tile.cuh"
 
 // Elements c .. c+7 of a row of C; zeros past its end, or if row is NULL.

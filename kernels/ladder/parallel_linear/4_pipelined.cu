@@ -2,13 +2,11 @@
 //
 // cp.async copies 16 bytes from global to shared memory in the background, without registers.
 // Shared memory has 4 stages: one is multiplied, up to three are being filled, and the tensor cores
-// wait only if memory as a whole is too slow. A step needs one barrier. Past it, the copies of this
-// step have arrived for all threads, and all threads have finished the step before, whose stage the
-// next copies fill.
+// wait only if memory as a whole is too slow. A step needs one barrier, past which its copies have
+// arrived for all threads, and all have finished the step before, whose stage the next copies fill.
 //
 // Each thread copies the same 4 rows of either operand in every step, so it looks up the addresses
-// of gathered rows once per tile. After that, a scattered row costs no more than a neighbouring
-// one. The instruction itself fills missing rows with zeros.
+// of gathered rows once per tile; then a scattered row costs no more. Missing rows are zero-filled.
 #include "warp_tile.cuh"
 
 enum { STAGES = 4, ROWS = SIDE * 4 / THREADS, SHARED = STAGES * 2 * TILE * (int)sizeof(floatX) };      // 80 KB

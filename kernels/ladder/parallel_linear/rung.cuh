@@ -1,13 +1,10 @@
-// rung.cuh: what all rungs of ParallelLinear have in common: the arguments, and the rows and the
-// expert of a block.
+// rung.cuh: what all rungs of ParallelLinear share: arguments, and a block's rows and expert.
 //
-//     out[row i] = inp[row i] weight[e]^T     for the rows i of each expert e: start[e] ..
-//     start[e+1]-1
+//     out[row i] = inp[row i] weight[e]^T   for start[e] <= i < start[e+1], of every expert e
 //
 // Rows are not moved: a list gives the position of row i in an operand (token_of_row, slot_of_row;
 // none if sorted). From the first rung on, the product itself gathers rows (Tan et al. 2024,
-// ScatterMoE, arXiv 2403.08245): it copies them to shared memory anyway, from any address, and so a
-// sorted copy of inp never exists.
+// ScatterMoE, arXiv 2403.08245): it copies them to shared memory anyway, from any address.
 #pragma once
 #include "kernels/cuda/ptx.cuh"
 extern "C" {
@@ -50,13 +47,11 @@ __device__ static inline int last_expert(const Product &p, int x, int height, in
     return e;
 }
 
-// A block's tile of out: rows row .. row+rows-1, all of one expert, and columns from `column` on.
-// rows <= 0: no work.
+// A block's tile of out: `rows` rows of an expert from `row` on, columns from `column` on.
 //
 // Only the GPU knows how many rows an expert has, so the grid is sized for the worst case. The row
-// tiles of expert e have the numbers from start[e]/HEIGHT + e on. That is enough wherever its rows
-// begin and at most one tile too many, S/HEIGHT + E in total; and bisection finds e from a tile's
-// number.
+// tiles of expert e have the numbers from start[e]/HEIGHT + e on: enough, and at most one too many,
+// S/HEIGHT + E in total; bisection finds e from a tile's number.
 typedef struct { int expert, row, rows, column; } Tile;
 template <int HEIGHT, int WIDTH> __device__ static inline Tile my_tile(const Product &p) {
     const int across = (p.O + WIDTH - 1) / WIDTH, i = blockIdx.x / across, e = last_expert(p, i, HEIGHT, 1);

@@ -1,6 +1,5 @@
 // warp_tile.cuh: from the third rung on, a block of 4 warps computes a tile of out, 128 x 128, and
-// each warp 64 x 64 of it on the tensor cores. Rungs 3 and 4 differ only in how the operands get to
-// shared memory.
+// each warp 64 x 64 of it on the tensor cores. Rungs 3 and 4 differ only in copying operands.
 //
 // One instruction (ptx.cuh) multiplies 16 x 16 of inp with 16 x 8 of weight^T; operands and sums
 // are spread over the 32 lanes of the warp. The sums of a warp are 4 x 8 such blocks, 4 floats each
