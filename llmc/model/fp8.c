@@ -62,10 +62,11 @@ int encoded_backward(Model *m, int l, const floatX *dout, const floatX *x, Write
     const Plan *plan = &a->mlp.plan;
     const LayerGrads *g = &m->lg[l];
     const Scratch *s = &m->s;
-    const int N = m->batch.N, C = m->config.channels, F = m->config.width, all = dev->fp8->columns != NULL;
+    const int N = m->batch.N, C = m->config.channels, F = m->config.width;
     const Fp8 none = { 0 }, dout8 = s->x8, x8 = s->x8;              /* one buffer: first of dout, then of x */
     if (!in_8_bits(m, l, FP8_BACKWARD)) return 0;
     const ExpertCodes *w = codes_of(m, l);
+    const int all = dev->fp8->columns != NULL;
 
     /* 6, 5, 4. */
     dev->fp8->rows(dout8, dout, N, C);

@@ -168,6 +168,17 @@ static void learning(void) {
     check(forgets(device_find("cpu-f32"), &c, 3), "in 8 bits model_clear_activations removes all traces of a batch that was not finite");
 }
 
+/* A device without operations in 8 bits and for decoding, as cuda-f32 and cuda-bf16-portable are without the first. */
+static void without_tables(const Device *dev) {
+    Device bare = *dev;
+    const Config c = config_of("m2:c32h4e4k2f16", 0);
+    uint64_t with, without;
+    bare.fp8 = NULL, bare.decode = NULL;
+    overfit(dev, &c, 3, 0, &with);
+    overfit(&bare, &c, 3, 0, &without);
+    check(with == without, "a device without tables of 8 bits and decoding trains to the same bits");
+}
+
 void test_fp8(void) {
     const Device *f64 = device_find("cpu-f64");
     Device half = *f64;                                     /* one whose gradients of weights are not in 8 bits */
@@ -185,4 +196,5 @@ void test_fp8(void) {
     PART(packed(device_find("cpu-f32")));
     PART(not_finite());
     PART(learning());
+    PART(without_tables(device_find("cpu-f32")));
 }
