@@ -1,6 +1,5 @@
-/* compound.h: the compound operations of kernels.h, made of other operations. A device without
- * kernels for them fills its table with these; a device with kernels for some sizes calls these for
- * the others. */
+/* compound.h: the compound operations of kernels.h, made of other operations: for devices without
+ * kernels for them, and for sizes that a device's kernels do not take. */
 #ifndef KERNELS_COMPOUND_H
 #define KERNELS_COMPOUND_H
 #include "kernels.h"

@@ -31,7 +31,6 @@ const Device *device_list(int i) {
 
 const Device *device_find(const char *name) {
     const Device *d;
-    for (int i = 0; (d = device_list(i)); i++)
-        if (!strcmp(name, d->name)) return d;
+    for (int i = 0; (d = device_list(i)); i++) if (!strcmp(name, d->name)) return d;
     return NULL;
 }

@@ -1,17 +1,13 @@
 /* kernels.h: everything a device can do. The only interface between llmc/ and kernels/.
  *
  * A Device is a table of functions. kernels/cpu/ fills one per number type (f32, bf16, f64),
- * kernels/cuda/ likewise;
- * the model is written once against the table. To add an operation: document it here, define it for
- * every device, add a case to tests/ops/cases.c.
+ * kernels/cuda/ likewise; the model is written once against the table. To add an operation:
+ * document it here, define it for every device, add a case to tests/ops/cases.c.
  *
  * True for every function:
- *   - outputs first, then inputs, then sizes; matrices are row-major; weights are (out, in), as in
- *     the files on disk;
- *   - OUT is overwritten, ACC is accumulated into, the rest is only read; outputs do not alias
- *     anything unless stated;
- *   - offsets are computed in 64 bits; any number of rows from 0 up and of columns from 1 up is
- *     valid;
+ *   - outputs first, then inputs, then sizes; matrices are row-major, weights (out, in);
+ *   - OUT is overwritten, ACC added to, the rest only read; outputs alias nothing unless stated;
+ *   - offsets are computed in 64 bits; there may be 0 rows or more, and 1 column or more;
  *   - sums are `real`, in an order that depends on the sizes only: the same inputs give the same
  *     bits with any thread count;
  *   - work is queued on the device's one stream. Only download, collect, copied(1), sync and the
@@ -28,9 +24,8 @@
  * (route_round), a token has one slot for each expert that keeps it, and S is an upper bound:
  * buffers have S rows, of which start[E] are used.
  *
- * Error bounds are relative to the same operation in f64 on the same inputs, and hold for f32
- * (eps = 2^-24) and for bf16 (eps = 2^-8, one rounding of each stored value); "exact" means bit for
- * bit. */
+ * Errors are relative to the same operation in f64 on the same inputs, for f32 (eps = 2^-24) and
+ * for bf16 (eps = 2^-8, one rounding of each stored value); "exact" means bit for bit. */
 #ifndef KERNELS_H
 #define KERNELS_H
 #include <stddef.h>
@@ -51,18 +46,16 @@ typedef enum {
     GROUPED                             /* (S,.)  sorted by expert */
 } Rows;
 
-/* One router's decision about one batch, as every ParallelLinear of its layer needs it. Filled by
- * route_plan or route_round. */
+/* One router's decision about one batch, for the ParallelLinears of its layer (smoe.c: Routes). */
 typedef struct {
     int N, E, K, S;
     int *start;                         /* (E+1)  expert e has rows start[e] .. start[e+1]-1 */
-    int *slot_of_row, *token_of_row;    /* (S)    token = slot / K, unless rounded */
+    int *slot_of_row, *token_of_row;    /* (S)    smoe.c's slot and token; token = slot / K, unless rounded */
     int *row_of_slot;                   /* (S)    the inverse of slot_of_row */
     int *first;                         /* (N+1)  token n has slots first[n] .. first[n+1]-1; NULL: n*K .. n*K + K-1 */
 } Plan;
 
-/* The nonlinearity of an expert. pre: the output of the up projection; for the gated kind its
- * halves are gate and up. */
+/* The nonlinearity of an expert. pre: the output of the up projection; of gated kinds: gate, up. */
 typedef enum {
     SWIGLU,                             /* act = silu(gate) * up      pre (.,2F): gate columns first */
     GELU,                               /* act = gelu(pre), tanh form pre (.,F) */
@@ -75,8 +68,7 @@ typedef enum {
 #define CLAMPED_LIMIT 7.0
 
 /* From router logits to the K weights of a token. The experts with the largest score + bias are
- * chosen, of equal ones those with the larger logit, then the lower id. p: softmax of the logits
- * over all E. */
+ * chosen; of equal ones the larger logit, then the lower id. p: softmax of all E logits. */
 typedef enum {
     TOPK_SOFTMAX,                       /* weight = softmax of the K chosen logits (JetMoE, Mixtral, Granite) */
     SOFTMAX_TOPK,                       /* weight = p of the chosen; they sum to less than one (OLMoE, Switch) */
@@ -88,10 +80,9 @@ typedef enum {
 #define SCORES_ARE_P(scores) ((scores) == SOFTMAX_TOPK || (scores) == SOFTMAX_RENORM)
 
 /* Experts may be chosen by groups: the E experts are `count` groups of consecutive ones, and a
- * token's are of the `chosen` groups with the largest sums of their two largest scores + bias, or,
- * if by_best, with the largest of these; of equal ones the first. count 0 or 1: no groups. E: a
- * multiple of count, E / count at least 2. Source: DeepSeek-V3, arXiv 2412.19437; by_best:
- * DeepSeek-V2, arXiv 2405.04434. */
+ * token's are of the `chosen` groups with the largest sums of their two largest scores + bias (of
+ * their largest, if by_best); of equal ones the first. E / count is at least 2. count 0, 1: no
+ * groups. Source: DeepSeek-V3, arXiv 2412.19437; by_best: DeepSeek-V2, arXiv 2405.04434. */
 typedef struct { int count, chosen, by_best; } Groups;
 enum { MOST_GROUPS = 32 };
 
@@ -105,13 +96,11 @@ typedef enum {
 typedef struct { const floatX *weight; float eps; } Norm;
 
 /* Dropout at one site of the model. p: in [0,1). key: of this batch, in device memory; NULL if p is
- * 0. site: a different number for each site. scale: what is kept is also multiplied by it; 0: it is
- * not. */
+ * 0. site: each has its number. scale: also multiplies what is kept; 0: nothing does. */
 typedef struct { float p; const uint64_t *key; int site; double scale; } Dropout;
 
-/* A sub-layer's result before it is summed. Forward: the outputs of a token's experts, by weight,
- * plus bias. Backward: the addends of the gradient of its input: rows, and products that are still
- * to be computed. */
+/* A sub-layer's result before it is summed. Forward: a token's expert outputs by weight, plus bias.
+ * Backward: the addends of the gradient of its input: rows, and products still to be computed. */
 typedef struct { const floatX *dout, *weight; int O; } Term;   /* the product of dout (N,O) and weight (O,C) */
 typedef struct {
     const floatX *rows;                 /* (S,C) GROUPED; without a plan (N,C); NULL: none */
@@ -125,20 +114,16 @@ static inline void sum_add(Sum *s, const floatX *dout, const floatX *weight, int
     s->terms++;
 }
 
-/* Overwrite or accumulate. SET_ROUNDED, for gradients of weights only: overwrite, rounded to
- * floatX. */
+/* Overwrite or add. SET_ROUNDED, of gradients of weights only: overwrite, rounded to floatX. */
 typedef enum { SET, ADD, SET_ROUNDED } Write;
 
 typedef enum { REAL, FLOATX } Dtype;    /* element type of an array whose type the caller chooses */
 
-/* A learnable tensor, or a rank's shard of one, as the optimizer sees it: a range of the flat
- * parameter arena. */
+/* A learnable tensor, or a rank's shard of one, as the optimizer sees it: a range of the arena. */
 typedef struct {
     size_t offset, count;               /* of the weight, in elements */
     float  decay;                       /* 0 or 1 */
-    size_t shift;                       /* master, m and v begin at offset - shift: where ranks
-                                         * shard the optimizer's state, each stores only its own
-                                         * shards, contiguously */
+    size_t shift;                       /* master, m and v begin at offset - shift: a rank has only its own shards */
     Dtype dtype;                        /* of its gradient */
     size_t gradient;                    /* where that begins, in elements of that dtype; aligned as the weight is */
     float  rate;                        /* multiplies the learning rate */
@@ -170,9 +155,8 @@ typedef struct {
     int  joint;
 } NewHeads;
 
-/* How the next token is drawn: from the most likely tokens, as many as it takes to reach
- * probability top_p together, but at most top_k, and only those at least min_p times as likely as
- * the first. */
+/* How the next token is drawn: from the most likely tokens that reach probability top_p together,
+ * at most top_k of them, and only those at least min_p times as likely as the first. */
 typedef struct {
     float temperature;                  /* 0: the most likely token */
     float top_p, min_p;                 /* 1, 0: off */
@@ -180,12 +164,10 @@ typedef struct {
 } Sampler;
 
 /* Products process rows in tiles, and an expert's last tile is seldom full. In training, routing
- * can be rounded so that it is: an expert chosen by f tokens keeps the multiple of the tile nearest
- * to f, of two the lower. */
-enum { ROW_TILE = 128 };                /* rows of a tile in the products of a GPU */
-/* Multiprocessors of an H100 or H200. The sizes of launches, and so the orders of sums, are made
- * for it, whatever GPU is there. */
-enum { MULTIPROCESSORS = 132 };
+ * can be rounded so that it is: an expert chosen by f tokens keeps the nearest multiple of it, of
+ * two the lower. MULTIPROCESSORS: of an H100 or H200; launches, and so the orders of sums, have
+ * sizes for it, whatever GPU is there. */
+enum { ROW_TILE = 128, MULTIPROCESSORS = 132 };
 
 /* Numbers in 8 bits: e4m3 codes (sign, 4 bits of exponent, 3 of mantissa; largest 448; 0x7f is NaN)
  * in blocks that share a scale, a power of two: value = code * scale. Blocks are
@@ -262,31 +244,26 @@ struct Device {
 
     /* ---- rmsnorm: out = round(inp * rstd) * weight, rstd = 1/sqrt(mean(inp^2) + eps) ------------
      * out, inp (N,C)  rstd (N), saved for backward. The inner rounding to floatX is Hugging Face's.
-     * Source: Zhang and Sennrich 2019, arXiv 1910.07467.   error: 4 eps forward, 8 eps backward
-     * (norm-wise) */
+     * error: 4 eps forward, 8 eps backward (norm-wise).   Source: arXiv 1910.07467 */
     void (*rmsnorm_forward )(OUT floatX *out, OUT real *rstd, const floatX *inp, Norm norm, int N, int C);
     void (*rmsnorm_backward)(ACC floatX *dinp, ACC real *dweight, const floatX *dout, const floatX *inp,
                              Norm norm, const real *rstd, int N, int C);
 
     /* ---- rope: rotate pairs (i, i + D/2) of each head, in place ---------------------------------
      * table (T,D/2,2): cos and sin for positions 0..T-1, or a multiple of both (llmc/model/rope.c).
-     * x (N,stride): the first heads*D of each row are rotated.   position (N).   direction: +1, or
-     * -1 for the backward: the transpose, which undoes it. D even.   error: 2 eps.   Source: Su et
-     * al. 2021, arXiv 2104.09864. */
+     * x (N,stride): the first heads*D of each row are rotated.   position (N).   D even.
+     * direction: +1; backward: -1, which undoes it.   error: 2 eps.   Source: arXiv 2104.09864 */
     void (*rope)(floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D);
 
-    /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x * mask * scale /
-     *      (1-p) ----------------------------------------------------------------------------------
-     * mask[i] is a function of (*key, site, i) alone: keep if random_16 >= floor(p * 2^16)
-     * (kernels/cpu/dropout.c). dropout is its own backward. out may be inp or residual.   error:
-     * one rounding */
+    /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x mask scale / (1-p) ----
+     * mask[i] is a function of (*key, site, i) alone: keep if random_16 >= floor(p * 2^16). dropout
+     * is its own backward. out may be inp or residual.   error: one rounding */
     void (*residual)(OUT floatX *out, const floatX *residual, const floatX *branch, Dropout d, size_t n);
     void (*dropout )(OUT floatX *out, const floatX *inp, Dropout d, size_t n);
     void (*scale   )(floatX *x, double factor, size_t n);           /* x *= factor.   error: one rounding */
 
     /* ---- matmul: out = inp weight^T.   out (N,O)  inp (N,C)  weight (O,C) -----------------------
-     * dweight holds reals, or floatX if how == SET_ROUNDED.   error: sqrt(reduction) * 2
-     * eps_f32 + eps */
+     * dweight: reals, or floatX if SET_ROUNDED.   error: sqrt(reduction) * 2 eps_f32 + eps */
     void (*matmul_forward        )(OUT floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O);
     void (*matmul_backward_input )(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C,
                                    int O, Write how);
@@ -300,8 +277,7 @@ struct Device {
      * reach (B,T): query t sees keys t - reach[t] .. t, the first of which never decreases with t.
      * In a row of several samples that is a token's position in its own; with a window of W keys it
      * is at most W - 1. NULL: all, reach[t] = t.
-     * backward: dq, dkv.   Source: Dao et al. 2022, arXiv 2205.14135.   error: 8 eps + 8 eps_f32
-     * forward, 32 eps backward */
+     * error: 8 eps + 8 eps_f32 forward, 32 eps backward.   Source: arXiv 2205.14135 */
     void (*attention_forward )(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv, const int *reach,
                                HeadOrder order, int B, int T, int G, int Q, int D);
     void (*attention_backward)(OUT floatX *dq, OUT floatX *dkv, const floatX *dout, const floatX *out, const real *lse,
@@ -309,64 +285,54 @@ struct Device {
                                int G, int Q, int D);
 
     /* ---- router: choose K of E experts for every token ------------------------------------------
-     * logits (N,E)   bias (E) or NULL: added to the scores for choosing only (balancing without a
-     * loss) expert (N,K) by descending score + bias, of the token's groups   weight (N,K)   lse (N)
-     * log sum exp of the logits, for the losses
+     * logits (N,E)   bias (E), added to the scores for choosing only, or NULL   weight (N,K)
+     * expert (N,K) by descending score + bias, of the token's groups   lse (N) log sum exp(logits)
      * forced: slot s takes expert s mod E instead (benchmarks: perfect balance)
      * backward: dlogits from dweight, plus the gradients of balance * balance_loss and
      * zloss * z_loss (see router_losses), with load as a constant. first: the plan's, or NULL.
-     * error: expert exact, the rest 8 eps_f32; weights of SOFTMAX_TOPK |logit - lse| eps_f32
-     * more */
+     * error: expert exact, the rest 8 eps_f32; SOFTMAX_TOPK's weights |logit - lse| eps_f32 more */
     void (*router_forward )(OUT int *expert, OUT real *weight, OUT real *lse, const floatX *logits, const real *bias,
                             Scores scores, Groups groups, int forced, int N, int E, int K);
     void (*router_backward)(OUT floatX *dlogits, const real *dweight, const real *weight, const real *lse,
                             const int *expert, const int *first, const floatX *logits, const int *load, float balance,
                             float zloss, int tokens, Scores scores, int N, int E, int K);
 
-    /* ---- route_plan: stable counting sort of the S slots by expert ------------------------------
-     * Fills plan and load (E), slots per expert. The caller owns plan's arrays and has set N, E, K,
-     * S.   error: exact */
+    /* ---- route_plan: stable counting sort of the S slots by expert.   error: exact --------------
+     * Fills plan and load (E), slots per expert. The caller owns its arrays and set N, E, K, S. */
     void (*route_plan)(OUT Plan *plan, OUT int *load, const int *expert);
 
     /* ---- router_losses: loss[0] = balance, loss[1] = z ------------------------------------------
-     * balance = E/K * sum_e f_e P_e, f_e = load[e]/tokens, P_e = mean over N of p_e; 1.0 is perfect
-     * balance. p is the
-     *           softmax, or the sigmoid scores normalized over E. tokens: those that load counts, N
-     *           or, if load was summed over ranks, more. Source: Fedus et al. 2021, arXiv
-     *           2101.03961, eq. 4.
-     * z       = mean over N of lse^2. Source: Zoph et al. 2022, arXiv 2202.08906, eq. 5.   error:
-     * 16 eps_f32 */
+     * balance = E/K * sum over e of (load_e / tokens) * (mean over N of p_e): 1 if all loads are
+     *           equal. p: the softmax, or the sigmoid scores normalized over E. tokens: those that
+     *           load counts: N, or of all ranks.   Source: arXiv 2101.03961, eq. 4
+     * z       = mean over N of lse^2.   Source: arXiv 2202.08906, eq. 5.   error: 16 eps_f32 */
     void (*router_losses)(OUT real *loss, const floatX *logits, const real *lse, const int *load, int tokens,
                           Scores scores, int N, int E, int K);
 
     /* ---- ParallelLinear: every slot's row times its expert's matrix, out = inp weight[e]^T ------
      * weight (E,O,C).   inp: any Rows layout;   out: BY_SLOT or GROUPED.
      * Rows are read and written in place: nothing is padded, sorted or copied in memory.
-     * backward_input is dinp = dout weight[e]: dout in any layout (BY_TOKEN: the K slots of a token
-     * have the same row), dinp BY_SLOT or GROUPED. The sum over K that a BY_TOKEN input needs is
-     * combine_forward.
-     * backward_weight: dweight[e] = or += sum over the rows of e of dout^T inp; zeros for an expert
-     * without rows.
-     * Source: Tan et al. 2024, ScatterMoE, arXiv 2403.08245.   error: as matmul; cost 2*S*C*O flop
-     * each */
+     * backward_input: dinp = dout weight[e], dout in any layout (BY_TOKEN: the K slots of a token
+     * have the same row), dinp BY_SLOT or GROUPED; combine_forward adds a token's K rows.
+     * backward_weight: dweight[e] = or += the sum over e's rows of dout^T inp; without rows zeros.
+     * error: as matmul; cost 2*S*C*O flop each.   Source: ScatterMoE, arXiv 2403.08245 */
     void (*parallel_linear_forward        )(OUT floatX *out, const floatX *inp, const floatX *weight,
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows);
     void (*parallel_linear_backward_input )(OUT floatX *dinp, const floatX *dout, const floatX *weight,
                                             const Plan *plan, int C, int O, Rows dinp_rows, Rows dout_rows);
     void (*parallel_linear_backward_weight)(void *dweight, const floatX *dout, const floatX *inp,
-                                            const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows,
-                                            Write how);
+                                            const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how);
 
     /* ---- activation and the router weight's gradient --------------------------------------------
      * forward: act = f(pre), rows by row.   act (M,F)  pre (M,2F) or (M,F)
-     * backward: an expert's output is weighted after its last product, out = sum weight * (act
-     * W^T), so with da = dout W (one row per slot, weight not applied) and w the row's weight:
-     *     dpre = w * da * f'(pre)      dweight = <da, act>      wact = w * act  (what dW needs)
+     * backward: an expert's output is weighted after its last product, out = sum weight (act W^T),
+     * so with da = dout W (a row for each slot, not weighted) and w the row's weight:
+     *     dpre = w da f'(pre)      dweight = <da, act>      wact = w act  (what dW needs)
      * act is recomputed from pre, so neither it nor the expert's output is saved.
      * (expert_bias_backward adds what a bias of the last product adds to dweight.)
      * weight and dweight (S) are indexed by slot for any `rows`; M = S. plan, weight and dweight
-     * NULL: w = 1, M rows (dense). dpre may be da (IDENTITY) or pre.   Source: SonicMoE, arXiv
-     * 2512.14080, section 4.   error: 8 eps */
+     * NULL: w = 1, M rows (dense). dpre may be da (IDENTITY) or pre.   error: 8 eps.
+     * Source: SonicMoE, arXiv 2512.14080, section 4 */
     void (*activation_forward )(OUT floatX *act, const floatX *pre, Activation f, int M, int F);
     void (*activation_backward)(OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, const floatX *da,
                                 const floatX *pre, const real *weight, const Plan *plan, Rows rows,
@@ -383,17 +349,15 @@ struct Device {
      * expert_up_forward:    parallel_linear_forward(pre, inp, weight, inp_rows, GROUPED),
      *                       activation_forward(act, pre)
      * expert_down_backward: parallel_linear_backward_input(da, dout, down, GROUPED, dout_rows),
-     * activation_backward(dpre,
-     *                       wact, dweight, da, pre, ...). da (S,F) is scratch, undefined
-     *                       afterwards.
-     *                       up weight (E,2F,C) or (E,F,C), down (E,C,F). Neither has biases.
+     *                       activation_backward(dpre, wact, dweight, da, pre, ...). da (S,F):
+     *                       scratch. up (E,2F,C) or (E,F,C), down (E,C,F). Neither has biases.
      * add_norm_forward:   branch = combine_forward(s), residual(resid, residual, branch, dropout),
-     *                     rmsnorm_forward(out, rstd, resid, norm). Without a plan s has no weight;
-     *                     it never has terms.
+     *                     rmsnorm_forward(out, rstd, resid, norm). s has no terms, and without a
+     *                     plan no weight.
      * add_norm_backward:  dout = combine_forward(rows of s) + the terms of s, at least one of them;
      *                     rmsnorm_backward(dresid, dnorm, dout, resid, norm, rstd), then
-     *                     bias_backward(dbias, dresid) unless dbias is NULL. scratch (N,C): two; on
-     *                     a CPU the second may be NULL. */
+     *                     bias_backward(dbias, dresid) unless dbias is NULL. scratch: two of (N,C);
+     *                     on a CPU the second may be NULL. */
     void (*expert_up_forward)(const Device *d, OUT floatX *pre, OUT floatX *act, const floatX *inp,
                               const floatX *weight, const Plan *plan, Activation f, int C, int F, Rows inp_rows);
     void (*expert_down_backward)(const Device *d, OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, OUT floatX *da,
@@ -407,10 +371,9 @@ struct Device {
 
     /* ---- cross entropy: loss[n] = -log softmax(logits[n])[target[n]] ----------------------------
      * logits (N,V); with gradient they become scale * dloss/dlogits in place; scale (1), NULL: 1.
-     * Only the first `used` columns count: the rest is padding of the vocabulary and gets gradient
-     * 0. target[n] is less than `used`; negative: loss and gradient 0. cap: 0, or that of the
-     * soft_cap that made the logits, which the gradient then passes too.
-     * error: loss 4 eps_f32, gradient 4 eps */
+     * Only the first `used` columns count; the others are padding and get gradient 0. target[n] <
+     * used; negative: loss and gradient 0. cap: of the soft_cap that made the logits, which the
+     * gradient passes, too; 0: none.   error: loss 4 eps_f32, gradient 4 eps */
     void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, const real *scale, float cap, int gradient,
                           int N, int V, int used);
 
@@ -423,13 +386,11 @@ struct Device {
      * adamw: one Adam update of every segment, with decoupled weight decay. grad_sq_norms: the
      * result of that operation. Gradients are scaled by min(1, clip/norm); if the norm is not
      * finite nothing changes. a: in device memory.
-     * master: a copy of the weights in real, or NULL: then the weights themselves are updated.
-     * Without a master weights are rounded stochastically, and so is v as floatX: to one of the two
-     * neighbours, with probabilities whose expectation is the exact value, because most updates are
-     * smaller than half a unit and would be lost. (m changes by tenths of itself: to nearest.)
-     * Element i uses random_32(key, i): 16 bits for the weight, the next 16 for v.
-     * Source: Loshchilov and Hutter 2017, arXiv 1711.05101; rounding: Gupta et al. 2015, arXiv
-     * 1502.02551.
+     * master: a copy of the weights in real, or NULL: then the weights themselves are updated, and
+     * rounded stochastically, and so is v as floatX: to one of the two neighbours, so that the
+     * expectation is exact, because most updates are smaller than half a unit and would be lost.
+     * (m changes by tenths of itself: to nearest.) Element i uses random_32(key, i): 16 bits for
+     * the weight, the next 16 for v.   Source: arXiv 1711.05101; rounding: arXiv 1502.02551
      * error: 8 eps_f32; 2 eps more where rounded stochastically, eps for m as floatX
      * set_master: master = weight.   master, weight (n).   error: exact */
     void (*grad_sq_norms)(OUT real *out, const void *grads, const Segment *segments, int count);
@@ -452,27 +413,20 @@ struct Device {
      * p = softmax(logits / temperature), in descending order, for equal logits by ascending id.
      * Tokens are kept as the Sampler says, and one of them is drawn in proportion to p by
      * random_uniform(key[n], position[n] + 1). Without limits the order is that of ids. NaN is
-     * never chosen; without any candidate the result is token 0.
-     * Source: Holtzman et al. 2019, arXiv 1904.09751 (top-p); Nguyen et al. 2024, arXiv 2407.01082
-     * (min-p).
-     * error: exact */
+     * never chosen; without any candidate the result is token 0.   error: exact
+     * Source: top-p: Holtzman et al. 2019, arXiv 1904.09751; min-p: arXiv 2407.01082 */
     void (*sample)(OUT int *token, const floatX *logits, const uint64_t *key, const int *position, Sampler s,
                    int N, int V, int used);
 
-    /* advance: row[n] += 1, position[n] += 1, log[position[n]*N + n] = token[n]: these tokens are
-     * the next input */
+    /* row[n] += 1, position[n] += 1, log[position[n]*N + n] = token[n]: what the next pass reads */
     void (*advance)(ACC int *position, ACC int *row, OUT int *log, const int *token, int N);
 
     /* ==== ingredients: what some models have besides ========================================== */
-    /* ---- scale_weights: out = scale * weight (n): weights of slots, or their gradients; in place
-     *      too ------------------------------------------------------------------------------------
-     * error: one rounding */
+    /* out = scale * weight (n): of slots, or their gradients; in place, too. error: one rounding */
     void (*scale_weights)(OUT real *out, const real *weight, float scale, size_t n);
 
-    /* ---- router_bias: bias[e] += rate * sign(mean load - load[e]); relative: rate * (1 -
-     *      load[e] / mean load) -------------------------------------------------------------------
-     * Source: Wang et al. 2024, loss-free balancing, arXiv 2408.15664.   error: exact; relative: 4
-     * eps_f32 */
+    /* bias[e] += rate * sign(mean load - load[e]); relative: rate * (1 - load[e] / mean load).
+     * error: exact; relative: 4 eps_f32.   Source: loss-free balancing, arXiv 2408.15664 */
     void (*router_bias)(ACC real *bias, const int *load, float rate, int relative, int E);
 
     /* ---- route_round: a plan whose experts have whole tiles -------------------------------------
@@ -483,16 +437,14 @@ struct Device {
      * that keep it, in ascending order, possibly none.
      * Fills plan, with first; expert (S); weight (S) as in router_forward, over the experts that
      * keep the token; load (E): choices per expert.
-     * Source: Guo et al. 2025, SonicMoE, arXiv 2512.14080.   error: weight 8 eps_f32, the rest
-     * exact */
+     * error: weight 8 eps_f32, the rest exact.   Source: SonicMoE, arXiv 2512.14080 */
     void (*route_round)(OUT Plan *plan, OUT int *load, OUT int *expert, OUT real *weight, const int *choice,
                         const floatX *logits, const real *lse, Scores scores, int tile);
 
     /* ---- norm_rope: rmsnorm of every head, then rope, in place ----------------------------------
-     * x (N,stride), of which the first heads*D of each row are heads of D; norm.weight (D) is the
-     * same for all of them. before (N,heads,D), or NULL: what x held, for backward. backward: dx, a
-     * gradient of the result on entry, becomes that of x.   error: 4 eps forward, 16 eps backward
-     * (norm-wise). Source: Qwen3, arXiv 2505.09388. */
+     * x (N,stride): the first heads*D of each row are heads of D; norm.weight (D), for all of them.
+     * before (N,heads,D), or NULL: what x held, for backward, where the gradient dx of the result
+     * becomes that of x.   error: 4 eps, backward 16 eps (norm-wise).   Source: arXiv 2505.09388 */
     void (*norm_rope_forward )(floatX *x, OUT floatX *before, const real *table, const int *position, Norm norm, int N,
                                int stride, int heads, int D);
     void (*norm_rope_backward)(floatX *dx, ACC real *dweight, const floatX *before, const real *table,
@@ -500,18 +452,16 @@ struct Device {
 
     /* ---- columns of a wider matrix.   x (N,stride)   part (N,width) -----------------------------
      * columns_add: x[n,from+i] += part[n,i].   columns_put: x[n,from+i] = part[n,i].
-     * columns_take: part[n,i] = x[n,from+i].
-     * error: one rounding; exact; exact */
+     * columns_take: part[n,i] = x[n,from+i].   error: one rounding; exact; exact */
     void (*columns_add )(ACC floatX *x, const floatX *part, int N, int stride, int from, int width);
     void (*columns_put )(floatX *x, const floatX *part, int N, int stride, int from, int width);
     void (*columns_take)(OUT floatX *part, const floatX *x, int N, int stride, int from, int width);
 
-    /* ---- shared keys: heads whose keys have a part that all of them share, and whose values may
-     *      be narrower ----------------------------------------------------------------------------
+    /* ---- shared keys: keys have a part that all heads share, and values may be narrower ---------
      * kv[n,0,g] = parts[n,g,0..key-1], shared[n]   kv[n,1,g] = parts[n,g,key..key+value-1], zeros
      * kv (N,2,G,D)   parts (N,G,key+value)   shared (N,D-key)   0 < key < D, 0 < value <= D
      * backward: dparts, and dshared, the sum over g.   error: exact; dshared G eps_f32 + eps
-     * Source: DeepSeek-V2, arXiv 2405.04434. */
+     * Source: DeepSeek-V2, arXiv 2405.04434 */
     void (*shared_keys_forward )(OUT floatX *kv, const floatX *parts, const floatX *shared, int N, int G, int D,
                                  int key, int value);
     void (*shared_keys_backward)(OUT floatX *dparts, OUT floatX *dshared, const floatX *dkv, int N, int G, int D,
@@ -522,52 +472,46 @@ struct Device {
      * without it, become those with it:
      *     all = log(exp(lse) + exp(sink))   out *= exp(lse - all)   lse = all
      * With these attention_backward returns the right dq and dkv. backward: dsink -= sum over n of
-     * exp(sink - lse) <dout, out>. Source: gpt-oss, arXiv 2508.10925.   error: forward out 2
-     * eps + 16 eps_f32, lse 8 eps_f32;
-     * backward (2 sqrt(N D) + 18) eps_f32 */
+     * exp(sink - lse) <dout, out>.   error: forward out 2 eps + 16 eps_f32, lse 8 eps_f32; backward
+     * (2 sqrt(N D) + 18) eps_f32.   Source: gpt-oss, arXiv 2508.10925 */
     void (*sink_forward )(ACC floatX *out, ACC real *lse, const floatX *sink, int N, int H, int D);
     void (*sink_backward)(ACC real *dsink, const floatX *dout, const floatX *out, const real *lse, const floatX *sink,
                           int N, int H, int D);
 
-    /* ---- bias: x[n,c] += bias[c].   x (N,C)  bias (C).   error: one rounding
-     * bias_backward: dbias[c] += sum over rows of dout.   dbias (C)  dout (N,C).  error: N eps_f32
-     * ----------------- */
+    /* ---- bias: x[n,c] += bias[c].   x (N,C)  bias (C).   error: one rounding --------------------
+     * backward: dbias[c] += sum over rows of dout.   dbias (C)  dout (N,C).   error: N eps_f32 */
     void (*bias_forward )(ACC floatX *x, const floatX *bias, int N, int C);
     void (*bias_backward)(ACC real *dbias, const floatX *dout, int N, int C);
 
-    /* ---- biases of experts: x[row of e] += bias[e].   x (S,O) GROUPED   bias (E,O).   error: one
-     * rounding
+    /* ---- biases of experts: x[row of e] += bias[e].   x (S,O) GROUPED   bias (E,O) --------------
      * backward: dbias[e] += sum over the rows of e of w dout, dout (S,O) GROUPED or (N,O) BY_TOKEN,
      * w the weight of the row's slot. If x is weighted after that, weight (S) is given and dweight
      * (S) += <dout, bias[e]>; else both are NULL, and w is 1.
-     * error: S eps_f32; dweight O eps_f32 */
+     * error: one rounding; backward S eps_f32; dweight O eps_f32 */
     void (*expert_bias_forward )(ACC floatX *x, const floatX *bias, const Plan *plan, int O);
     void (*expert_bias_backward)(ACC real *dbias, ACC real *dweight, const floatX *dout, const floatX *bias,
                                  const real *weight, const Plan *plan, int O, Rows dout_rows);
 
-    /* x = cap * tanh(x / cap), in place.   error: 2 eps + 4 eps_f32.   Source: Gemma 2, arXiv
-     * 2408.00118 */
+    /* x = cap * tanh(x / cap), in place.   error: 2 eps + 4 eps_f32.   Source: arXiv 2408.00118 */
     void (*soft_cap)(floatX *x, float cap, size_t n);
 
     /* ---- Muon: matrices of equal shape ----------------------------------------------------------
-     * w = w (1 - lr decay) - lr 0.2 sqrt(max(rows, columns)) O,  O = orthogonalize(beta
-     * m + (1-beta) g),  m = beta m + (1-beta) g
+     * m = beta m + (1-beta) g,  O = orthogonalize(beta m + (1-beta) g),
+     * w = w (1 - lr decay) - lr 0.2 sqrt(max(rows, columns)) O
      *
      * muon_momentum: g = gradient * min(1, clip/norm); m of each part, and beta m + (1-beta) g
      *   (Nesterov) at x + muon_offset. x NULL: only m, with the same bits.
-     * orthogonalize: b.out = for each of `count` matrices x of b.x: x_0 = x / |x| (Frobenius); five
-     *     times A = x_i x_i^T,  x_i+1 = (a I + b A + c A A) x_i     (a, b, c) = (3.4445, -4.7750,
-     *     2.0315)
+     * orthogonalize: b.out = for each of `count` matrices x of b.x: x_0 = x / |x| (Frobenius), five
+     *   times A = x_i x_i^T, x_i+1 = (a I + b A + c A A) x_i; a, b, c = 3.4445, -4.7750, 2.0315.
      *   With more rows than columns A = x_i^T x_i, and the polynomial is the right factor. Zeros
      *   stay zeros, and what has a squared norm of at most MUON_LEAST counts as zeros. b.x and the
      *   other buffers are scratch. d: the device itself.
      * muon_update: of each part w, with out + muon_offset as its part of O. master, and rounding
-     * without it: as adamw.
+     *   without it: as adamw.
      *
-     * parts: matrices or parts of some, in device memory; most: elements of the largest.
-     * grad_sq_norm: of all gradients; if it is not finite, m and w stay. a: in device memory.
-     * count: at most MUON_MATRICES.
-     * Source: Jordan 2024, kellerjordan.github.io/posts/muon; scale of the update: Liu et al. 2025,
+     * parts: matrices or parts of some, in device memory; most: elements of the largest; count: at
+     * most MUON_MATRICES. grad_sq_norm: of all gradients; if it is not finite, m and w stay. a: in
+     * device memory. Source: Jordan 2024, kellerjordan.github.io/posts/muon; scale of the update:
      * Moonlight, arXiv 2502.16982.
      * error: m and x 8 eps_f32, as floatX eps more; orthogonalize 100 eps_f32 + 20 eps, norm-wise,
      * as each step multiplies the error of a small singular value by up to 3.44; w 8 eps_f32, 2 eps
@@ -596,19 +540,15 @@ struct Device {
     void  (*copied)(int host_waits);
 
     Waits (*waits)(void);                                   /* so far: by sync; by download, collect and *_to_double */
-    /* What the program is about to do, in a few words, for error messages of the device. Copied.
-     * NULL on a CPU, which has no such errors. */
+    /* What the program is about to do, for error messages of the device. Copied. NULL on a CPU. */
     void  (*set_activity)(const char *what);
-    /* mark(i), i = 0, 1, ..., records the time when all work queued before it is done. After sync,
-     * elapsed returns the seconds between two marks. NULL on a CPU, where calls return when their
-     * work is done. */
+    /* mark(i), i = 0, 1, ..., records the time when all work queued before it is done; after sync,
+     * elapsed returns the seconds between two marks. NULL on a CPU: calls return with work done. */
     void   (*mark)(int i);
     double (*elapsed)(int from, int to);
 
     /* ---- recording: work is queued once without being done, then done as a whole any number of
-     *      times ----------------------------------------------------------------------------------
-     * Starting a kernel costs the host microseconds; starting a recording of a thousand of them
-     * costs as much as one.
+     * times: starting a kernel costs the host microseconds, and a recording of a thousand as much.
      * Work must have run with the same sizes before it is recorded, because libraries are opened
      * and scratch memory grows at that time. Between begin and end only operations, copy and zero
      * are allowed: nothing that allocates, waits, or uploads. A replay does the same at the same
@@ -619,25 +559,19 @@ struct Device {
     void (*replay)(const Recording *r);
     void (*record_free)(Recording *r);
 
-    /* ---- ranks: connects all ranks; each calls this in its own thread, after open. NULL, and why,
-     * if it fails. */
+    /* Connects all ranks: each calls it in its thread, after open. NULL, and why, if it fails. */
     Comm *(*connect)(Group *group, char why[256]);
 };
 
 /* ---- a few tokens: a layer of decoding in five launches -----------------------------------------
  * Operations of Device, several fused into one and rounded as they round (`out` may skip roundings
  * within its sum), for devices where starting them one by one would take longer than the work.
- * fits:
- * can N tokens of C channels and experts of width F use these (all other widths must be multiples
- * of F or C)? If not, call the operations they are made of.
- *
- * in: x = rmsnorm_forward(inp, norm); choice = router_forward(x router.weight^T, ...), weights
- * times router.scale;
- *   out (N,K,O) by slot = f(x w[expert]^T), w (E,O,C), or (E,2O,C) for a gated f;  plain (N,P) = x
- *   plain_w^T.
- *   plain_w NULL: P = 0. next: NULL, or the weights that `out` will read, next_size elements for
- *   each expert;
- *   those of the chosen experts are prefetched.
+ * fits: can N tokens of C channels and experts of width F use these (all other widths must be
+ *   multiples of F or C)? If not, call the operations they are made of.
+ * in: x = rmsnorm_forward(inp, norm); choice = router_forward(x router.weight^T, ...), weight times
+ *   router.scale; out (N,K,O) by slot = f(x w[expert]^T), w (E,O,C), or (E,2O,C) for a gated f;
+ *   plain (N,P) = x plain_w^T; plain_w NULL: P = 0. next: NULL, or the weights `out` will read,
+ *   next_size elements for each expert; those of the chosen experts are prefetched.
  * out: out (N,O) = residual + scale (bias + sum_k weight[n,k] inp[slot n*K+k] w[expert]^T).   inp
  *   (N*K,C)  w (E,O,C) bias (O), or NULL. scale 0: none. choice: that of the last `in`, or NULLs:
  *   one expert. out may be residual.
@@ -661,25 +595,21 @@ struct DecodeOperations {
  * 128, and a GPU must be a Hopper. A product is the sum, over blocks of 128 of the reduction, of a
  * block's sum of products of codes times the two scales, as real. d is the device itself.
  *
- * rows:   out = inp (N,C).   weight: out = weight (E,O,C); transposed (E,C,O): the same codes and
- * scales.   error: exact
+ * rows: out = inp (N,C).  weight: out = weight (E,O,C), transposed (E,C,O): the same.  error: exact
  * up_forward: as expert_up_forward, inp (N,C) BY_TOKEN, weight (E,2F,C). act (S,F) is made from pre
  *   as it is stored, in real, and is rounded once, to its code.
  * linear: out (S,O) = inp (S,C) weight[e]^T, GROUPED. With a transposed weight it is
- * parallel_linear_backward_input.
+ *   parallel_linear_backward_input.
  * down_backward: as expert_down_backward, dout (N,C) BY_TOKEN, down (E,F,C) the transposed weight.
  *   da = dout down[e]^T is rounded to floatX; what is made of it, in real, once. dpre (S,2F) and
- *   wact (S,F) are wanted in 8 bits, as floatX, or both: codes or pointers that are NULL are not
- *   written.
- * columns: rows of inp, (N,C) BY_TOKEN or (S,C) GROUPED, transposed within blocks of 128 rows of an
- * expert.
+ *   wact (S,F): in 8 bits, as floatX, or both; codes or pointers that are NULL are not written.
+ * columns: inp, (N,C) BY_TOKEN or (S,C) GROUPED, transposed within blocks of 128 rows of an expert.
  *   out.code (blocks, C, 128)  out.scale (blocks, C/128)   blocks: fp8_blocks(S, E). A block's
  *   scale is the largest of its rows', or NaN if one of those is; a code is that of its row's times
  *   row's scale / block's, nearest even: exact, unless it becomes subnormal. Signs of zeros stay.
  *   Rows after an expert's last have codes 0, and their scales do not count.   error: exact
  * backward_weight: dweight (E,O,C), as parallel_linear_backward_weight, of columns of dout (.,O)
- * and inp (.,C).
- *
+ *   and inp (.,C).
  * error of products: as matmul, eps more because Hopper's sums have 14 bits within a block; of
  * codes: one unit in the last place. Source: DeepSeek-V3, arXiv 2412.19437, section 3.3 (blocks);
  * powers of two: Wang et al. 2025, FP8-Flow-MoE, arXiv 2511.02302. */
@@ -700,8 +630,7 @@ struct Fp8Operations {
 
 static inline size_t dtype_size(const Device *dev, Dtype s) { return s == REAL ? dev->real_size : dev->floatX_size; }
 
-/* The i-th device of this build, best first; NULL past the end. The first call of this or of
- * device_find comes before there are threads. */
+/* The i-th device, best first; NULL past the end. First called before there are threads. */
 const Device *device_list(int i);
 const Device *device_find(const char *name);    /* NULL if this build has no device of that name */
 #endif

@@ -1,6 +1,5 @@
-/* random.h: random bits as a function of (key, index), the same on the host, on every CPU device
- * and on GPUs. There is no state to save or to keep in step.
- * The mixing function is splitmix64's finalizer (Steele, Lea and Flood 2014). */
+/* random.h: random bits as a function of (key, index), the same on the host, CPUs and GPUs: no
+ * state to save or to keep in step. Mixed by the finalizer of splitmix64 (Steele et al. 2014). */
 #ifndef KERNELS_RANDOM_H
 #define KERNELS_RANDOM_H
 #include <stdint.h>

@@ -1,26 +1,23 @@
 /* attention.c: causal attention with Q query heads for every key/value head.
  *
- * Forward, for one query t of one head: s_j = q.k_j / sqrt(D) for j <= t, p = softmax(s),
- * out = sum_j p_j v_j, and lse = log sum exp(s) is saved, so that backward recomputes
- * p_j = exp(s_j - lse) in one pass.
+ * Forward, for one query t of one head: s_j = <q_t, k_j> / sqrt(D) for j <= t, p = softmax(s),
+ * out_t = sum_j p_j v_j. Backward computes p_j = exp(s_j - lse) again, lse = log sum exp(s):
  *
- * Backward, from do:  dv_j = sum_t p_tj do_t,   dp_tj = do_t . v_j,
- *     ds_tj = p_tj (dp_tj - delta_t)  with  delta_t = sum_j p_tj dp_tj = do_t . out_t  (softmax's
- *     Jacobian), dq_t = sum_j ds_tj k_j / sqrt(D),   dk_j = sum_t ds_tj q_t / sqrt(D).
- * Source: Dao et al. 2022, FlashAttention, arXiv 2205.14135.
+ *     dv_j  += p_tj dout_t        dp_tj = <dout_t, v_j>        delta_t = <dout_t, out_t>
+ *     ds_tj  = p_tj (dp_tj - delta_t) / sqrt(D)
+ *     dq_t  += ds_tj k_j          dk_j += ds_tj q_t
  *
  * In a row of several samples, or with a window, a query sees only some of the keys before it,
  * j >= t - reach[t]. The first of them never decreases from query to query, so the first key that a
  * block of queries needs is that of its first query.
  *
  * A thread processes one (sequence, key/value head) pair at a time: all Q query heads of the pair
- * add to its dk and dv, so threads share no sum. Keys and values are converted to real once for the
- * Q heads. Queries are processed in blocks of BLOCK rows, so the largest intermediate is a (BLOCK,
- * T) matrix of scores. All products are one small routine. */
+ * add to its dk and dv, so threads share no sum. Keys and values are converted to real once for
+ * these, and queries come in blocks of BLOCK: the largest intermediate is a (BLOCK, T) matrix of
+ * scores. All products are one small routine.   Source: FlashAttention, arXiv 2205.14135. */
 #include "impl.h"
 
-enum { BLOCK = 16 };                    /* query rows at a time; the masked half of a diagonal block is wasted */
-enum { TILE_M = 4 };
+enum { BLOCK = 16, TILE_M = 4 };        /* query rows at a time; the masked half of a diagonal block is wasted */
 
 /* TILE_M rows of `vectors` vectors, in registers during the loop over k. */
 static inline __attribute__((always_inline)) void tile(real *c, int ldc, const real *a, int a_row, int a_col,
@@ -66,8 +63,7 @@ static void product(real *c, int ldc, const real *a, int a_row, int a_col, const
 static inline size_t head(HeadOrder order, int r, int g, int G, int Q) {
     return order == HEADS_TILED ? (size_t)r*G + (size_t)g : (size_t)g*Q + (size_t)r;
 }
-/* Rows (count,D) in real from floatX rows `stride` elements apart, scaled; and the transpose,
- * (D,ld). */
+/* Rows (count,D) of real from floatX rows `stride` elements apart, scaled; transposed, (D,ld). */
 static void convert(real *to, const floatX *from, size_t stride, int count, int D, real scale) {
     for (int t = 0; t < count; t++)
         for (int d = 0; d < D; d++) to[(size_t)t*D + d] = R(from[(size_t)t*stride + d]) * scale;
@@ -105,8 +101,7 @@ static void attention_forward(floatX *out, real *lse, const floatX *q, const flo
                     for (int i = 0; i < count; i++) {
                         real *s = scores + (size_t)i*T, max = s[t0 + i], sum = 0;
                         const int last = t0 + i, first = first_key(reach, b, T, last);
-                        /* So that all loops run to `seen`, which is a multiple of BLOCK except at
-                         * the end. */
+                        /* So that loops run to `seen`, a multiple of BLOCK except at the end. */
                         for (int j = last + 1; j < seen; j++) s[j] = -(real)INFINITY;
                         for (int j = from; j < first; j++) s[j] = -(real)INFINITY;
                         #pragma omp simd reduction(max:max)

@@ -1,5 +1,4 @@
-/* bias.c: biases, of all rows or of each expert. They are added to every row, so their gradient is
- * the sum over rows. */
+/* bias.c: biases, of all rows or of each expert. Their gradient is the sum over their rows. */
 #include "impl.h"
 
 static void bias_forward(floatX *x, const floatX *bias, int N, int C) {

@@ -21,8 +21,7 @@ static void *alloc(size_t bytes) {
     return p ? memset(p, 0, bytes) : NULL;
 }
 static void release(void *p) { free(p); }
-/* The number after `name` in a file of such lines; name "": the first one of the file. -1: there is
- * none. */
+/* The number after `name` in a file of such lines; name "": the first of the file. -1: none. */
 static double number_in(const char *path, const char *name) {
     char line[256];
     double x = -1;
@@ -32,8 +31,7 @@ static double number_in(const char *path, const char *name) {
     if (f) fclose(f);
     return x;
 }
-/* Linux says what it has, with what it can take from its caches of files; a container's limit may
- * be lower. */
+/* Linux reports what is free, its caches of files included; a container's limit may be lower. */
 static size_t memory(void) {
     double bytes = 1024 * number_in("/proc/meminfo", "MemAvailable:");
     const double most = number_in("/sys/fs/cgroup/memory.max", ""),
@@ -54,10 +52,7 @@ static void copy(void *dst, const void *src, size_t bytes) { if (bytes) memcpy(d
 static _Thread_local Waits waited;          /* a CPU waits for nothing; calls that would wait are counted for tests */
 static Waits waits(void) { return waited; }
 static void count_sync(void) { waited.syncs++; }
-static void download(void *host, const void *src, size_t bytes) {
-    waited.reads++;
-    copy(host, src, bytes);
-}
+static void download(void *host, const void *src, size_t bytes) { waited.reads++, copy(host, src, bytes); }
 static _Thread_local void *posted[2];
 static void post(int slot, const void *src, size_t bytes) {
     free(posted[slot]);
@@ -90,8 +85,8 @@ static void reals_to_double(double *host, const real *src, size_t n) {
 /* The files that fill the rest of the table. */
 #define PARTS(EACH) \
     EACH(embed) EACH(norm) EACH(rope) EACH(heads) EACH(columns) EACH(bias) EACH(dropout) EACH(matmul) EACH(route) \
-    EACH(round) EACH(expert) \
-    EACH(attention) EACH(loss) EACH(sum) EACH(optimizer) EACH(muon) EACH(sample) EACH(fp8) EACH(loopback)
+    EACH(round) EACH(expert) EACH(attention) EACH(loss) EACH(sum) EACH(optimizer) EACH(muon) EACH(sample) EACH(fp8) \
+    EACH(loopback)
 #define DECLARE(part) void DEVICE(part)(Device *d);
 #define FILL(part)    DEVICE(part)(d);
 PARTS(DECLARE)
@@ -102,8 +97,7 @@ PART(device) {
         .open = open_device, .count = count, .alloc = alloc, .release = release, .memory = memory,
         .upload = copy, .download = download, .copy = copy, .zero = zero, .sync = count_sync, .waits = waits,
         .post = post, .collect = collect, .host_lock = host_lock, .host_unlock = host_unlock, .copy_out = copy,
-        .copied = copied,
-        .from_double = from_double, .to_double = to_double,
+        .copied = copied, .from_double = from_double, .to_double = to_double,
         .reals_from_double = reals_from_double, .reals_to_double = reals_to_double,
         .expert_up_forward = compound_expert_up_forward, .expert_down_backward = compound_expert_down_backward,
         .add_norm_forward = compound_add_norm_forward, .add_norm_backward = compound_add_norm_backward,

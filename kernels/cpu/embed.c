@@ -5,8 +5,7 @@ static void embed_forward(floatX *out, const int *token, const floatX *weight, i
     for (int n = 0; n < N; n++) memcpy(out + (size_t)n*C, weight + (size_t)token[n]*C, (size_t)C * sizeof(floatX));
 }
 
-/* Threads split the columns, not the tokens: two tokens may have the same row, and the order of a
- * sum is that of tokens. */
+/* Threads split columns, not tokens: these may have the same row, and add to it in their order. */
 static void embed_backward(real *dweight, const floatX *dout, const int *token, int N, int V, int C) {
     enum { WIDE = 16 };
     (void)V;

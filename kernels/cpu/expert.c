@@ -1,16 +1,14 @@
 /* expert.c: the nonlinearity inside an expert, together with the gradient of the router's weight.
  *
- * Why together: a token's output is out = sum_k w_k act_k W_k^T, so with da_k = dout W_k (the
- * upstream gradient after the expert's last matrix, without the weight)
- *     dw_k   = <dout, act_k W_k^T> = <da_k, act_k>        a dot product over F: the expert's output
- *     is not needed dact_k = w_k da_k
- *     dW_k   = dout^T (w_k act_k)
+ * Why together: a token's output is the sum over its slots of weight_s act_s w[e]^T, so with
+ * da_s = dout w[e], of slot s of expert e, not yet weighted (smoe.c, before combine_backward):
+ *     dweight_s = <dout, act_s w[e]^T> = <da_s, act_s>      the expert's output is not needed
+ *     dact_s    = weight_s da_s           dw[e] += dout^T (weight_s act_s)
  * act is recomputed from pre. So a layer saves its input and pre, and nothing of size (S,C). */
 #include "expert.h"
 
-/* gelu(x) = x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3). With t = tanh(u) = 2
- * sigmoid(2u) - 1: gelu'(x) = (1 + t)/2 + x/2 (1 - t^2) u'.   Source: Hendrycks and Gimpel 2016,
- * arXiv 1606.08415. */
+/* gelu(x) = x/2 (1 + t), t = tanh(u) = 2 sigmoid(2u) - 1, u = sqrt(2/pi) (x + 0.044715 x^3):
+ * gelu'(x) = (1 + t)/2 + x/2 (1 - t^2) u'.   Source: Hendrycks and Gimpel 2016, arXiv 1606.08415 */
 #define GELU_C ((real)0.7978845608028654)
 #define GELU_A ((real)0.044715)
 
@@ -70,12 +68,8 @@ static void activation_backward(floatX *dpre, floatX *wact, real *dweight, const
         floatX *dx = dpre + (size_t)m*F*wide, *wa = wact + (size_t)m*F;
         real dot = 0;
         switch (f) {
-        case SWIGLU:
-            dot = gated_row(dx, wa, d, x, w, F, 0);
-            break;
-        case CLAMPED:
-            dot = gated_row(dx, wa, d, x, w, F, 1);
-            break;
+        case SWIGLU:  dot = gated_row(dx, wa, d, x, w, F, 0); break;
+        case CLAMPED: dot = gated_row(dx, wa, d, x, w, F, 1); break;
         case GELU:
             #pragma omp simd reduction(+:dot)
             for (int i = 0; i < F; i++) {
@@ -110,7 +104,4 @@ static void activation_backward(floatX *dpre, floatX *wact, real *dweight, const
     }
 }
 
-PART(expert) {
-    d->activation_forward = activation_forward;
-    d->activation_backward = activation_backward;
-}
+PART(expert) { d->activation_forward = activation_forward;  d->activation_backward = activation_backward; }

@@ -14,16 +14,15 @@ static inline SwigluGradient swiglu_backward(real g, real u, real v, real w) {
     return (SwigluGradient){ v * silu * u, w * silu * u, w * v * u * s * (1 + g * (1 - s)), w * v * silu };
 }
 
-/* The same with g sigmoid(1.702 g) for silu, u + 1 for u, and both clamped: beyond the limits the
- * gradient is zero. NaN stays NaN. */
+/* The same with g sigmoid(1.702 g) for silu and u + 1 for u, clamped: the gradient beyond is zero.
+ * NaN stays NaN. */
+static inline real clamp_gate(real g) { return g > (real)CLAMPED_LIMIT ? (real)CLAMPED_LIMIT : g; }
+static inline real clamp_up(real u) { return u < -(real)CLAMPED_LIMIT ? -(real)CLAMPED_LIMIT : clamp_gate(u); }
 static inline real clamped_swiglu(real g, real u) {
-    const real limit = (real)CLAMPED_LIMIT, gate = g > limit ? limit : g, up = u > limit ? limit
-                                                                                         : u < -limit ? -limit : u;
-    return gate * fast_sigmoid((real)CLAMPED_SLOPE * gate) * (up + 1);
+    return clamp_gate(g) * fast_sigmoid((real)CLAMPED_SLOPE * clamp_gate(g)) * (clamp_up(u) + 1);
 }
 static inline SwigluGradient clamped_swiglu_backward(real g, real u, real v, real w) {
-    const real limit = (real)CLAMPED_LIMIT, gate = g > limit ? limit : g,
-        up = (u > limit ? limit : u < -limit ? -limit : u) + 1;
+    const real limit = (real)CLAMPED_LIMIT, gate = clamp_gate(g), up = clamp_up(u) + 1;
     const real s = fast_sigmoid((real)CLAMPED_SLOPE * gate), silu = gate * s;
     const real dg = w * v * up * s * (1 + (real)CLAMPED_SLOPE * gate * (1 - s)), du = w * v * silu;
     return (SwigluGradient){ v * silu * up, w * silu * up, g > limit ? 0 : dg, u > limit || u < -limit ? 0 : du };

@@ -1,9 +1,7 @@
-/* fp8.c: experts in 8 bits (Fp8 in kernels.h), as they are computed on any device, but slowly: this
- * is their oracle.
+/* fp8.c: experts in 8 bits (Fp8 in kernels.h), computed slowly: the oracle of all devices.
  *
  * A code times its scale has four bits and an exponent of eight, so it is a floatX without any
- * rounding, and the products of matmul.c multiply such numbers. Nothing else is rounded than
- * kernels.h says. */
+ * rounding, and matmul.c multiplies such numbers. Nothing else is rounded than kernels.h says. */
 #include "expert.h"
 
 /* ---- numbers --------------------------------------------------------------------------------- */
@@ -101,8 +99,7 @@ static int rows_of_block(const Plan *plan, int e, int i) {
     const int left = plan->start[e + 1] - plan->start[e] - i * FP8_BLOCK;
     return left > FP8_BLOCK ? FP8_BLOCK : left > 0 ? left : 0;
 }
-/* The most blocks that an expert can have. Loops visit this many of every expert, and skip those
- * that do not exist. */
+/* The most blocks of an expert. Loops visit this many of each, and skip those that do not exist. */
 static int most_blocks(const Plan *plan) { return (plan->S + FP8_BLOCK - 1) / FP8_BLOCK; }
 
 static void fp8_columns(OUT Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_rows) {

@@ -1,9 +1,7 @@
-/* heads.c: what some models do with the heads of queries and keys: norms, keys with a part that all
- * share, sinks. */
+/* heads.c: what some models do with heads: norms, keys with a part that all share, sinks. */
 #include "impl.h"
 
-/* ---- norm_rope: n = round(round(x r) w) with r = (mean(x^2) + eps)^(-1/2), then the rotation of
- *      rope.c ---------------------------------------------------------------------------------- */
+/* ---- norm_rope: round(round(x r) w) with r = (mean(x^2) + eps)^(-1/2), then rope.c's rotation */
 
 static real head_rstd(const floatX *x, real eps, int D) {
     real squares = 0;
@@ -63,8 +61,7 @@ static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, 
             }
         }
     }
-    for (int b = 0; b < blocks; b++)
-        for (int i = 0; i < D; i++) dweight[i] += partial[(size_t)b * 2 * D + i];
+    for (int b = 0; b < blocks; b++) for (int i = 0; i < D; i++) dweight[i] += partial[(size_t)b * 2 * D + i];
     free(partial);
 }
 

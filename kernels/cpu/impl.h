@@ -24,8 +24,7 @@ static inline floatX X(real r) {        /* to nearest even; NaN stays NaN */
     if ((u & 0x7fffffff) > 0x7f800000) return (floatX){ 0x7fc0 };
     return (floatX){ (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16) };
 }
-/* Stochastic rounding, to one of the two neighbours of r: 16 random bits are added below the last
- * bit that is kept. */
+/* To one of the two neighbours of r: random bits are added below the last bit that is kept. */
 static inline floatX X_random(real r, uint32_t bits) {
     uint32_t u;
     memcpy(&u, &r, sizeof u);
@@ -57,8 +56,7 @@ typedef float floatX, real;
 /* Each file fills its part of the table: PART(matmul) { d->matmul_forward = ...; } */
 #define PART(part) void DEVICE(part)(Device *d); void DEVICE(part)(Device *d)
 
-/* Memory for one call, to be freed with free(). Operations return no errors: without memory the
- * program ends, as by llmc's fail(). */
+/* Memory for one call; free() it. Without memory the program ends, as by llmc's fail(). */
 static inline void *scratch(size_t bytes) {
     void *p = malloc(bytes ? bytes : 1);
     if (p) return p;
@@ -67,13 +65,11 @@ static inline void *scratch(size_t bytes) {
 }
 static inline void *zeroed_scratch(size_t bytes) { return memset(scratch(bytes), 0, bytes); }
 
-/* Starting threads costs microseconds: a loop with fewer operations than this runs on one
- * thread. */
+/* Starting threads costs microseconds: a loop of fewer operations than this runs on one. */
 #define PARALLEL_MIN 20000
 #define PARALLEL_IF(work) if ((double)(work) > PARALLEL_MIN)
 
-/* Vectors are those of gcc and clang: arithmetic is by lane, on any machine. This one may be at any
- * address of an array of reals. */
+/* gcc's and clang's vectors: arithmetic by lane, on any machine. At any address of a real. */
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
 #elif defined(__AVX__)
@@ -99,8 +95,7 @@ typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(rea
 
 /* exp without branches or tables, so that loops over it become vector code: 2^(x log2 e) = 2^n 2^f
  * with n an integer and f in [-1/2, 1/2]; 2^f = e^(f ln 2) by a polynomial. Relative error below
- * 2e-7. Below -87 the result is 0; inputs above 88 are clamped: no caller needs infinity. f64 is
- * the oracle and takes the library's. */
+ * 2e-7. Below -87 it is 0, above 88 clamped: no caller needs infinity. f64, the oracle, has exp. */
 static inline real fast_exp(real x) {
 #if defined(PRECISION_F64)
     return exp(x);

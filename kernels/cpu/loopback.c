@@ -1,6 +1,5 @@
 /* loopback.c: ranks that are CPUs. All traffic goes through the host's Group (llmc/ranks/group.c):
- * shared memory between threads, TCP between processes. Only the sums are computed here, because
- * they depend on the number type. */
+ * memory between threads, TCP between processes. Here are sums, which depend on the number type. */
 #include "impl.h"
 #include "kernels/comm.h"
 
@@ -46,8 +45,9 @@ static Comm *connect(Group *group, char why[256]) {
     (void)why;
     *c = (Comm){ .name = "loopback", .rank = group->rank, .size = group->size, .group = group,
                  .all_reduce = all_reduce, .all_reduce_ints = all_reduce_ints, .reduce_scatter = reduce_scatter,
-                 .scatter_add = scatter_add, .all_gather = all_gather, .register_memory = register_memory, .wait_all =
-                 wait_all, .record = ignore, .wait = ignore, .host_wait = ignore, .error = error, .close = close };
+                 .scatter_add = scatter_add, .all_gather = all_gather, .register_memory = register_memory,
+                 .wait_all = wait_all, .record = ignore, .wait = ignore, .host_wait = ignore, .error = error,
+                 .close = close };
     return c;
 }
 

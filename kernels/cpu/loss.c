@@ -1,11 +1,8 @@
-/* loss.c: cross entropy. */
+/* loss.c: cross entropy. With x the logits (N,V), loss = lse(x) - x[target], and dlse/dx_v =
+ * softmax_v, so dx_v = softmax_v - [v = target]. */
 #include "impl.h"
 
-/* ---- cross entropy: with x the logits (N,V), loss = lse(x) - x[target], and
- *      dlse/dx_v = softmax_v, so dx_v = softmax_v - [v = target] ------------------------------- */
-
-/* The sum of exp(x - max) over n numbers: blocks of 1024 in real, which is vectorized, and their
- * sums in double, because vocabularies are long. */
+/* The sum of n exp(x - max): blocks in real, as vectors, and these in double: n can be large. */
 static real sum_of_exp(const floatX *x, int n, real max) {
     enum { CHUNK = 1024 };
     double total = 0;

@@ -1,8 +1,6 @@
-/* matmul.c: every matrix product of the model, dense or grouped by expert, forward and backward, on
- * one GEMM.
+/* matmul.c: every matrix product of the model, dense or by expert, forward and backward: one GEMM.
  *
- * With the rows of a and b as vectors over k, each product is, for every expert (a dense one is one
- * expert),
+ * With rows of a and b as vectors over k, each product is, for every expert (one if dense),
  *
  *     c[m][n] = sum over k of  a[m][k] * b[n][k]
  *
@@ -11,36 +9,32 @@
  *     backward_input     rows of e         C          O           dout[row m][k]    weight[e][k][n]
  *     backward_weight    O                 C          rows of e   dout[row k][m]    inp[row k][n]
  *
- * Three plain loops reach a few percent of the machine's peak: a core can start two vector FMAs per
- * cycle, and each needs three numbers from memory. The cure is to use a number many times once it
- * is near:
+ * Three plain loops reach a few percent of a machine's peak: a core can start two vector FMAs a
+ * cycle, and each needs three numbers from memory. So use a number many times once it is near:
  *
  *   registers  the micro-kernel keeps a tile of c, MR x NR with NR two vectors, during its whole
  *              loop over k. A step loads 2 vectors of b and MR numbers of a for 2*MR vector FMAs.
  *              With AVX-512 MR = 12: 24 sums + 2 of b + 1 of a are 27 of 32 registers; 14 loads in
- *              12 cycles, which could do 24; and 24 independent chains of sums, where 2 units with
- *              a latency of 4 cycles need 8.
+ *              12 cycles, which could do 24; 24 independent sums, where 2 units x 4 cycles need 8.
  *   L1         a panel of b, NR columns x KC: 32 * 272 floats = 34 KB of 48 (AVX2: 17 of 32). It is
  *              used for MA rows of a, whose panels of MR x KC (13 KB) stream through from L2.
  *   L2         a block of b, NB columns x KC: 256 * 272 floats = 272 KB of 512 to 2048, and MA rows
  *              of a (51 KB); backward_weight: MB rows (306 KB; AVX2: 153).
  *
  * Packing, that is copying numbers into panels in the order of use and widening them to real, costs
- * about as much as eight FMAs for each number, more if they come from memory. So rows are read
- * whole and in order, and a few of them are prefetched. b is packed once for up to MB rows of c
- * (TALL, if one block of k is all), a once for up to NB columns. Packing is also where rows are
- * gathered (the idea of ParallelLinear: a routed row is read and written in place), and where b is
- * transposed if k is its fast dimension. a may have either order: one number of it at a time goes
- * to all lanes.
+ * about as much as eight FMAs for each number, more if they come from memory. So rows are read in
+ * order, and a few of them are prefetched. b is packed once for up to MB rows of c (TALL, if one
+ * block of k is all), a once for up to NB columns. Packing also gathers rows (the idea of
+ * ParallelLinear: a routed row is read and written in place), and transposes b if k is its fast
+ * dimension. a may have either order: one number of it at a time goes to all lanes.
  *
  * A job is a tile of one expert's c. Threads take jobs from a common list, large ones first and
  * small ones at the end, so that all finish at about the same time however uneven the experts are.
  * An element of c belongs to one job, and its sum runs over k = 0, 1, 2, ... in blocks of KC for
  * any tile: the bits depend on neither tiles nor threads.
  *
- * With few rows (decoding a token) a weight is used once or twice, and the time is that of reading
- * it: forward then uses weights without packing (small_rows). The choice depends on the number of
- * rows alone. */
+ * With a small number of rows (decoding a token) the time is that of reading the weights: forward
+ * then uses them without packing (small_rows). The choice depends on the number of rows alone. */
 #include "matmul.h"
 
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -122,8 +116,7 @@ static inline void transpose(vec v[LANES]) {
     }
 }
 
-/* Lane i of the result is the sum of the lanes of v[i]: a transposition that adds, so that each
- * round halves the number of vectors. */
+/* Lane i of the result is the sum of the lanes of v[i]: each round halves the number of vectors. */
 static inline vec sums(vec v[LANES]) {
     for (int n = LANES / 2; n >= 1; n /= 2)
         for (int i = 0; i < n; i++) v[i] = LOW(v[i], v[i + n]) + HIGH(v[i], v[i + n]);
@@ -145,9 +138,7 @@ typedef struct {
 } Product;
 typedef struct { size_t m, n, k, a, b, c; } Slice;              /* of one expert: sizes; its first row in a, b and c */
 
-static const floatX *row_of(Matrix x, size_t i) {
-    return x.data + (x.row ? (size_t)x.row[i] : i) * x.width;
-}
+static const floatX *row_of(Matrix x, size_t i) { return x.data + (x.row ? (size_t)x.row[i] : i) * x.width; }
 
 static Slice slice_of(const Product *p, int e) {
     size_t first = (size_t)p->start[e], rows = (size_t)p->start[e + 1] - first;
@@ -171,8 +162,7 @@ static void write(const Product *p, Slice s, size_t i, size_t j, size_t n, const
 
 /* ---- many rows: packed panels ---------------------------------------------------------------- */
 
-/* Prefetches row i, if it is one of n: rows are short and may be anywhere, so that the processor
- * does not foresee them. */
+/* Prefetches row i, if it is one of n: rows may be anywhere, which no processor foresees. */
 static inline void prefetch_row(Matrix x, size_t r0, size_t i, size_t n, size_t c0, size_t columns) {
     if (i >= n) return;
     const floatX *row = row_of(x, r0 + i) + c0;
@@ -205,8 +195,7 @@ void pack_panels(real *to, const size_t width, Matrix x, size_t r0, size_t rows,
     }
 }
 
-/* One panel, transposed: to[c*pitch + r] = element (r0 + r, c0 + c) of x. Rows are padded with
- * zeros to a multiple of LANES. */
+/* One panel, transposed: to[c*pitch + r] = element (r0 + r, c0 + c) of x. Rows end with zeros. */
 static void pack_transposed(real *to, size_t pitch, Matrix x, size_t r0, size_t rows, size_t c0, size_t columns) {
     for (size_t r = 0; r < rows; r += LANES) {
         const floatX *from[LANES];
@@ -225,9 +214,8 @@ static void pack_transposed(real *to, size_t pitch, Matrix x, size_t r0, size_t 
 }
 
 /* The micro-kernel. a: mr rows, KC apart, or, by_k, mr numbers of each k, MA apart; b: NR numbers
- * for each k; to: NR sums in each of mr rows, overwritten or added to, and prefetched because they
- * may be far away. mr and by_k are constants in each copy of this function, so that `s` is
- * registers. */
+ * for each k; to: NR sums in each of mr rows, prefetched because they may be far away. mr and by_k
+ * are constants in each copy of this function, so that `s` is registers. */
 static inline __attribute__((always_inline))
 void multiply(int mr, int by_k, size_t kc, const real *restrict a, const real *restrict b, real *const *to, int add) {
     const size_t row = by_k ? 1 : KC;
@@ -273,9 +261,8 @@ static void pack_b(const Product *p, Slice s, real *b, size_t k0, size_t kc, siz
         pack_transposed(b + n * kc, NR, p->b, s.b + n0 + n, at_most(NR, columns - n), k0, kc);
 }
 
-/* Computes at most MB x NB elements of c, from (m0, n0) on. Sums are kept in c itself where c holds
- * reals and they fill a panel, otherwise in x->c until they are rounded. has_b: x->b is packed
- * already. */
+/* At most MB x NB elements of c, from (m0, n0) on. Sums are in c itself where it holds reals and
+ * they fill a panel, else in x->c until they are rounded. has_b: x->b is packed already. */
 static void block(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, size_t columns, Panels *x, int has_b) {
     const int by_k = p->kind == WEIGHT;
     int reals = p->kind == WEIGHT || (sizeof(real) == sizeof(floatX));
@@ -309,8 +296,7 @@ static void block(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, 
     }
 }
 
-/* Computes the tile of c from (m0, n0) on, at most NB wide. One that is higher than MB has one
- * block of k, for which b stays packed. */
+/* The tile of c from (m0, n0) on. One that is higher than MB has one block of k: b stays packed. */
 static void tile(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, size_t columns) {
     Panels x __attribute__((aligned(64)));
     for (size_t m = 0; m < rows; m += MB)
@@ -318,8 +304,7 @@ static void tile(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, s
 }
 
 /* ---- few rows, forward: LANES rows of weights at a time with one row of inp ---------------------
- * Both are contiguous along k, so a product of vectors yields LANES partial sums; the lanes are
- * added only at the end. */
+ * Both are contiguous along k; a product of vectors is LANES partial sums, added at the end. */
 static vec dot_products(const floatX *a, const floatX *const b[LANES], size_t k) {
     vec s[LANES];
     for (int l = 0; l < LANES; l++) {                   /* row by row: contiguous memory, one stream to prefetch */
@@ -417,8 +402,7 @@ static void parallel_linear_backward_input(OUT floatX *dinp, const floatX *dout,
                     .start = plan->start, .E = plan->E, .C = C, .O = O });
 }
 
-/* Every row of e uses W[e]: dL/dW_oc = sum over them of dL/dy_o x_c:  dW[e] = dy^T x, a product
- * over the rows. */
+/* Every row of e uses W[e]: dL/dW_oc = sum over rows of dL/dy_o x_c:  dW[e] = dy^T x. */
 static void parallel_linear_backward_weight(void *dweight, const floatX *dout, const floatX *inp,
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how) {
     const size_t all = (size_t)plan->E * (size_t)O * (size_t)C;
@@ -436,8 +420,7 @@ static void parallel_linear_backward_weight(void *dweight, const floatX *dout, c
                     .start = plan->start, .E = plan->E, .C = C, .O = O });
 }
 
-/* ---- symmetric products: an element and its mirror image are the same sum, in the same
- *      order ----------------------------------------------------------------------------------- */
+/* ---- symmetric products: an element and its mirror image are the same sum, in one order ------ */
 
 void DEVICE(complete_symmetric)(floatX *x, size_t k) {
     for (size_t r = 0; r < k; r += LANES)               /* rows r.. of the upper half become columns of the lower */

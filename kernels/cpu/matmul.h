@@ -1,5 +1,4 @@
-/* matmul.h: products that only other operations use, and OpenMP's functions, also without
- * OpenMP. */
+/* matmul.h: products that only other operations use; OpenMP's functions, without it too. */
 #ifndef MATMUL_H
 #define MATMUL_H
 #include "impl.h"

@@ -14,8 +14,7 @@
 
 static const real newton_schulz[3] = { (real)3.4445, (real)-4.7750, (real)2.0315 };
 
-/* x /= its Frobenius norm; zeros stay, and of an expert long without tokens what is left becomes
- * zeros. */
+/* x /= its Frobenius norm; zeros stay, and what an expert long without tokens has becomes 0. */
 static void normalize(floatX *x, size_t n) {
     double sum = 0;
     #pragma omp simd reduction(+:sum)
@@ -49,8 +48,7 @@ static void orthogonalize_one(floatX *x, floatX *y, floatX *gram, floatX *square
     }
 }
 
-/* Of many matrices each is the work of one thread, with all it needs in its cache; of few, threads
- * share every product. */
+/* Of many matrices a thread does each, all in its cache; of few, threads share every product. */
 static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int rows, int columns) {
     const size_t n = (size_t)rows * (size_t)columns, k = (size_t)(rows < columns ? rows : columns);
     (void)d;

@@ -1,8 +1,6 @@
-/* norm.c: RMSNorm.
- *
- * y_c = w_c x_c r with r = (mean(x^2) + eps)^(-1/2), so dr/dx_c = -r^3 x_c / C, and with g_c = dy_c
- *     w_c dx_c = r g_c - r^3 x_c / C * sum_i g_i x_i          dw_c = sum over rows of dy_c x_c
- *     r. */
+/* norm.c: RMSNorm. out_c = w_c x_c r with r = (mean(x^2) + eps)^(-1/2), so dr/dx_c = -r^3 x_c / C.
+ * Hence, with u = w dout, as in smoe.c:
+ *     dx_c += r u_c - r^3 / C <u, x> x_c          dw_c += sum over rows of dout_c x_c r */
 #include "impl.h"
 
 static void rmsnorm_forward(floatX *out, real *rstd, const floatX *inp, Norm norm, int N, int C) {
@@ -48,8 +46,7 @@ static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, co
             }
         }
     }
-    for (int b = 0; b < blocks; b++)
-        for (int c = 0; c < C; c++) dweight[c] += partial[(size_t)b*C + c];
+    for (int b = 0; b < blocks; b++) for (int c = 0; c < C; c++) dweight[c] += partial[(size_t)b*C + c];
     free(partial);
 }
 

@@ -6,9 +6,9 @@ static void grad_sq_norms(real *out, const void *grads, const Segment *segments,
     double total = 0;
     for (int i = 0; i < count; i++) {
         const Segment *g = &segments[i];
-        const double s = g->dtype == REAL ? DEVICE(sum_of)((const real *)grads + g->gradient, g->count, SQUARED)
-                                          : DEVICE(sum_of)((const floatX *)grads + g->gradient, g->count,
-                                                           SQUARED_FLOATX);
+        const double s = g->dtype == REAL
+            ? DEVICE(sum_of)((const real *)grads + g->gradient, g->count, SQUARED)
+            : DEVICE(sum_of)((const floatX *)grads + g->gradient, g->count, SQUARED_FLOATX);
         out[i] = (real)s;
         total += s;
     }
@@ -21,9 +21,9 @@ real DEVICE(gradient_scale)(real sq_norm, float clip) {
     return clip > 0 && norm > (real)clip ? (real)clip / norm : 1;
 }
 
-/* ---- AdamW: m and v are running means of g and g^2, corrected by 1 / (1 - beta^t) because they
- * start at zero: m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  w = w (1 - lr decay) - lr (m
- * fix1) / (sqrt(v fix2) + eps) ---- */
+/* ---- AdamW: m and v are running means of g and g^2. They start at 0; 1 / (1 - beta^t) corrects:
+ *     m = b1 m + (1 - b1) g   v = b2 v + (1 - b2) g^2
+ *     w = w (1 - lr decay) - lr (m fix1) / (sqrt(v fix2) + eps) */
 
 static void adamw(floatX *weight, real *master, void *m, void *v, Dtype moments, const void *grads,
                   const real *grad_sq_norms, const Segment *segments, int count, const AdamW *a) {

@@ -1,10 +1,8 @@
-/* round.c: routing rounded to whole tiles. An expert that keeps r tokens keeps those whose rank
- * (round.h) is at least the r-th largest. */
+/* round.c: routing rounded to whole tiles. Experts keep the r tokens of largest rank (round.h). */
 #include "route.h"
 #include "kernels/round.h"
 
-/* The r-th largest of n different numbers, found bit by bit, or any number that exactly r of them
- * reach. */
+/* The r-th largest of n different numbers, bit by bit, or any number that just r of them reach. */
 static uint64_t nth_largest(const uint64_t *x, int n, int r) {
     uint64_t limit = 0;
     if (r == 0) return UINT64_MAX;

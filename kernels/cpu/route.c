@@ -1,5 +1,4 @@
-/* route.c: which tokens go to which experts, what that costs, and how the experts' results are
- * combined. */
+/* route.c: which tokens go to which experts, what it costs, and how their results are combined. */
 #include "route.h"
 
 /* The distribution p over all experts that the balance loss uses, for one token. Sigmoids are
@@ -19,9 +18,8 @@ static void probabilities(real *p, const floatX *x, real lse, Scores scores, int
 static inline size_t first_slot(const int *first, int n, int K) { return first ? (size_t)first[n] : (size_t)n*K; }
 
 /* ---- router -------------------------------------------------------------------------------------
- * TOPK_SOFTMAX compares logits; the others probabilities or sigmoids, whose order without a bias is
- * the same. Where two of these round to the same number (a sigmoid of 17 is 1 in f32) the logits
- * decide. */
+ * TOPK_SOFTMAX compares logits; the others probabilities or sigmoids. Where two of these round to
+ * the same number (a sigmoid of 17 is 1 in f32) the logits decide, whose order is the same. */
 
 void DEVICE(choice_weights)(real *w, const int *chosen, int K, const floatX *x, real lse, Scores scores) {
     real max = 0, kept = 0;
@@ -88,19 +86,16 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
     }
 }
 
-/* The gradient of a token's logits, l, has three parts:
- *  - through the weights. With w a softmax over the chosen set J, the softmax over everything else
- *    cancels, and
- *        dl_i = w_i (dw_i - sum_j w_j dw_j)  for i in J.
- *    SOFTMAX_TOPK: w_i = p_i, so dl_i = p_i ([i in J] dw_i - sum_{j in J} p_j dw_j) for all i.
- *    SIGMOID_TOPK: w is a softmax over J of log s_i, and dlog s_i/dl_i = 1 - s_i: the first form
- *    times (1 - s_i).
- *    SIGMOID_EACH: dl_i = dw_i s_i (1 - s_i).
- *  - balance: E/K sum_e f_e P_e with f constant, so dp_e = balance E f_e / (K N), pushed through
- *    the softmax,
- *        dl_i = p_i (dp_i - sum_j p_j dp_j),
- *    or through the normalized sigmoid p_e = s_e / y: dl_i = (dp_i - sum_j p_j dp_j) p_i (1 - s_i).
- *  - z: mean of lse^2, and dlse/dl_i = softmax_i: dl_i = zloss 2 lse / N softmax_i. */
+/* The gradient of a token's logits has three parts (smoe.c, before router_backward):
+ *  - through the weights. With these a softmax over the chosen experts J, all others cancel, and
+ *        dlogit_e = weight_e (dweight_e - sum over j in J of weight_j dweight_j)  for e in J.
+ *    SOFTMAX_TOPK: weight_e = p_e, so dlogit_e = p_e ([e in J] dweight_e - the same sum) for all e.
+ *    SIGMOID_TOPK: a softmax over J of log s_e, and dlog s_e / dlogit_e = 1 - s_e, another factor.
+ *    SIGMOID_EACH: dlogit_e = dweight_e s_e (1 - s_e).
+ *  - balance: E/K sum over e of (load_e / tokens) mean(p_e), load constant, through the softmax:
+ *        dlogit_e = balance E / (K N tokens) p_e (load_e - sum over j of p_j load_j),
+ *    or through the normalized sigmoid p_e = s_e / sum: times (1 - s_e).
+ *  - z: mean of lse^2, and dlse / dlogit_e = softmax_e: dlogit_e = zloss 2 lse / N softmax_e. */
 static void router_backward(floatX *dlogits, const real *dweight, const real *weight, const real *lse,
                             const int *expert, const int *first, const floatX *logits, const int *load, float balance,
                             float zloss, int tokens, Scores scores, int N, int E, int K) {
@@ -123,8 +118,7 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
                 d[e] += (real)zloss * 2 * lse[n] / N * exp(R(x[e]) - lse[n]);
             }
             for (size_t k = 0; k < count && scores != SIGMOID_EACH; k++) dot += w[k] * dw[k];
-            if (scores == SOFTMAX_TOPK)
-                for (int e = 0; e < E; e++) d[e] -= p[e] * dot;
+            if (scores == SOFTMAX_TOPK) for (int e = 0; e < E; e++) d[e] -= p[e] * dot;
             for (size_t k = 0; k < count; k++)
                 d[chosen[k]] += scores == SOFTMAX_TOPK ? w[k] * dw[k]
                               : scores >= SIGMOID_TOPK ? w[k] * (dw[k] - dot) * sigmoid(-R(x[chosen[k]]))
@@ -135,10 +129,8 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
     }
 }
 
-/* ---- plan: a stable counting sort of the slots by expert. With N=2, K=2 and expert = {2,0, 0,1}:
- * load = {2,1,1}, start = {0,2,3,4}, slot_of_row = {1,2,3,0}, token_of_row = {0,1,1,0},
- * row_of_slot = {3,0,1,2} ------------- */
-
+/* ---- plan: a stable counting sort of the slots by expert. In smoe.c's example, (2 0) (1 2) (2 1),
+ * load = {1,2,3}, start = {0,1,3,6}, slot_of_row = {1, 2,5, 0,3,4}, row_of_slot = {3,0,1,4,5,2} */
 static void route_plan(Plan *plan, int *load, const int *expert) {
     const int S = plan->S, E = plan->E, K = plan->K;
     int *start = plan->start;
@@ -221,8 +213,7 @@ static void scale_weights(real *out, const real *weight, float scale, size_t n) 
 }
 
 PART(route) {
-    d->router_forward = router_forward;  d->router_backward = router_backward;
-    d->route_plan = route_plan;          d->router_losses = router_losses;
-    d->router_bias = router_bias;        d->combine_forward = combine_forward;
+    d->router_forward = router_forward;  d->router_backward = router_backward;  d->router_losses = router_losses;
+    d->route_plan = route_plan;          d->combine_forward = combine_forward;  d->router_bias = router_bias;
     d->scale_weights = scale_weights;
 }

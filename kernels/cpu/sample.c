@@ -2,9 +2,8 @@
 #include "impl.h"
 #include "kernels/random.h"
 
-/* In order of descending probability every rule keeps a prefix of the tokens. A heap yields them
- * one at a time, so that only the tokens that are kept get sorted. sift moves element i down to
- * where it belongs. */
+/* Every rule keeps the first tokens by descending probability. A heap yields these one at a time,
+ * so that no others get sorted. sift moves element i down to where it belongs. */
 static void sift(int *heap, int n, int i, const double *p) {
     for (;;) {
         int best = i, l = 2*i + 1, r = l + 1;
@@ -30,7 +29,7 @@ static int draw(const floatX *logits, Sampler s, double uniform, double *p, int 
     }
     const int all = s.top_k <= 0 && s.top_p >= 1 && s.min_p <= 0;
     int n = count, taken = 0;
-    if (all) { taken = count; kept = sum; }
+    if (all) taken = count, kept = sum;
     else {
         for (int i = n / 2 - 1; i >= 0; i--) sift(order, n, i, p);
         while (n > 0) {                          /* the largest goes to the end: kept tokens are order[n..count-1] */
@@ -70,7 +69,4 @@ static void advance(int *position, int *row, int *log, const int *token, int N) 
     }
 }
 
-PART(sample) {
-    d->sample = sample;
-    d->advance = advance;
-}
+PART(sample) { d->sample = sample;  d->advance = advance; }

@@ -1,5 +1,4 @@
-/* sum.h: sums of many numbers, and what that of the gradients' squares decides, for sum.c,
- * optimizer.c and muon.c. */
+/* sum.h: sums of many numbers, and what that of the gradients' squares decides. */
 #ifndef SUM_H
 #define SUM_H
 #include "impl.h"
@@ -7,7 +6,6 @@
 typedef enum { PLAIN, SQUARED, SQUARED_FLOATX } Summand;
 double DEVICE(sum_of)(const void *x, size_t n, Summand term);
 
-/* What clipping multiplies gradients by. Negative: their norm is NaN or infinite, and this step
- * does not happen. */
+/* What clipping multiplies gradients by. Negative: their norm is not finite; nothing changes. */
 real DEVICE(gradient_scale)(real sq_norm, float clip);
 #endif
