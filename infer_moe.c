@@ -4,15 +4,12 @@
  *   load -> prompt -> prefill -> loop { draw a token, read it, print } -> speed
  *
  * main() is at the end. The loop: llmc/run/generate.c. Text in and out: llmc/run/stream.h. Views of
- * experts:
- * llmc/run/view.h. stdout carries only the text, so it can be piped; messages go to stderr. */
+ * experts: llmc/run/view.h. stdout carries only the text; messages go to stderr. */
 #define _DEFAULT_SOURCE
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -28,8 +25,6 @@
 #include "llmc/run/converse.h"
 #include "llmc/run/device.h"
 #include "llmc/run/evaluate.h"
-#include "llmc/run/generate.h"
-#include "llmc/run/options.h"
 #include "llmc/run/web.h"
 
 /* ---- options: one table (llmc/run/options.h) ------------------------------------------------- */
@@ -200,8 +195,7 @@ static Tokenizer *find_tokenizer(const Session *q) {
     return t;
 }
 
-/* The devices of a model whose layers are dealt out, the first layers first; the one that the
- * caller drives is the last of them. */
+/* The devices of a model, in the order of its layers; the caller drives the last of them. */
 static int devices_of(const Model *m) { return m->relay ? relay_devices(m->relay) : 1; }
 static const Model *device_model(const Model *m, int d) { return d < devices_of(m) - 1 ? relay_model(m->relay, d) : m; }
 static double device_memory(const Session *q, const Model *m, int d) {
@@ -348,9 +342,7 @@ static void generate(Session *q) {
     free(text);
 }
 
-/* ---- chat: a line of stdin is said to the model as its chat template writes it; if it has none,
- * the line is added to the context as it is, and the model continues it
- * ------------------------------------------------------------------------ */
+/* ---- chat: lines of stdin, as the chat template writes them, or as they are if there is none -- */
 
 static void end_answer(const Stream *o) {
     if (o->last != '\n') putchar('\n');
@@ -388,8 +380,7 @@ static int is_command(const char *line, const char *command) {
     return !strncmp(line, command, n) && !line[n + strspn(line + n, " \r\n")];
 }
 
-/* The folder whose chat template holds: that of the tokenizer of -z, else the model's. free()
- * it. */
+/* The folder with the chat template: that of the tokenizer of -z, else the model's. free() it. */
 static char *template_folder(const Session *q) {
     char *path = text_format("%s", *q->s.tokenizer ? q->s.tokenizer : q->folder),
         *slash = *q->s.tokenizer ? strrchr(path, '/') : NULL;
@@ -397,8 +388,7 @@ static char *template_folder(const Session *q) {
     else if (*q->s.tokenizer) strcpy(path, ".");
     return path;
 }
-/* The chat template of -ct or of the folder. One that is unknown is an error: without it the
- * answers would be bad, and nobody told why. */
+/* The chat template of -ct or of the folder. An unknown one is an error: answers would be bad. */
 static void find_template(Session *q) {
     Error e;
     size_t bytes;
@@ -475,12 +465,10 @@ static void serve(Session *q, Options o) {
     free(prompt);
 }
 
-/* ---- perplexity
- * ----------------------------------------------------------------------------------------- * The
- * file is cut into consecutive windows of the model's context. Within a window every token is
- * predicted from those before it; the last one predicts the first token of the next window. The
- * file's first token is not predicted. */
+/* ---- perplexity ------------------------------------------------------------------------------ */
 
+/* The file is cut into consecutive windows of the model's context. Within a window every token is
+ * predicted from those before it; the last one predicts the first token of the next window. */
 static void measure_perplexity(Session *q) {
     const Device *dev = q->g.dev;
     Error e;
@@ -572,8 +560,7 @@ static void answer_questions(Session *q) {
 
 /* ---- main ------------------------------------------------------------------------------------ */
 
-/* What follows from the options and the terminal: the escapes of the stop string, a seed from the
- * clock, colors. */
+/* What follows from the options and the terminal: stop string, a seed from the clock, colors. */
 static void prepare(Session *q, Options o) {
     Settings *s = &q->s;
     if (s->mode == CHAT) find_template(q);

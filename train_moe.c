@@ -17,7 +17,6 @@
 #include "llmc/ranks/threads.h"
 #include "llmc/run/requests.h"
 #include "llmc/run/run.h"
-#include <stdio.h>
 #include <string.h>
 
 /* ---- one step -------------------------------------------------------------------------------- */

@@ -2,7 +2,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "base.h"
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +19,7 @@ int error_exit(Error *e, int code, const char *format, ...) {
     return 0;
 }
 
-/* If several ranks fail at once, the first one reports. Other threads keep running, so nothing is
- * torn down. */
+/* If several ranks fail at once, the first reports. Nothing is torn down: other threads run. */
 _Noreturn void fail(int code, const char *format, ...) {
     static atomic_flag ending = ATOMIC_FLAG_INIT;
     va_list args;

@@ -1,5 +1,4 @@
-/* base.h: used by every file of llmc/ and both programs: errors, memory, time, whole files,
- * checksums.
+/* base.h: used by all of llmc/ and both programs: errors, memory, time, whole files, checksums.
  *
  * Errors. A library function reports a problem by returning 0 or NULL and filling an Error. The
  * caller that knows what the user asked for calls fail(), with a message that says what was found,
@@ -51,10 +50,9 @@ void file_abandon(FileWriter *w);
 
 /* Files that must be complete whenever they exist are written under a temporary name and then
  * published. file_publish renames a complete and synced file or folder and syncs its parent folder.
- * If only that sync fails, the new file is in place, but a power loss may bring the old one back;
- * this is reported as an error. file_replace lets `body` write the temporary file and publishes it
- * as `path`. file_write does this with data in memory; file_link with a hard link to `from`, or a
- * copy where there are none. */
+ * If only that sync fails (an error), a power loss may bring the old file back. file_replace lets
+ * `body` write the temporary file and publishes it as `path`. file_write does this with data in
+ * memory; file_link with a hard link to `from`, or a copy where there are none. */
 typedef int (*FileBody)(const char *temporary, const void *with, Error *e);
 int   file_publish(const char *temporary, const char *path, Error *e);
 int   file_replace(const char *path, FileBody body, const void *with, Error *e);
@@ -73,8 +71,7 @@ uint32_t crc32c(uint32_t crc, const void *data, size_t bytes);       /* Castagno
  * bytes, the CRC b. Source: M. Adler, zlib, crc32_combine. */
 uint32_t crc32c_combine(uint32_t a, uint32_t b, uint64_t bytes);
 
-/* Bytes of a file and their CRC-32C. sum: of the file that the parts are together, which are sorted
- * by this; 0 if they leave a hole or overlap. */
+/* Bytes of a file and their CRC-32C. file_sum sorts the parts; 0: a hole or overlap. */
 typedef struct { uint64_t bytes; uint32_t crc; } FileSum;
 typedef struct { uint64_t at; FileSum sum; } FilePart;
 int file_sum(FilePart *parts, size_t count, FileSum *sum);

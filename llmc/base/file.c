@@ -4,7 +4,6 @@
 #include "base.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -134,8 +133,7 @@ int file_patch(FileWriter *w, uint64_t at, const void *data, size_t bytes, Error
     return 1;
 }
 
-/* macOS leaves what is synced in the disk's own cache, unless it is asked for more; not every file
- * system there can do more. */
+/* macOS syncs only to the disk's cache unless asked; some file systems cannot do more. */
 static int sync_fd(int fd) {
 #ifdef F_FULLFSYNC
     if (!fcntl(fd, F_FULLFSYNC)) return 0;

@@ -1,12 +1,9 @@
-/* json.c: see json.h.
- *
- * The parser copies the text once and unescapes strings in place: no escape is shorter than its
- * meaning. Values are allocated in blocks that double in size. Open containers are kept on a stack
- * of fixed depth; there is no recursion. */
+/* json.c: see json.h. The parser copies the text once and unescapes strings in place: no escape is
+ * shorter than its meaning. Values are allocated in blocks that double in size. Open containers are
+ * kept on a stack of fixed depth; there is no recursion. */
 #define _POSIX_C_SOURCE 200809L
 #include "json.h"
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -131,8 +128,7 @@ static int by_key(const void *a, const void *b) {
     return order ? order : (x->key_length > y->key_length) - (x->key_length < y->key_length);
 }
 
-/* At the end of an object: sorts its members, to find duplicate keys and to make json_get fast. A
- * small object keeps no index. */
+/* At the end of an object: sorts its members, to find duplicate keys and for json_get. */
 static int index_members(Parser *p, JsonValue *object) {
     enum { SMALL = 8 };
     const JsonValue *small[SMALL];

@@ -1,10 +1,8 @@
-/* json.h: a strict JSON parser.
- *
- * A document becomes a tree of JsonValue that lives until json_free. Strict means RFC 8259 and
- * nothing else: valid UTF-8, paired surrogates, no duplicate keys, no leading zeros, nothing after
- * the value, at most JSON_DEPTH levels. Time is linear in the text (n log n in the keys of one
- * object), stack use is constant. Integers of 64 bits are exact; other numbers are doubles and must
- * be finite. The locale has no influence. */
+/* json.h: a strict JSON parser. A document becomes a tree of JsonValue that lives until json_free.
+ * Strict means RFC 8259 and nothing else: valid UTF-8, paired surrogates, no duplicate keys, no
+ * leading zeros, nothing after the value, at most JSON_DEPTH levels. Time is linear in the text
+ * (n log n in the keys of an object), stack use constant. Integers of 64 bits are exact; other
+ * numbers are doubles and must be finite. The locale has no influence. */
 #ifndef JSON_H
 #define JSON_H
 #include "text.h"
@@ -36,8 +34,7 @@ void  json_free(Json *json);
 const JsonValue *json_root(const Json *json);
 
 /* All of these accept NULL and values of another type, so that lookups can be chained:
- *   for (const JsonValue *v = json_first(json_get(root, "shape")); v; v = v->next) ... json_int(v,
- *   -1) ... */
+ *   for (const JsonValue *v = json_first(json_get(root, "shape")); v; v = v->next) ... */
 const JsonValue *json_first(const JsonValue *container);
 const JsonValue *json_get(const JsonValue *object, const char *key);                    /* NULL if it is missing */
 const JsonValue *json_find(const JsonValue *object, const char *key, size_t bytes);     /* a key that may contain NUL */
@@ -47,8 +44,7 @@ double      json_double(const JsonValue *v, double otherwise);                  
 int         json_bool(const JsonValue *v, int otherwise);
 const char *json_string(const JsonValue *v, const char *otherwise);    /* `otherwise` also if the string contains NUL */
 
-/* Appends the text of a value; lists and objects on lines of their own, two spaces deeper than
- * `depth` levels. */
+/* Appends the text of a value; members on lines of their own, indented by 2 * depth + 2 spaces. */
 void json_write(Text *to, const JsonValue *v, int depth);
 
 /* Checked reading of values that a file must have. 1; or 0 and an error that names the value, if it
@@ -59,9 +55,8 @@ int json_read_double(const JsonValue *v, const char *name, double low, double hi
 int json_read_hex(const JsonValue *v, const char *name, uint64_t *x, Error *e);
 int json_read_string(const JsonValue *v, const char *name, const char **x, Error *e);
 
-/* A seal is a checksum inside an object: its last member, "crc32c", is the CRC-32C of all text
- * before it. json_seal adds this member and the closing brace. json_sealed: 0 and an error if the
- * seal is wrong; 1 if it is right or absent. */
+/* A seal is the last member of an object, "crc32c": the CRC-32C of all text before it. json_seal
+ * adds it and the closing brace. json_sealed: 0 and e if it is wrong; 1: right or absent. */
 void json_seal(Text *t);
 int  json_sealed(const char *text, size_t bytes, Error *e);
 #endif

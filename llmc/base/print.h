@@ -1,5 +1,4 @@
-/* print.h: UTF-8, and printing of text from outside. Everything else is built on it, also how
- * errors are reported. */
+/* print.h: UTF-8, and printing of text from outside. Errors are reported through it, too. */
 #ifndef PRINT_H
 #define PRINT_H
 #include <stdarg.h>
@@ -19,12 +18,11 @@ size_t utf8_encode(uint32_t code, char *text);                          /* write
 size_t utf8_valid(const char *text, size_t bytes);                      /* length of the longest well-formed prefix */
 size_t utf8_complete(const char *text, size_t bytes);               /* length without an incomplete last character */
 
-/* Text from outside on its way to a terminal or a page: from files, names of files, the network, a
- * model. A terminal obeys control characters, U+0080 to U+009F included. text_show reads one
- * character and returns its bytes, at least 1; shown: the character, NUL-terminated, or what stands
- * for it: pictures (U+2400 to U+2421) for control characters but new line and tab, U+FFFD for
- * U+0080 to U+009F, U+FFFE, U+FFFF and a byte that is not UTF-8. The others write whole texts so;
- * text_print: printf. */
+/* Text from outside on its way to a terminal or a page: files, network, a model. A terminal obeys
+ * control characters, U+0080 to U+009F included. text_show reads one character and returns its
+ * bytes, at least 1; shown: the character, NUL-terminated, or what stands for it: pictures (U+2400
+ * to U+2421) for control characters but new line and tab, U+FFFD for U+0080 to U+009F, U+FFFE,
+ * U+FFFF and bytes that are not UTF-8. The others write whole texts so. */
 size_t text_show(const char *text, size_t bytes, char shown[5]);
 void text_write(FILE *to, const char *text, size_t bytes);
 void text_print(FILE *to, const char *format, ...) PRINTF(2, 3);

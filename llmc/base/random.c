@@ -27,8 +27,7 @@ static inline double uniform(uint64_t key, uint64_t index) {
 }
 
 /* log(w), 0 < w <= 1, relative error below 2^-39: w = 2^e m with sqrt(1/2) <= m < sqrt(2), and with
- * s = (m-1)/(m+1) log(m) = 2 (s + s^3/3 + s^5/5 + ...); the first term left out, s^15/15, is
- * 2^-39.5 of s. */
+ * s = (m-1)/(m+1) log(m) = 2 (s + s^3/3 + ...); the first term left out is s^15/15. */
 static inline double log_of(double w) {
     const uint64_t bits = bits_of(w), e = (bits + (0x3ff0000000000000u - 0x3fe6a09e667f3bcdu)) >> 52;
     const double m = double_of(bits - ((e - 1023) << 52)), s = (m - 1) / (m + 1), z = s * s;

@@ -1,5 +1,4 @@
-/* sha256.h: SHA-256 (FIPS 180-4) and HMAC-SHA-256 (RFC 2104), by which processes prove that they
- * know a secret. */
+/* sha256.h: SHA-256 (FIPS 180-4) and HMAC-SHA-256 (RFC 2104), which prove knowledge of a secret. */
 #ifndef SHA256_H
 #define SHA256_H
 #include <stddef.h>
@@ -13,7 +12,6 @@ void sha256_end(Sha256 *s, unsigned char digest[SHA256_BYTES]);
 
 void hmac_sha256(const void *key, size_t key_bytes, const void *data, size_t bytes, unsigned char mac[SHA256_BYTES]);
 
-/* 1 if they are equal. Takes the same time wherever they differ, so that a proof cannot be guessed
- * byte by byte. */
+/* 1: equal. Takes the same time wherever they differ: proofs cannot be guessed byte by byte. */
 int same_in_constant_time(const void *a, const void *b, size_t bytes);
 #endif

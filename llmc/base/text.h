@@ -3,8 +3,7 @@
 #define TEXT_H
 #include "base.h"
 
-/* A string that grows. Start with {0}; `at` is NULL until something is added, and then ends with a
- * NUL; free() it. */
+/* A string that grows. Start with {0}; `at`: NULL, later the text and a NUL; free() it. */
 typedef struct { char *at; size_t length, capacity; } Text;
 void text_add(Text *t, const char *format, ...) PRINTF(2, 3);
 void text_add_bytes(Text *t, const void *data, size_t bytes);

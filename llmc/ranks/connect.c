@@ -2,8 +2,6 @@
  * other: rendezvous.c. How they watch each other: watch.c. */
 #define _POSIX_C_SOURCE 200809L
 #include "group_impl.h"
-#include "llmc/base/text.h"
-#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 

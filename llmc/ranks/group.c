@@ -3,8 +3,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "group_impl.h"
 #include "net.h"
-#include "llmc/base/text.h"
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -22,8 +20,7 @@ static void thread_barrier(ProcessGroup *g) {
     pthread_mutex_unlock(&g->mutex);
 }
 
-/* A data connection, which has no deadline, broke. The watching thread knows why, or will soon, and
- * ends this process. */
+/* A data connection, which has no deadline, broke. The watching thread knows why, and ends this. */
 static _Noreturn void wait_for_watcher(ProcessGroup *g) {
     const double end = now() + g->silence + LINGER;
     while (now() < end) sleep(1);
@@ -107,8 +104,7 @@ static void exchange(Group *group, void *all, const void *mine, size_t bytes) {
     thread_barrier(g);                                      /* no thread reads another's buffers after this */
 }
 
-/* In the hub's process each thread sums one slice over the ranks there; then the ranks of other
- * processes follow. */
+/* In the hub's process each thread sums one slice over the ranks there; other processes follow. */
 static void reduce(Group *group, void *x, size_t bytes, void (*add)(void *x, const void *y, size_t bytes)) {
     Rank *r = (Rank *)group;
     ProcessGroup *g = r->processes;
@@ -133,8 +129,7 @@ static void reduce(Group *group, void *x, size_t bytes, void (*add)(void *x, con
 
 typedef struct { Group group; Group *parent; int first, step; } Part;
 
-/* 1: all parts of this shape are within a process. Parts of consecutive ranks are, if each process
- * has some whole ones. */
+/* Are all parts of this shape within a process? Consecutive ranks, if it has whole parts. */
 static int is_within_processes(const ProcessGroup *g, const Part *part) {
     int within = part->step == 1;
     for (int p = 0; p < g->processes; p++)

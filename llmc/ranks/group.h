@@ -25,17 +25,15 @@ int    group_min(Group *group, int x);
 int    group_or(Group *group, int bits);
 void   group_gather(Group *group, OUT double *all, double x);               /* all (size) */
 
-/* Ranks first, first + step, ... as a group of their own: rank i of it is the i-th of them. The
- * ranks are divided into such parts of equal size, and every operation of a part is called by all
- * parts at once, with the same sizes. free() it. If every part is within a process, nothing is
- * sent. */
+/* Ranks first, first + step, ... as a group of their own: rank i of it is the i-th of them. All
+ * ranks are divided into such parts of equal size, which call every operation at once, with the
+ * same sizes. free() it. If every part is within a process, nothing is sent. */
 Group *group_part(Group *parent, int first, int step, int size);
 
 /* ---- watching: ranks that make no progress --------------------------------------------------- */
 
 /* This rank starts a phase that should end, by the next call, within `limit` seconds (0: no limit).
- * If it does not, the run ends and the message names the rank that is behind. phase: a few words;
- * they are copied. */
+ * If it does not, the run ends and the message names the rank that is behind. phase is copied. */
 void   group_phase(Group *group, const char *phase, double limit);
 void   group_watch(Group *group, Comm *c);      /* poll c->error too, of up to 3; NULL, none, before they are closed */
 
@@ -57,9 +55,7 @@ typedef struct {
  * is wrong; every process that can be reached gets the same reason. */
 ProcessGroup *group_join(const GroupOptions *o, Error *e);
 int    group_size(const ProcessGroup *g);                   /* ranks of all processes */
-int    group_host_ranks(const ProcessGroup *g, Error *e);   /* of each host; 0 and e:
-                                                             * processes_host_ranks says why
-                                                             * (messages.h) */
+int    group_host_ranks(const ProcessGroup *g, Error *e);   /* of each host; 0, e: as processes_host_ranks says */
 Group *group_of(ProcessGroup *g, int local);                /* the local-th rank of this process; for its thread only */
 /* Called once the threads of all local ranks have ended. Waits for the other processes, then closes
  * the connections. A process that exits without this call is lost to the others. */

@@ -1,5 +1,4 @@
-/* group_impl.h: shared by group.c, connect.c, rendezvous.c and watch.c, and included by nothing
- * else. */
+/* group_impl.h: shared by group.c, connect.c, rendezvous.c and watch.c only. */
 #ifndef GROUP_IMPL_H
 #define GROUP_IMPL_H
 #include <pthread.h>
@@ -26,8 +25,7 @@ typedef struct {                            /* this process's connections to ano
     int    data, watch;                     /* -1: none, or closed */
     int    said_goodbye;
     double last_message;                    /* when one last arrived as a whole */
-    char  *inbox;  size_t have, most;       /* of the watch connection: bytes that are not a whole
-                                             * message yet, and their limit */
+    char  *inbox;  size_t have, most;       /* of the watch connection: part of a message, and its limit */
 } Link;
 
 typedef enum { RUNNING, LEAVING, EXITING } Ending;          /* EXITING: by exit(), without group_leave */
@@ -60,8 +58,7 @@ void group_end(ProcessGroup *g);            /* waits for the other processes */
 
 /* ---- rendezvous.c ---------------------------------------------------------------------------- */
 
-/* fills at, link and the hub's introductions */
-int rendezvous(ProcessGroup *g, const GroupOptions *o, double seconds, Error *e);
+int rendezvous(ProcessGroup *g, const GroupOptions *o, double seconds, Error *e);   /* fills at, link, introductions */
 
 /* ---- watch.c --------------------------------------------------------------------------------- */
 

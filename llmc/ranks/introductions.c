@@ -5,7 +5,6 @@
 #include "secret.h"
 #include <errno.h>
 #include <netdb.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>

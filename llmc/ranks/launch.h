@@ -1,5 +1,4 @@
-/* launch.h: which of the run's processes this is, and where process 0 listens, from the launcher's
- * environment. */
+/* launch.h: which process of the run this is, and where process 0 listens, as the launcher says. */
 #ifndef LAUNCH_H
 #define LAUNCH_H
 #include "llmc/base/base.h"
@@ -14,8 +13,7 @@ typedef struct {
 } Launch;
 
 /* The first launcher whose variables are set decides: flags, torchrun, Open MPI, MPICH (PMI),
- * Slurm; else this is the only process. `get` is launch_getenv, or a test's. 0 and e: a launcher's
- * variables are incomplete or invalid. */
+ * Slurm; else this is the only process. get: launch_getenv, or a test's. 0 and e: incomplete. */
 int launch_find(Launch *l, const Launch *flags, const char *(*get)(const char *name), Error *e);
 int launch_is_local(const Launch *l);                       /* are all processes known to be on this machine? */
 const char *launch_getenv(const char *name);                /* getenv, with a result that is const */

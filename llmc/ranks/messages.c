@@ -1,7 +1,6 @@
 /* messages.c: see messages.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "messages.h"
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,8 +78,7 @@ size_t introduction_advance(Introduction *i, size_t bytes, const char *secret, u
     return missing || i->stage > SETTINGS ? 0 : next_stage(i, secret, answer);
 }
 
-/* Describes the first difference between two lists {"name": value, ...}. An item begins after a
- * comma or brace. */
+/* The first difference of two lists {"name": value, ...}. An item begins after a comma or brace. */
 static void first_difference(char *text, size_t capacity, const char *a, const char *b) {
     size_t at = 0, item = 0;
     for (; a[at] && a[at] == b[at]; at++) if (strchr(",{", a[at])) item = at + 1;

@@ -1,6 +1,5 @@
 /* messages.h: what the processes of a run send each other, as bytes in memory. No sockets here.
- * Everything that arrives is checked here before it is used: sizes, numbers, sums of numbers, the
- * end of each text.
+ * Everything that arrives is checked here before it is used: sizes, numbers, sums, ends of texts.
  *
  * Every connection begins with an introduction. Its numbers are in memory order: all machines of a
  * run have the same byte order.
@@ -15,9 +14,8 @@
  *
  * A proof is HMAC-SHA-256 with the run's secret over the direction, the Greeting and both nonces.
  * So it serves for one connection, one claim and one direction: proofs that are replayed or
- * reflected are wrong. Before it has received the right proof, process 0 sends a stranger 32 random
- * bytes at most, and 32 zeros; a process sends no version, no name and no settings to a
- * stranger. */
+ * reflected are wrong. Before the right proof, process 0 sends a stranger at most 32 random bytes
+ * and 32 zeros; a process sends no version, no name and no settings to a stranger. */
 #ifndef MESSAGES_H
 #define MESSAGES_H
 #include "llmc/base/base.h"
@@ -48,8 +46,7 @@ typedef struct {                            /* follows the proofs */
     uint32_t settings;                      /* bytes of settings that follow */
 } Hello;
 
-/* Process 0's side of an introduction, a state machine. Start with stage GREETING and a random
- * nonce. */
+/* Process 0's side of an introduction, a state machine. Starts with GREETING and a random nonce. */
 typedef enum { GREETING, PROVING, HELLO, SETTINGS, INTRODUCED, WRONG, WRONG_SECRET } Stage;
 typedef struct {
     Stage    stage;
@@ -59,14 +56,11 @@ typedef struct {
     char    *settings;                      /* free() it */
     unsigned char nonce[NONCE_BYTES], proof[PROOF_BYTES];
 } Introduction;
-/* where the next bytes belong, and how many; 0: none are due */
-void  *introduction_buffer(Introduction *i, size_t *bytes);
-/* `bytes` more have been stored there. Returns the length of the answer to be sent, which may be
- * 0. */
+void  *introduction_buffer(Introduction *i, size_t *bytes);         /* where the next bytes belong; 0: none are due */
+/* `bytes` more have been stored there. Returns the length of the answer to be sent, also 0. */
 size_t introduction_advance(Introduction *i, size_t bytes, const char *secret, unsigned char answer[PROOF_BYTES]);
 
-/* May a process with this Hello, which claims this number, be part of a run of mine.processes?
- * name: 128 bytes, describes it. */
+/* May a process with this Hello and number be part of this run? name: describes it. */
 int hello_check(const Hello *mine, const char *my_settings, const Hello *h, uint32_t process,
                 const char *settings, Error *e);
 void hello_name(char name[128], const Hello *h, uint32_t process);
@@ -77,10 +71,8 @@ typedef struct {                            /* a process, as all know it after t
     int32_t ranks, first, pid;              /* first: number of its first rank */
     char    host[64];
 } Process;
-/* Numbers the ranks of all processes. 0 and e: there are too many. */
-int processes_number(Process *at, int processes, Error *e);
-/* Ranks of each host, by its name. 0 and e: they have not equally many, or those of a host are not
- * consecutive. */
+int processes_number(Process *at, int processes, Error *e);     /* numbers all ranks; 0 and e: there are too many */
+/* Ranks of each host. 0 and e: not equally many, or those of a host are not consecutive. */
 int processes_host_ranks(const Process *at, int processes, Error *e);
 /* Is this a valid list, in which process `me` is what it said of itself? Ends its texts. */
 int processes_check(Process *at, int processes, int me, const Process *mine, Error *e);
@@ -98,13 +90,11 @@ typedef struct {                            /* the state of a rank, sent to proc
 RankStatus status_read(const char *bytes);                  /* of an ALIVE, ranks * sizeof(RankStatus): its text ends */
 
 typedef struct { MessageKind kind; const char *data; size_t bytes; } Message;
-/* The first of the messages on a watch connection, of which `have` bytes have arrived. Returns the
- * bytes that it takes, 0 if it is not complete yet, -1 if it is none that a process of `ranks`
- * ranks sends. */
+/* The first message in `have` bytes of a watch connection. Returns the bytes that it takes, 0: not
+ * complete yet, -1: none that a process of `ranks` ranks sends. */
 long message_read(Message *m, const char *bytes, size_t have, int ranks);
 size_t message_most(int ranks);                                     /* bytes of the longest one, head included */
 
-/* A text of another process on one line: control characters become '?'. Copies at most capacity - 1
- * bytes, up to a NUL. */
+/* Another process's text, up to a NUL, on one line of at most capacity - 1 bytes; control: '?'. */
 void one_line(char *text, size_t capacity, const char *bytes, size_t n);
 #endif

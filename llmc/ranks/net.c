@@ -44,8 +44,7 @@ static struct addrinfo *resolve(const char *address, int port, Error *e) {
 
 /* ---- listening, connecting, accepting -------------------------------------------------------- */
 
-/* Small messages are sent at once; a dead connection is detected eventually; child processes do not
- * inherit it. */
+/* Small messages are sent at once, dead connections detected; children do not inherit it. */
 static int set_up(int fd) {
     const int one = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -147,8 +146,7 @@ int net_accept(int listener) {
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-/* After a call that moved n bytes or failed: may it be tried again? Waits for the descriptor if it
- * is not ready. */
+/* After a call that moved n bytes or failed: may it be tried again? Waits until fd is ready. */
 static int again(ssize_t n, int fd, short events, double deadline) {
     const int why = n < 0 ? errno : 0;
     errno = why;

@@ -1,6 +1,5 @@
-/* net.h: TCP connections between the processes of a run. Deadlines are times of now(); a call that
- * has one looks at the clock after every piece, so that one byte now and then does not prolong
- * it. */
+/* net.h: TCP connections between processes. Deadlines are times of now(); calls that have one look
+ * at the clock after every piece, so that one byte now and then does not prolong them. */
 #ifndef NET_H
 #define NET_H
 #include "messages.h"
@@ -12,8 +11,7 @@ enum { NET_LISTENERS = 8, NET_FOREVER = 0 };                /* NET_FOREVER: no d
  * returns how many, or 0 and e. They do not block. */
 int  net_listen(const char *address, int port, int for_others, int fd[NET_LISTENERS], Error *e);
 int  net_is_loopback(const char *address);                  /* localhost, 127.0.0.0/8 or ::1 */
-/* one attempt for each address of the name; -1 and e */
-int  net_connect(const char *address, int port, double seconds, Error *e);
+int  net_connect(const char *address, int port, double seconds, Error *e);      /* tries every address; -1 and e */
 int  net_accept(int listener);                              /* -1: none, or it is gone already, or errno says more */
 /* All of it, or 0; errno is EAGAIN if the deadline has passed, 0 if the other side has closed. */
 int  net_send(int fd, const void *data, size_t bytes, double deadline);

@@ -3,12 +3,9 @@
  * all processes, or the reason why the run cannot begin. */
 #define _DEFAULT_SOURCE
 #include "group_impl.h"
-#include "introductions.h"
 #include "net.h"
 #include "secret.h"
-#include "llmc/base/text.h"
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -84,8 +81,7 @@ static int list_missing(const ProcessGroup *g, char *list, size_t capacity) {
     return count;
 }
 
-/* A process that has introduced itself sends nothing more. fds (2, processes): its connections,
- * after poll. */
+/* A process that is introduced sends nothing more. fds (2, processes): its connections, polled. */
 static int all_still_connected(const ProcessGroup *g, const struct pollfd *fds, Error *e) {
     for (int i = 2; i < 2 * g->processes; i++) {
         const Process *p = &g->at[i / 2];
@@ -113,8 +109,7 @@ static void gather_some(Gathering *r, struct pollfd *fds, double until) {
     introductions_step(g->introductions, admit, r);
 }
 
-/* The run cannot begin. Sends the reason to all connected processes, and for LINGER seconds to
- * those that still connect. */
+/* The run cannot begin: tells all processes, also those that connect for LINGER seconds. */
 static void refuse_all(Gathering *r, struct pollfd *fds) {
     const double end = now() + LINGER;
     ProcessGroup *g = r->g;
@@ -233,8 +228,7 @@ static int has_arrived(int fd) {
     return poll(&p, 1, 0) > 0;
 }
 
-/* Tries until `until`, with pauses of 0.05 to 0.5 s. data: a connection that process 0 may have
- * sent a reason on; -1: none. */
+/* Tries until `until`, with pauses. data: a connection on which a reason may come; -1: none. */
 static int introduce_until(const GroupOptions *o, const Hello *h, int data, double until, double seconds, Error *e) {
     double note_at = until - seconds + 3;
     int fd, final = 0;

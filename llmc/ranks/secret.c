@@ -1,10 +1,8 @@
 /* secret.c: see secret.h. */
 #define _DEFAULT_SOURCE
 #include "secret.h"
-#include "net.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -32,8 +30,7 @@ char *secret_path(const char *folder) {
     return text_format("%.*s.secret", (int)n, folder);
 }
 
-/* The file's text, or NULL. *missing: there is none yet. Else e says why it is not to be
- * trusted. */
+/* The file's text, or NULL. *missing: there is none yet. Else e says why it cannot be trusted. */
 static char *read_file(const char *path, int *missing, Error *e) {
     struct stat s;
     char text[TEXT + 2] = "";

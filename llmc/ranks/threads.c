@@ -6,7 +6,6 @@
 #include <dirent.h>
 #include <limits.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -30,8 +29,7 @@ void threads_settle(char **argv) {
 
 /* ---- a busy machine -------------------------------------------------------------------------- */
 
-/* Seconds that the threads of this process ran, and that they were ready to run but had to wait for
- * a core. 0: unknown here. */
+/* Seconds that the threads of this process ran, and that they waited for a core. 0: unknown. */
 static int processor_seconds(double *ran, double *waited) {
     DIR *tasks = opendir("/proc/self/task");
     int known = 0;

@@ -1,12 +1,10 @@
-/* watch.c: the thread that watches the other processes and ends this one when one of them is
- * lost. */
+/* watch.c: the thread that watches the other processes, and ends this one when one is lost. */
 #define _POSIX_C_SOURCE 200809L
 #include "group_impl.h"
 #include "net.h"
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -58,8 +56,7 @@ static void take_message(ProcessGroup *g, int process, const Message *m) {
     }
 }
 
-/* Reads what has arrived from a process, and takes whole messages of it. 0: the connection has
- * ended. */
+/* Reads what has arrived from a process, and takes whole messages of it. 0: connection ended. */
 static int receive_messages(ProcessGroup *g, int process) {
     Link *l = &g->link[process];
     Message m;
@@ -101,8 +98,7 @@ static void check_progress(ProcessGroup *g) {
     declare_lost(g, why);
 }
 
-/* Sends the state of this process's ranks, and polls their communicators for errors. statuses
- * (ranks): a buffer. */
+/* Sends the state of this process's ranks, polls their comms. statuses (ranks): a buffer. */
 static void heartbeat(ProcessGroup *g, RankStatus *statuses) {
     const char *error = NULL;
     char why[400];
@@ -139,8 +135,7 @@ static int refuse_latecomer(void *group, int fd, const Greeting *greeting, const
                      ((ProcessGroup *)group)->processes);
 }
 
-/* Waits up to `seconds` for messages and connections. fds (WATCH_FDS + processes): the wake pipe,
- * the processes, introductions. */
+/* Waits up to `seconds`. fds (WATCH_FDS + processes): wake pipe, processes, introductions. */
 static void poll_once(ProcessGroup *g, struct pollfd *fds, double seconds) {
     double until = now() + seconds;
     int n = 0;
@@ -171,8 +166,7 @@ static void check_silence(ProcessGroup *g) {
         if ((g->link[p].watch >= 0 || g->link[p].said_goodbye) && now() - g->link[p].last_message > g->silence)
             declare_process_lost(g, p, "is silent: it was stopped, its network failed, or its machine is down");
 }
-/* At the start, and after this process itself was suspended or in a debugger: time before now
- * counts for nothing. */
+/* At the start, and after this process itself was stopped: time before now counts for nothing. */
 static void restart_clocks(ProcessGroup *g) {
     for (int p = 0; p < g->processes; p++) g->link[p].last_message = now();
     for (int r = 0; r < g->size; r++) g->since[r] = now();
@@ -197,8 +191,7 @@ static void *watch(void *argument) {
         sleep(5 * LINGER);
         _exit(EXIT_PEER);
     }
-    /* A connection is closed once both sides have said goodbye: closing it with unread data would
-     * destroy that data. */
+    /* Closed once both sides have said goodbye: closing with unread data would destroy it. */
     for (int p = 0; p < g->processes; p++)
         if (g->link[p].watch >= 0) {
             message_send(g->link[p].watch, MESSAGE_GOODBYE, "", 0, now());
@@ -227,8 +220,7 @@ void group_watch(Group *group, Comm *c) {
     pthread_mutex_unlock(&r->processes->mutex);
 }
 
-/* exit() without group_leave: the others learn of it at once, without waiting for the last exit
- * handler. */
+/* exit() without group_leave: the others learn of it at once, not after the last exit handler. */
 static void exit_without_leaving(void) {
     if (!current || current->pid != getpid()) return;
     current->ending = EXITING;

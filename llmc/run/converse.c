@@ -57,8 +57,7 @@ static int64_t encode(Conversation *v, const Tokenizer *t, int most, int **ids, 
     }
 }
 
-/* Reads the tokens, but not those that the cache begins with. One by one is slower than many at
- * once, which an empty cache can. */
+/* Reads the tokens that the cache lacks; many at once if it is empty, which is faster. */
 static void read(Generator *g, const int *ids, int n) {
     int same = 0;
     while (same < n - 1 && same < g->d.length && g->window[same] == ids[same]) same++;

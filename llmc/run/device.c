@@ -1,13 +1,11 @@
 /* device.c: see device.h. */
 #include "device.h"
 #include "llmc/base/text.h"
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-/* A launcher may show every process all GPUs of the machine, or only its own: first wraps
- * around. */
+/* A launcher may show a process all GPUs of the machine, or its own: first wraps around. */
 static void complete(const Device *d, LocalDevices *s) {
     const int visible = d->count(), locals = s->locals > 1 ? s->locals : 1, requested = s->count;
     if (!s->count) s->count = d->is_gpu && visible > locals ? visible / locals : 1;

@@ -1,13 +1,11 @@
-/* device.h: choosing the device that a user asks for by name (-dv). The list of devices:
- * kernels/devices.c. */
+/* device.h: choosing the device that a user asks for by name (-dv). Devices: kernels/devices.c. */
 #ifndef DEVICE_H
 #define DEVICE_H
 #include "kernels/kernels.h"
 #include "llmc/base/base.h"
 
 /* The GPUs that this process drives, one thread each: `count` of the machine's GPUs from number
- * `first`. The machine runs `locals` processes of the run, of which this is number `local`. A CPU
- * counts as one device. */
+ * `first`. Of the run's `locals` processes here this is number `local`. A CPU is one device. */
 typedef struct { int local, locals, count, first; } LocalDevices;
 
 /* name: auto, the best device that works here; cpu or cuda, the best of that kind; or a device's
@@ -23,7 +21,6 @@ const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[
 const Device *device_imagine(const char *name, const char *memory, int gpus, Error *e);
 int           device_usable(const char *name);              /* would device_choose find it? */
 
-/* Bytes per second, read plus written, of large copies in the device's memory. 0: it has no 512 MB
- * left. */
+/* Bytes per second, read plus written, of large copies on the device. 0: no 512 MB are left. */
 double device_copy_rate(const Device *dev);
 #endif

@@ -2,7 +2,6 @@
  * sequences, a context and a choice each, are sorted by length, so that a batch holds sequences of
  * about the same length and little padding. Padding is at their ends, where no token sees it. */
 #include "evaluate.h"
-#include "llmc/base/text.h"
 #include "llmc/data/meter.h"
 #include "llmc/model/batch.h"
 #include "llmc/model/pass.h"
@@ -103,8 +102,7 @@ static size_t block_end(const Questions *q, size_t from, int tokens) {
     return from;
 }
 
-/* The sequences of questions from.. to-1, and logp (of all their choices, in order). 0: failed, or
- * interrupted. */
+/* The sequences of questions from..to-1; logp of their choices, in order. 0: failed or stopped. */
 static int run_block(Model *m, const Questions *q, size_t from, size_t to, const volatile sig_atomic_t *interrupted,
                      Meter *meter, double *logp, int tokens, Error *e) {
     size_t n = 0, k = 0;

@@ -1,6 +1,5 @@
-/* evaluate.h: how many questions a model answers rightly, when its answer is the most likely
- * choice. "Most likely" is measured in three ways, because a sum over the tokens of a choice
- * favours short ones. */
+/* evaluate.h: how many questions a model answers rightly, if its answer is the most likely choice,
+ * in three measures, because a sum over the tokens of a choice favours short ones. */
 #ifndef EVALUATE_H
 #define EVALUATE_H
 #include <signal.h>
@@ -27,10 +26,9 @@ int evaluate_answer(const Question *q, const double *logp, Measure by);
  * allocates nothing. relay: NULL, or the devices that its layers are dealt out to. */
 void evaluate_plan(Model *m, const Device *dev, const Config *c, const Questions *q, Relay *relay);
 
-/* details: NULL, or where a line of JSON is added for each question: {"line", "answer", "logprobs",
- * "tokens", "characters"}.
- * visible: progress is shown on stderr. 0 and an error: a likelihood is not finite, or details
- * cannot be written. */
+/* details: NULL, or receives a line of JSON for each question: {"line", "answer", "logprobs",
+ * "tokens", "characters"}. visible: progress is shown on stderr. 0 and e: a likelihood is not
+ * finite, or details cannot be written. */
 int evaluate(Model *m, const Questions *q, const volatile sig_atomic_t *interrupted, int visible, FileWriter *details,
              Evaluation *out, Error *e);
 

@@ -39,8 +39,7 @@ void generator_restart(Generator *g) {
 /* ---- reading tokens -------------------------------------------------------------------------- */
 
 /* tokens (sequences, count), which must fit. experts (count): the first choices of the watched
- * router, or NULL. While experts are watched there is one sequence, and passes are cut so that none
- * overwrites the choices of another. */
+ * router, or NULL. Then there is one sequence, and no pass overwrites the choices of another. */
 static void feed(Generator *g, const int *tokens, int count, int *experts) {
     const int watched = experts && g->view.main;
     for (int t = 0, n; t < count; t += n) {
@@ -115,8 +114,7 @@ static int is_end(const Generator *g, int token) {
     for (int i = 0; i < g->end_tokens; i++) if (g->end_token[i] == token) return 1;
     return 0;
 }
-/* One token of every sequence has been drawn and read. Sequences that have ended stay in the batch;
- * their tokens are ignored. */
+/* One token of every sequence was drawn and read. Ended ones stay in the batch, ignored. */
 static void take(Generator *g, const int *tokens, int expert, int ends) {
     for (int b = 0; b < g->sequences; b++) {
         Stream *o = &g->stream[b];
@@ -136,8 +134,7 @@ static void step_over(Generator *g, int *tokens, int *expert) {
 }
 
 /* A GPU is kept busy by double buffering: the next AHEAD steps are queued before the tokens of the
- * last AHEAD steps are read back. If a text turns out to have ended earlier, the steps after its
- * end are discarded. */
+ * last AHEAD steps are read back. Steps after the end of a text are discarded. */
 void generator_write(Generator *g, int limit, int ends) {
     enum { AHEAD = 12 };
     Decoder *d = &g->d;

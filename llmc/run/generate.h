@@ -1,9 +1,6 @@
 /* generate.h: generating texts: the prompt is read into the cache (prefill), then tokens are drawn
  * and read (decode). When the context is full, its last half is read again, as if the text began
- * there.
- *
- * The text of sequence b is a function of the weights, the prompt, the sampling options and (seed,
- * b). */
+ * there. A text depends on the weights, the prompt, the sampling options, seed and sequence. */
 #ifndef GENERATE_H
 #define GENERATE_H
 #include <signal.h>
@@ -40,8 +37,7 @@ typedef struct {
     double   prompt_time, time;         /* seconds of prefill and of decoding */
 } Generator;
 
-/* 0: the device does not have d.model.arena.total bytes. Weights of its own must then be loaded
- * into d.model. */
+/* 0: the device lacks d.model.arena.total bytes. Its own weights must then be loaded. */
 int  generator_open(Generator *g, const Config *c, int capacity, const TextStyle *style);
 void generator_close(Generator *g);
 void generator_reset(Generator *g);     /* forgets what was read */
@@ -50,9 +46,8 @@ void generator_restart(Generator *g);   /* and is as if just opened: the next te
 /* Reads the prompt in every sequence. text (bytes): what to print of it; NULL: nothing. */
 void generator_read(Generator *g, const int *ids, int count, const char *text, size_t bytes);
 
-/* Draws and reads tokens until every text has ended, and prints the first sequence's text
- * meanwhile. tokens: at most this many per sequence; 0: until the context is full; -1: no limit.
- * ends: 0: no token ends a text. */
+/* Draws tokens until every text has ended; prints the first one meanwhile. tokens: at most this
+ * many per sequence; 0: until the context is full; -1: no limit. ends 0: no token ends one. */
 void generator_write(Generator *g, int tokens, int ends);
 
 /* A line about speed and context. On a GPU also in percent of the memory's bandwidth. */

@@ -14,15 +14,13 @@ typedef struct {
     size_t   head, body;            /* bytes of the head with the empty line that ends it; of the body that follows */
 } HttpRequest;
 
-/* Reads the head of a request at the beginning of `text`. 0: it is not complete yet; 200: r is;
- * else the status that refuses it. */
+/* Reads the head of a request in `text`. 0: not complete yet; 200: r is; else what refuses it. */
 int http_parse(const char *text, size_t bytes, HttpRequest *r);
 int http_is(HttpText t, const char *string);            /* is it this string? */
 int http_is_name(HttpText t, const char *name);         /* the same, whatever the case of letters */
 
 /* The head of an answer, for the last request of a connection. bytes: of the body; -1: it comes in
- * chunks. more: further fields, each with its \r\n, or "". http_chunk adds a chunk; without bytes,
- * the last. */
+ * chunks. more: further fields, each with \r\n. http_chunk: without bytes, the last. */
 void http_answer(Text *out, int status, const char *type, long bytes, const char *more);
 void http_chunk(Text *out, const char *data, size_t bytes);
 const char *http_reason(int status);                    /* "Not Found" */

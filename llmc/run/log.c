@@ -2,10 +2,8 @@
 #define _DEFAULT_SOURCE
 #include "log.h"
 #include "plot.h"
-#include "llmc/base/json.h"
 #include <errno.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -79,8 +77,7 @@ static int64_t main_step(const char *line, size_t n) {
     return n > 2 && line[0] == 's' && line[1] == ':' ? strtoll(line + 2, NULL, 10) : -1;
 }
 
-/* Removes the lines after `step` from a log. A line without a step belongs to the line before
- * it. */
+/* Removes the lines after `step`. A line without a step belongs to the line before it. */
 static void cut(const char *path, int64_t step, int64_t (*step_of)(const char *, size_t)) {
     size_t bytes, kept = 0;
     Error e;

@@ -1,5 +1,4 @@
-/* log.h: the log of a run: lines for the terminal, main.log (llm.c's keys) and log.jsonl (one JSON
- * object per line). */
+/* log.h: the log of a run: terminal, main.log (llm.c's keys), log.jsonl (an object per line). */
 #ifndef LOG_H
 #define LOG_H
 #include <stdio.h>
@@ -31,10 +30,9 @@ typedef struct {
     double *curve;  int points;         /* (points,2) step and loss, for the terminal's curve */
 } Log;
 
-/* Opens folder/main.log and folder/log.jsonl. resume_step >= 0: continues after that step; lines of
- * later steps, which the resumed run repeats, are removed. Otherwise log.jsonl is created with the
- * line `start` in it: a run that is killed before its first checkpoint is restarted from that
- * line. */
+/* Opens folder/main.log and folder/log.jsonl. resume_step >= 0: continues after that step; later
+ * lines are removed. Otherwise log.jsonl is created with the line `start`: a run that is killed
+ * before its first checkpoint is restarted from it. */
 int  log_open(Log *l, const char *folder, int64_t resume_step, const char *start, Error *e);
 void log_silence(Log *l);                                   /* instead of log_open: nothing is written */
 void log_close(Log *l);

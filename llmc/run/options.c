@@ -2,7 +2,6 @@
 #include "options.h"
 #include <errno.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,8 +15,7 @@ static int chosen(const char *choices, const char *text) {
 }
 static int is_text(const Option *o) { return o->kind == OPTION_TEXT || o->kind == OPTION_CHOICE; }
 
-/* What earlier versions had: old command lines, files of settings and checkpoints still name it.
- * values NULL: a whole option. */
+/* What old command lines, files of settings and checkpoints still name. values NULL: all. */
 static const struct { const char *letter, *name, *values, *instead; } removed[] = {
     { "tb", "tensorboard", NULL, "scripts/tensorboard.py makes event files from the log of a run" },
     { "rt", "rounding", "stochastic|up|down",
@@ -42,8 +40,7 @@ const char *option_value_removed(const Option *o, const char *value) {
     return NULL;
 }
 
-/* Checks and stores a value. text: as the user or a file wrote it; v: its number, if is_number. NaN
- * fails every range. */
+/* Checks and stores a value. text: as written; v: its number, if is_number. NaN fails ranges. */
 static int accept(const Option *o, void *settings, const char *text, int is_number, int is_integer,
                   double v, Error *e) {
     void *field = (char *)settings + o->field;
@@ -69,8 +66,7 @@ static int accept(const Option *o, void *settings, const char *text, int is_numb
     return 1;
 }
 
-/* A value as the user wrote it. A number must use the whole text; one that overflows is out of
- * range. */
+/* A value as the user wrote it: a number is the whole text; one that overflows is out of range. */
 static int set(const Option *o, void *settings, const char *text, Error *e) {
     char *end = NULL;
     if (o->kind == OPTION_INT && o->choices && !strcmp(text, o->choices))

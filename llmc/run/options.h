@@ -1,14 +1,12 @@
-/* options.h: every setting of a program is one row of a table. The table drives parsing, --help,
- * the start-up table and the copy in logs and checkpoints. To add a setting: a field in the
- * program's struct and a row. */
+/* options.h: every setting of a program is a row of a table, which drives parsing, --help, the
+ * start-up table and the copies in logs and checkpoints. To add one: a field and a row. */
 #ifndef OPTIONS_H
 #define OPTIONS_H
 #include "llmc/base/base.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 
-/* CHOICE: one of the words of `choices`, kept as its number: an enum with its values in the same
- * order. */
+/* CHOICE: one of the words of `choices`, kept as its number, as in an enum of the same order. */
 typedef enum { OPTION_INT, OPTION_LONG, OPTION_FLOAT, OPTION_TEXT, OPTION_CHOICE } OptionKind;
 typedef struct {
     const char *group, *letter, *name;  /* -letter, --name */
@@ -16,8 +14,7 @@ typedef struct {
     size_t field;                   /* offset of an int, int64_t, float, const char * or enum in the program's struct */
     const char *init;                   /* the default, as the user would write it */
     double low, high;                   /* range of a number, both ends included */
-    const char *choices;                /* of texts and choices: "cosine|linear"; NULL: any text. Of
-                                         * an OPTION_INT: a word for `low`, or NULL */
+    const char *choices;                /* "cosine|linear"; NULL: any text. Of an INT: a word for `low`, or NULL */
     const char *help;
 } Option;
 
@@ -33,14 +30,11 @@ typedef struct Options {
  * names (-cf). words: takes up to max_words arguments that are not options. Errors end the program
  * with EXIT_USAGE and a message; --help and --version print and exit with 0. */
 void options_parse(Options o, int argc, char **argv, const char *usage, const char **words, int max_words);
-/* The list of all options. as_set: brackets contain what is set now, instead of the defaults of the
- * table. */
-void options_help(Options o, const char *usage, int as_set);
+void options_help(Options o, const char *usage, int as_set);    /* lists all; as_set: with values, not defaults */
 
 /* A file of settings: lines "name = value" with long or short names, lines that begin with #, empty
- * lines. read: the text has a NUL behind its last byte, is changed, and must stay, for settings
- * point into it; what the command line has given is kept; 0 and the line that is wrong. write: all
- * settings in this form. */
+ * lines. read: the text ends with a NUL, is changed, and must stay: settings point into it; the
+ * command line takes precedence; 0 and e: the line that is wrong. */
 int  options_read(Options o, char *text, size_t bytes, Error *e);
 void options_write(Options o, Text *out);
 
@@ -62,6 +56,5 @@ int  option_given(Options o, const char *letter);
 void options_print(Options o);                       /* the start-up table */
 void options_json(Options o, Text *out);             /* {"name": value, ...} */
 void options_given_json(Options o, Text *out);       /* ["name", ...] of those that the user gave */
-/* as the user would write it */
-void option_value(const Option *option, const void *settings, char *text, size_t capacity);
+void option_value(const Option *option, const void *settings, char *text, size_t capacity);     /* as a user writes it */
 #endif

@@ -8,8 +8,7 @@
 enum { WINDOW = 128 };
 typedef struct { double x[WINDOW]; int count, next; } Window;    /* the latest values of a statistic, for its z-score */
 
-/* The best validation. step -1: none yet. Over how many tokens, in sequences of which length; 0: a
- * run that did not note it. */
+/* The best validation. step -1: none yet. tokens, length: of its sequences; 0: not noted. */
 typedef struct { double loss; int64_t step, tokens, length; } Best;
 
 typedef struct {
@@ -22,14 +21,11 @@ typedef struct {
     Window   loss, norm;
 } Progress;
 
-/* The z-score of x relative to the window (NAN until it is full). Then x enters the window, if it
- * is finite. */
+/* The z-score of x relative to the window (NAN until it is full), which a finite x then enters. */
 double window_score(Window *w, double x);
 
-/* Members of a JSON object, without the braces. device: the name of the device, for the reader's
- * information. */
+/* Members of a JSON object, without braces. device: its name, for the reader's information. */
 void     progress_to_json(const Progress *p, const char *device, Text *out);
-/* run: a whole run.json. 0 and an error if a member is missing, has another type, is out of range,
- * or is unknown. */
+/* run: a run.json. 0 and e: a member is missing, of another type, out of range, or unknown. */
 int      progress_from_json(const JsonValue *run, Progress *p, Error *e);
 #endif

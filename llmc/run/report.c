@@ -19,7 +19,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "report.h"
 #include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -117,8 +116,7 @@ static void curve_add(Curve *c, double step, double y) {
     const Bucket point = { 1, 1, step, y, y, y }, gap = { .taken = 1 };
     c->at[c->n - 1] = bucket_merge(c->at[c->n - 1], fabs(y) <= LARGEST ? point : gap);
 }
-/* Is there something to see? A model without attention experts logs no attention balance, or
- * zeros. */
+/* Is there something to see? Without attention experts there is no attention balance, or zeros. */
 static int curve_shown(const Curve *c) {
     for (int i = 0; i < c->n; i++)
         if (c->at[i].finite && (c->at[i].min < 0 || c->at[i].max > 0)) return 1;
@@ -346,8 +344,7 @@ static const struct { const char *name; int (*take)(Summary *r, Json *doc, doubl
     { "skip", take_skip, 0 }, { "end", take_end, 0 },
 };
 
-/* First pass. A cut replaces earlier cuts with later steps, so the steps of the remaining ones
- * ascend. 1: there is a new one. */
+/* First pass. A cut replaces earlier ones with later steps, so steps ascend. 1: a new one. */
 static int find_cut(Report *r, const char *event, double step, int64_t line) {
     const int resume = !strcmp(event, "resume"), again = !strcmp(event, "step") && step <= r->before;
     if (step < 0) return 0;
@@ -473,8 +470,7 @@ static void add_curves(Text *t, const Summary *r) {
     }
     text_add_string(t, "}");
 }
-/* Loads in hundredths of the mean: "load" for each column the experts of the router, "last" those
- * of the last event. */
+/* Loads in hundredths of the mean: "load" for each column and expert, "last": the last event. */
 static void add_loads(Text *t, const Heat *h) {
     add_key(t, "loads");
     text_add(t, "{\"hidden\":%d,\"steps\":[", h->hidden);

@@ -1,7 +1,6 @@
 /* requests.c: see requests.h. */
 #define _DEFAULT_SOURCE
 #include "requests.h"
-#include "llmc/base/base.h"
 #include "llmc/ranks/group.h"
 #include <fcntl.h>
 #include <signal.h>
@@ -14,8 +13,7 @@ void requests_protect(void) {
     int fd;
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
-    /* If stdout is closed at start-up, the next open() would get descriptor 1 and receive our
-     * terminal output. */
+    /* if stdout is closed, the next open() would get descriptor 1 and our terminal output */
     while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd <= STDERR_FILENO);
     if (fd >= 0) close(fd);
 }

@@ -11,15 +11,12 @@ enum { REQUEST_STOP = 1, REQUEST_SAVE = 2, REQUEST_TIMED_SAVE = 4, REQUEST_BUSY 
  * errors of write(), not signals; descriptors 0 to 2 are open afterwards. */
 void requests_protect(void);
 
-/* From now on SIGINT, SIGTERM and SIGUSR2 ask to stop, SIGUSR1 asks to save, and SIGHUP is ignored.
- * A second SIGINT exits at once. */
+/* SIGINT, SIGTERM, SIGUSR2: stop; SIGUSR1: save; SIGHUP: ignored. A second SIGINT exits at once. */
 void requests_listen(void);
 
 /* What any process was asked for, the same on all ranks; collective. Later requests count for the
- * next call.
- * signals: 1 on the one rank that reports its process's signals. folder: where to look for a file
- * named STOP, on one rank of the run; NULL on the others. A STOP file is consumed: it stops one
- * run. own: requests of this rank itself. */
+ * next call. signals: 1 on the rank that reports its process's signals. folder: where one rank looks
+ * for a file named STOP, which is consumed: it stops one run; else NULL. own: this rank's requests. */
 int  requests_collect(Group *group, int signals, const char *folder, int own);
 /* 1: a signal asked this process to stop. Long work between steps ends early then. */
 int  requests_stopping(void);

@@ -12,8 +12,7 @@
 #include "report.h"
 #include "saves.h"
 
-/* Everything that belongs to a run, for one rank. The ranks of a process share data, tokenizer and
- * checkpoint. */
+/* A run, for one rank. The ranks of a process share data, tokenizer and checkpoint. */
 typedef struct {
     Settings      s;
     Tokenizer    *tokenizer;            /* NULL: the data are ids of an unknown tokenizer */
@@ -36,8 +35,7 @@ typedef struct {
     Log           log;
     Report       *report;               /* of rank 0 */
     char        **arguments;            /* the command line, then NULL */
-    /* of a micro-batch in each phase, and of the update of each slice */
-    Replay        replay_micro[PHASES], replay_update[MUON_PERIODS];
+    Replay        replay_micro[PHASES], replay_update[MUON_PERIODS];    /* of a micro-batch, of a slice's update */
     int           records;              /* 1: steps are recorded and replayed */
     Checkpoint   *from;                 /* the checkpoint that is resumed, or NULL */
     int           node;                 /* ranks of a node, or all (-zn) */
@@ -83,8 +81,7 @@ _Noreturn void run_out_of_memory(const Run *r);
 /* Reports. */
 void run_begin_log(Run *r);
 void run_forewarn(Run *r, const StepStats *t);      /* once, on a CPU: of a run that would take half a day or more */
-void run_bad_step(Run *r, const StepStats *t, int tensor);  /* its gradient is not finite; fails
-                                                             * after too many in a row */
+void run_bad_step(Run *r, const StepStats *t, int tensor);  /* of a gradient that is not finite; fails after too many */
 double run_seconds_left(const Run *r, int64_t step);  /* after `step`: of the steps and the validations that are left */
 int  run_validate(Run *r);                      /* saves the best weights; 0: a request to stop came before the end */
 void run_show_sample(Run *r);

@@ -1,7 +1,5 @@
 /* run_open.c: the start of a run (run.h): settings, folder, device, data, model, ranks. */
 #include "run.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/files/config_json.h"
 #include "llmc/files/hf.h"
 #include "llmc/ranks/secret.h"
@@ -10,8 +8,7 @@
 
 /* ---- folder and settings --------------------------------------------------------------------- */
 
-/* A run that was killed before its first checkpoint: its settings are in the first line of its
- * log. */
+/* A run that was killed before its first checkpoint has its settings in the log's first line. */
 static void restore_settings_from_log(Run *r) {
     Error e;
     size_t bytes;
@@ -142,8 +139,7 @@ static int starts_from_model(const Run *r) {
     return is_folder(r->s.model) || (r->from && !config_parse(&described, r->s.model, &e));
 }
 
-/* The tokenizer of a run that names none (-tk): that of the model it starts from; of a resumed run,
- * its own copy. NULL: none. */
+/* Without -tk: the tokenizer of the model of -e; of a resumed run, its own copy. NULL: none. */
 static char *own_tokenizer(const Run *r) {
     const Settings *s = &r->s;
     if (*s->tokenizer || !starts_from_model(r)) return NULL;
@@ -213,8 +209,7 @@ static void describe_config(const Settings *s, Config *c) {
 }
 
 /* A resumed run: the model is the checkpoint's, and one that the user gives must be the same. The
- * -e with which the run began always means that model, even if the defaults of a descriptor's
- * fields have changed since. */
+ * -e with which the run began means that model, whatever a descriptor's defaults are now. */
 static void resume_config(Run *r, int given) {
     Error e;
     Config *c = &r->config, requested;
@@ -324,8 +319,7 @@ void run_choose_model(Run *r) {
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
-/* How many ranks are a node (-zn). A run that is resumed on ranks which its nodes do not divide has
- * those of its hosts. */
+/* How many ranks are a node (-zn); if that does not divide those of a resumed run, a host. */
 static void find_nodes(Run *r) {
     Error e;
     const int ranks = r->parallel.ranks, divides = r->s.node > 0 && ranks % r->s.node == 0;

@@ -1,7 +1,5 @@
-/* run_plan.c: the plan of a run (run.h): batch, what is sharded and recomputed, memory; and its
- * table. */
+/* run_plan.c: the plan of a run (run.h): batch, what is sharded and recomputed, memory, table. */
 #include "run.h"
-#include "llmc/base/text.h"
 #include "llmc/files/families.h"
 #include "llmc/model/plan.h"
 #include "llmc/model/recompute.h"
@@ -10,8 +8,7 @@
 
 /* ---- choices --------------------------------------------------------------------------------- */
 
-/* A run resumed on another number of ranks keeps its tokens per step: the batch is reduced until it
- * divides them. */
+/* On another number of ranks a resumed run keeps its tokens per step, by a smaller batch. */
 static void fit_batch(Run *r) {
     Settings *s = &r->s;
     const int before = s->batch;
@@ -31,8 +28,7 @@ static void bound_validation(Run *r) {
     if (!r->restored && !settings_given(&r->s, "m")) r->s.val_batches = all <= most ? -1 : most > 1 ? most : 1;
 }
 
-/* The choices of a plan that cost or save memory. */
-/* automatic: -r auto */
+/* The choices of a plan that cost or save memory. automatic: -r auto. */
 typedef struct { int batch, automatic, master, level, shards; Recompute recompute; Dtype moments; } Economy;
 static Economy as_set(const Run *r) {
     return (Economy){ r->s.batch, 0, r->s.master, r->parallel.level, r->parallel.shards, r->recompute, r->s.moments };
@@ -42,8 +38,7 @@ static void set_sharding(const Run *r, Parallel *p, int level, int shards) {
     p->shards = shards;
     p->one_process = r->s.copies && r->dev->is_gpu && !r->records && r->local_devices.count % parallel_shards(p) == 0;
 }
-/* The memory that a plan with these choices needs; with -r auto, on a device of this capacity.
- * chosen: NULL, or what is recomputed. */
+/* The memory of a plan; with -r auto, on a device of this capacity. chosen: what is recomputed. */
 static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *chosen) {
     Model m;
     Optimizer o;
@@ -85,9 +80,8 @@ static const char *sharding_name(const Run *r, int level, int shards, char name[
     else if (level > 1 && r->node < ranks) snprintf(name, 48, "-z %d -zn 0", level);
     return name;
 }
-/* The choices of -z and -zn, in order of preference. -z auto: level 1 over all ranks, which sends
- * least and has the smallest optimizer state of a rank; then levels 2 and 3 within a node; then
- * those over all ranks. */
+/* The choices of -z and -zn in order. -z auto: level 1 over all ranks, which sends least and has
+ * the smallest optimizer state; then levels 2 and 3 within a node; then those over all ranks. */
 enum { SHARDINGS = 5 };
 static int shardings(const Run *r, int level[SHARDINGS], int shards[SHARDINGS]) {
     static const struct { int level, over_all; } order[SHARDINGS] = { { 1, 1 }, { 2, 0 }, { 3, 0 },
@@ -127,8 +121,7 @@ static void choose_level(Run *r) {
     set_sharding(r, &r->parallel, level[which], shards[which]);
 }
 
-/* -r auto: recomputes nothing if that fits on every rank, else the cheapest parts that make it
- * fit. */
+/* -r auto: nothing if that fits on every rank, else the cheapest parts that make it fit. */
 static void choose_recompute(Run *r) {
     int which;
     const size_t capacity = r->s.recompute < 0 ? least_memory(r, &which) : 0;
@@ -195,8 +188,7 @@ void run_plan(Run *r) {
     r->model.used_vocab = named < ids && data_max_id(r->data) < named ? named : ids;
 }
 
-/* The next smaller batch to try: at most half, and it divides the sequences of a step. 0: there is
- * none. */
+/* The next batch to try: at most half, and it divides the sequences of a step. 0: none. */
 static int smaller_batch(const Run *r, int batch) {
     const int64_t sequences = (int64_t)r->s.batch * r->micro_batches;
     for (batch /= 2; batch > 1 && sequences % batch; ) batch--;
@@ -255,8 +247,7 @@ static _Noreturn void lacks_memory(const Run *r, int rank, double capacity) {
          r->s.recompute < 0 ? "Backward already recomputes all that it can (-r auto). " : "",
          would_fit(r, (size_t)capacity));
 }
-/* Ranks tell each other what they have, so that all end with the same message if one has too
- * little. */
+/* Ranks exchange what they have, so that all end with the same message if one has too little. */
 void run_check_memory(const Run *r) {
     int which;
     const size_t least = least_memory(r, &which);

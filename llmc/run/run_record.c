@@ -1,12 +1,10 @@
 /* run_record.c: what a run reports (run.h): the log's beginning and end, bad steps, the page. */
 #define _DEFAULT_SOURCE
 #include "run.h"
-#include "llmc/base/text.h"
 #include "llmc/files/export.h"
 #include "llmc/files/families.h"
 #include "llmc/model/batch.h"
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -158,8 +156,7 @@ void run_bad_step(Run *r, const StepStats *t, int tensor) {
          (long long)(p->samples + samples_per_step(r) - 1), r->s.out, newest);
 }
 
-/* A page that cannot be written is tried again when the next one is due; the last one is
- * reported. */
+/* A page that cannot be written is tried again later; of the last one it is reported. */
 void run_report(Run *r) {
     Error e;
     if (r->leads && report_due(r->report)) report_update(r->report, 1, &e);
@@ -186,8 +183,7 @@ static void log_summary(Run *r, uint64_t weights) {
                  "these losses are not tinyshakespeare's");
 }
 
-/* Gives the model in OUT and OUT/best its final form (-sw, -ss). Checkpoints keep the exact
- * weights. */
+/* The final form of the model in OUT and OUT/best (-sw, -ss). Checkpoints keep exact weights. */
 static void export_model(Run *r) {
     static const char *const types[] = { [SAVE_AUTO] = NULL, [SAVE_F32] = "F32", [SAVE_BF16] = "BF16",
                                          [SAVE_F16] = "F16", [SAVE_F64] = "F64" };

@@ -4,7 +4,6 @@
 #include "llmc/files/hf.h"
 #include "llmc/model/check.h"
 #include "llmc/model/plan.h"
-#include "llmc/ranks/group.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,8 +97,7 @@ static void draw_weights(Run *r) {
     meter_end(&meter);
 }
 
-/* Routers start with random values. All experts are equal at first, so their choice does not matter
- * yet. */
+/* Routers start with random values: all experts are equal at first, so no choice matters yet. */
 static void upcycle(Run *r) {
     Error e;
     config_pad_vocab(&r->dense);

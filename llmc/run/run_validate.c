@@ -1,9 +1,7 @@
-/* run_validate.c: what a run shows of its model while it is trained (run.h): validations and
- * samples. */
+/* run_validate.c: what a run shows of its model meanwhile (run.h): validations and samples. */
 #include "run.h"
 #include "requests.h"
 #include "llmc/base/random.h"
-#include "llmc/base/text.h"
 #include "llmc/data/meter.h"
 #include "llmc/model/batch.h"
 #include "llmc/model/pass.h"
@@ -132,8 +130,7 @@ static void log_usage(Run *r, double validation_seconds) {
     log_event(&r->log, &e);
 }
 
-/* Losses over other tokens, or with less before them, do not compare: a run that goes on with other
- * -m, -t or -b begins anew. */
+/* Losses over other tokens, or with less before them, do not compare: after other -m, -t, -b. */
 static void forget_other_best(Run *r, int64_t tokens) {
     Progress *p = &r->progress;
     if (p->best.step < 0 || !p->best.tokens || (p->best.tokens == tokens && p->best.length == r->s.seq)) return;

@@ -1,6 +1,5 @@
 /* saves.c: see saves.h. */
 #include "saves.h"
-#include "llmc/base/text.h"
 #include <stdlib.h>
 
 static int leads(const Saves *v) { return v->parallel->rank == 0; }
@@ -39,8 +38,7 @@ static void say_lost(const Saves *v, int64_t step, const char *why, const char *
     if (leads(v)) warn("the best weights, of step %lld, were not saved: %s%s", (long long)step, why, then);
 }
 /* Saves the weights as the best while the steps wait. 0: two attempts failed; best/ keeps the
- * previous best, and a later validation that improves on that one is saved. All ranks get the same
- * result. */
+ * previous best. All ranks get the same result. */
 static int save_best(Saves *v) {
     Error e;
     const int64_t step = v->p->step;
@@ -69,8 +67,7 @@ static void end_best(Saves *v, Saved saved, const char *why) {
     v->p->best = v->best_before;
 }
 /* Those of the last step are saved as a whole anyway, right after: then that file gets a second
- * name (saves_begin). Others are written beside the steps, if there is memory for a copy and no
- * checkpoint is being written from it. */
+ * name (saves_begin). Others are written beside the steps, if memory for a copy is free. */
 int saves_best(Saves *v, Best before) {
     Error e;
     if (!v->s->keep_best) return 1;

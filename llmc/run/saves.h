@@ -1,6 +1,5 @@
-/* saves.h: what a run saves while it is trained: checkpoints, by steps, by the clock and on
- * request, and its best weights. All ranks call these functions in the same order, but for
- * saves_due and saves_busy. */
+/* saves.h: what a run saves while it is trained: checkpoints, by steps, by the clock and request,
+ * and its best weights. All ranks call these in the same order, but for saves_due, saves_busy. */
 #ifndef SAVES_H
 #define SAVES_H
 #include "llmc/files/checkpoint.h"
@@ -16,8 +15,7 @@ typedef struct {
     const Parallel *parallel;
     Snapshot  what;                     /* of the run; step and progress are set by each save */
     Saver    *saver;
-    size_t    copy_bytes;               /* bytes of the host's memory for a copy of what a rank
-                                         * saves; 0: there are none, and steps wait */
+    size_t    copy_bytes;               /* of host memory for a copy of what a rank saves; 0: steps wait */
     int       copies;                   /* 1: saves make a copy */
     enum { NO_SAVE, SAVES_STATE, SAVES_BEST } under_way;
     int       timed;                    /* 1: it was asked for by the clock, and may fail without consequences */
@@ -38,8 +36,7 @@ typedef struct {
 void saves_open(Saves *v, const Settings *s, Progress *p, Log *log, const Parallel *parallel, Snapshot what,
                 size_t copy_bytes);
 int  saves_due(const Saves *v);         /* 1: rank 0's clock asks for a checkpoint (-nt) */
-/* A checkpoint of this step. It is written while training goes on (checkpoint.h), unless this
- * waits. */
+/* A checkpoint of this step, written while training goes on (checkpoint.h), unless this waits. */
 void saves_begin(Saves *v, int timed, int waits);
 int  saves_busy(const Saves *v);        /* 1: this rank is still writing */
 void saves_follow(Saves *v, int waits); /* when no rank is: the next part of the save, or its end; or waits for that */

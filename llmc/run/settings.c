@@ -5,11 +5,6 @@
 #include "llmc/data/chat.h"
 #include "llmc/data/data.h"
 #include "llmc/files/hf.h"
-#include "llmc/model/config.h"
-#include "llmc/model/schedule.h"
-#include "llmc/base/text.h"
-#include "llmc/base/json.h"
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -155,8 +150,7 @@ static const Option options[] = {
       "1: train on the first batch only; the loss must approach zero" },
     { "checks",    "gc", "gradient-check",   OPTION_INT,   AT(check),         "0",                   0,    1,     NULL,
       "1: compare every gradient of this model with finite differences, and exit" },
-    /* The rest says where a run runs, not what it is: not kept in checkpoints, and not the same in
-     * all processes. */
+    /* Where a run runs, not what it is: not in checkpoints, not the same in all processes. */
     { "ranks",     "ng", "gpus",             OPTION_INT,   AT(ranks),         "0",                   0,    1024,  NULL,
       "ranks of this process, one per GPU (-dv cpu: they divide the cores); 0: all GPUs" },
     { "ranks",     "pn", "processes",        OPTION_INT,   AT(processes),     "0",                   0,    1e6,   NULL,

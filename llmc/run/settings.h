@@ -1,6 +1,5 @@
 /* settings.h: what a user can set about training. A setting is a field here and a row of the table
- * in settings.c; parsing, --help, the start-up table, the log, checkpoints and resuming follow from
- * the row (options.h). */
+ * in settings.c; all else follows from the row (options.h). */
 #ifndef SETTINGS_H
 #define SETTINGS_H
 #include "kernels/kernels.h"
@@ -59,8 +58,7 @@ int  settings_given(const Settings *s, const char *letter);
 /* Sets what the user did not give to defaults for this machine and this many tokens of training
  * data. The table's defaults are for little text on a CPU. */
 void settings_suit(Settings *s, int gpu, int64_t tokens);
-/* The same for a model of a folder with `channels` channels and a context of `context` tokens;
- * chats: on conversations. */
+/* The same for a folder's model of these channels and this context; chats: on conversations. */
 void settings_fine_tune(Settings *s, int gpu, int channels, int context, int chats);
 void settings_fit_rows(Settings *s, int64_t rows);      /* then, of conversations that fill `rows` rows of -t tokens */
 void settings_print(const Settings *s);
@@ -70,7 +68,6 @@ void settings_json(const Settings *s, Text *out);
 /* The same settings as a file that -cf reads, less those of one invocation (-o, -y, ...). */
 void settings_write(const Settings *s, Text *out);
 void settings_given_json(const Settings *s, Text *out);         /* the names of those that the user gave */
-/* 0: one is unknown or invalid; s is unchanged */
-int  settings_restore(Settings *s, const JsonValue *saved, Error *e);
+int  settings_restore(Settings *s, const JsonValue *saved, Error *e);   /* 0: one is unknown or invalid; s is as before */
 MuonOptions settings_muon(const Settings *s);                   /* of -wo, -wm and -wp */
 #endif

@@ -2,7 +2,6 @@
 #include "stream.h"
 #include "view.h"
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -40,8 +40,7 @@ size_t stream_ready(const Stream *o, int end);
 void stream_drop(Stream *o, size_t bytes);
 void stream_print(Stream *o, int end);  /* writes and drops them. Fails with EXIT_DISK if stdout does */
 
-/* The stop string as a user wrote it, with \n, \t and \\ for a new line, a tab and a backslash;
- * free() it. */
+/* The stop string as a user wrote it: \n, \t and \\ are new line, tab and backslash. free() it. */
 char *stop_string(const char *text);
 
 /* The prompt of -i: the text itself; - is stdin, @name a file. free() it. */
@@ -51,7 +50,6 @@ char *prompt_read(const char *prompt, size_t *bytes);
  * the text must be numbers below vocab: 0 and e if it is not. */
 int   prompt_tokens(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int **ids,
                     size_t *count, Error *e);
-/* The same, at most `most`: of a longer one the last, with a warning; returns how many. Ends the
- * program on an error. */
+/* The same, only the last `most` of them, with a warning; returns how many. Ends on an error. */
 int   prompt_encode(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int most, int **ids);
 #endif

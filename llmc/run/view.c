@@ -1,9 +1,7 @@
 /* view.c: see view.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "view.h"
-#include "llmc/base/text.h"
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -16,36 +16,29 @@ typedef struct {                        /* one watched router */
     int    layer;
     Route *route;
     int   *own, *host;                  /* (N,K) its choices, on the device and on the host */
-    unsigned *count, *first;            /* (E,V) how often it chose the expert for a token; (E) as
-                                         * its first choice; of one layer */
+    unsigned *count, *first;            /* (E,V) how often it chose an expert for a token; (E) as its first choice */
 } Lens;
 typedef struct {
-    /* (lenses) in the order of the forward pass; main: the one that colors. NULL: nothing is
-     * watched */
-    Lens *lens, *main;
+    Lens *lens, *main;                  /* (lenses), in order; main: the one that colors; NULL: nothing is watched */
     int   lenses, layer, V;
     int   width;                        /* of a token in the record: choices of all lenses */
     Text  record;       /* (tokens, width) of all layers: the chosen experts in int, of each router the best first */
     const Device *dev;
 } View;
 
-/* Watches a layer, which must have routers, of an allocated model. VIEW_ALL: all that have some;
- * there may be none. */
+/* Watches a layer of an allocated model, which must have routers. VIEW_ALL: all that have some. */
 enum { VIEW_ALL = -1 };
 void view_open(View *v, const Device *dev, Model *m, int layer);
 void view_close(View *v);
 
 /* After a pass over `tokens`: counts or records the choices. expert (N): receives the main router's
- * first choices, or, of all layers, the tokens' numbers in the record; NULL: not wanted. Experts
- * that all tokens have are not recorded. */
+ * first choices, or, of all layers, the tokens' numbers in the record; or NULL. */
 void view_read(View *v, const int *tokens, int N, int *expert);
 
-/* One of the terminal's 256 colors; the first sixteen experts get colors that are easy to tell
- * apart. */
+/* One of the terminal's 256 colors; those of the first sixteen are easy to tell apart. */
 int  view_color(int expert);
 
-/* Print the counts on stderr. colored: the text was colored; then the legend is, too, on a
- * terminal. t NULL: tokens are ids. */
+/* Print the counts on stderr. colored: in the colors of the text. t NULL: tokens are ids. */
 void view_legend(const View *v, int colored);
 void view_favourites(const View *v, const Tokenizer *t);
 #endif

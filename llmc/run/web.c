@@ -4,7 +4,6 @@
 #include "converse.h"
 #include "http.h"
 #include "llmc/base/sha256.h"
-#include "llmc/model/routers.h"
 #include "llmc/ranks/net.h"
 #include "llmc/ranks/secret.h"
 #include <errno.h>
@@ -17,8 +16,7 @@
 extern const char *const web_page[];                    /* lines of llmc/run/web/, made by the Makefile */
 
 enum { CLIENTS = 32, QUEUE = 16, SLOTS = 2, AHEAD = 12, PENDING = 1 << 18, TOKENS = 1 << 16, TOKEN_BYTES = 16 };
-/* Seconds: for a request to arrive; without a byte taken by a client; of a generation; until an
- * answered client must have closed. */
+/* Seconds: a request arrives; a client takes no byte; a generation; an answered client closes. */
 static const double ARRIVE = 10, SILENT = 30, LONGEST = 600, LINGER = 1;
 
 typedef struct {                        /* what a request sets; prompt NULL: it asks for an answer */
@@ -282,8 +280,7 @@ static void queue_publish(Server *s) {
     }
 }
 
-/* An answer also ends where its template says: at a token, or, if that is none, at a string unless
- * the request names another. */
+/* An answer also ends with its template's token, or its string, unless the request names one. */
 static void generation_begin(const Server *s, Slot *slot, Client *c) {
     Generator *g = slot->g;
     g->end_tokens = s->ends;
@@ -391,8 +388,7 @@ static void server_accept(Server *s, int listener) {
     if (fd >= 0) *c = (Client){ .fd = fd, .state = READING, .since = now() };
 }
 
-/* Waits for sockets, but not while there is something to generate; a signal ends the wait. With all
- * places taken, others wait in the listener. */
+/* Waits for sockets, unless there is something to generate. With all places taken, others wait. */
 static void server_poll(Server *s) {
     struct pollfd p[NET_LISTENERS + CLIENTS];
     Client *of[CLIENTS];
@@ -430,8 +426,7 @@ static void server_run(Server *s) {
 
 /* ---- the page -------------------------------------------------------------------------------- */
 
-/* 'sha256-...' of what stands between two lines of the page: the browser runs and applies nothing
- * else. */
+/* 'sha256-...' of what is between two lines of the page: the browser runs and applies only that. */
 static void policy_add(Text *policy, const char *what, const char *from, const char *to) {
     static const char digit[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     unsigned char hash[SHA256_BYTES + 1] = { 0 };

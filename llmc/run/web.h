@@ -2,8 +2,7 @@
  * the steps of generations looks at its sockets.
  *
  *   GET  /           the page (llmc/run/web/), one file without references
- *   GET  /model      JSON: what the page must know of the model, and the options that a request may
- *   set
+ *   GET  /model      JSON: what the page must know of the model; options that a request may set
  *   POST /generate   JSON (Content-Type: application/json): {"prompt": "...", "temperature": 0.8,
  *                    ...}, options by name; what is missing has infer_moe's value.
  *                    Or {"messages": [{"role": "user", "content": "..."}], ...}, where the model
@@ -11,12 +10,9 @@
  *                    too long, the oldest questions and answers are left out.
  *                    The answer comes as it is made, a JSON object in each line:
  *     {"queue": 2}                                       how many wait before this one
- *     {"seed": 5, "prompt_tokens": 12, "dropped": 0}     it begins; dropped: tokens that the
- *     context has no room for
- *     {"text": "The", "token": 3, "experts": [4, 1]}     of token 3 of prompt and text, whose
- *                                                        experts are those of all routers of /model
- *                                                        in order; a token may come in several
- *                                                        parts, or some together
+ *     {"seed": 5, "prompt_tokens": 12, "dropped": 0}     it begins; dropped: tokens beyond the context
+ *     {"text": "The", "token": 3, "experts": [4, 1]}     of token 3 of prompt and text; experts: of
+ *         all routers of /model in order; a token may come in several parts, or some together
  *     {"end": "stop", "tokens": 256, "seconds": 1.5}     or "length", "context", "time"
  * A client that closes its connection ends its generation. Two are generated at a time, in slices
  * of a token each (a few on a GPU that need not report experts), each with a cache of its own;
