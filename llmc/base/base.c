@@ -57,6 +57,7 @@ void *mem_alloc(size_t bytes) {
     if (!p) fail(EXIT_MEMORY, "out of host memory: cannot allocate %zu bytes", bytes);
     return p;
 }
+void mem_free(void **all, size_t n) { while (n) free(all[--n]); }
 void *mem_grow(void *p, size_t bytes) {
     p = realloc(p, bytes ? bytes : 1);
     if (!p) fail(EXIT_MEMORY, "out of host memory: cannot allocate %zu bytes", bytes);

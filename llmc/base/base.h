@@ -22,6 +22,8 @@ void  warn_hook(void (*also)(const char *text));                     /* receives
 
 void *mem_alloc(size_t bytes);                                       /* zeroed; fails with EXIT_MEMORY */
 void *mem_grow(void *p, size_t bytes);                               /* realloc; fails with EXIT_MEMORY */
+void  mem_free(void **all, size_t n);                                /* free_each(a, b): free each */
+#define free_each(...) mem_free((void *[]){ __VA_ARGS__ }, sizeof (void *[]){ __VA_ARGS__ } / sizeof(void *))
 char *text_format(const char *format, ...) PRINTF(1, 2);             /* a new string; free() it */
 
 double now(void);                                                    /* seconds, monotonic */

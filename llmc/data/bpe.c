@@ -12,8 +12,6 @@
  * The order of words, which depends on threads, has no effect: counts are sums, and among equal
  * counts the pair with the smaller ids comes first. */
 #include "bpe.h"
-#include "meter.h"
-#include "pretokenizer.h"
 #include "tokenizer_impl.h"
 #include "llmc/base/omp.h"
 #include <stdlib.h>
@@ -93,8 +91,7 @@ static Words count_words(const Document *text, size_t documents, const PreTokeni
         }
         free(of[t].at);
     }
-    free(of);
-    free(jobs);
+    free_each(of, jobs);
     return all;
 }
 
@@ -250,10 +247,8 @@ static void trainer_begin(Trainer *t, const Words *words, int tokens) {
     byte_ids(id);
     token_of(t, END_OF_TEXT, sizeof END_OF_TEXT - 1);
     for (uint32_t i = 0; i < 256; i++)
-        for (int b = 0; b < 256; b++) {
-            const char byte = (char)b;
-            if (id[b] == FIRST_BYTE + i) token_of(t, &byte, 1);
-        }
+        for (int b = 0; b < 256; b++)
+            if (id[b] == FIRST_BYTE + i) token_of(t, &(const char){ (char)b }, 1);
     for (size_t i = 0; i < words->capacity; i++) symbols += words->at[i].count ? words->at[i].bytes : 0;
     t->words = mem_alloc(words->used * sizeof *t->words);
     uint32_t *next = t->symbols = mem_alloc(symbols * sizeof *t->symbols);
@@ -275,14 +270,8 @@ static void merge_in_word(Trainer *t, uint32_t word, uint32_t left, uint32_t rig
     for (uint32_t i = 0; i < length; i++) {
         if (i + 1 == length || s[i] != left || s[i + 1] != right) { s[kept++] = s[i]; continue; }
         pair_less(t, left, right, word);
-        if (kept) {
-            pair_less(t, s[kept - 1], left, word);
-            pair_more(t, s[kept - 1], token, word);
-        }
-        if (i + 2 < length) {
-            pair_less(t, right, s[i + 2], word);
-            pair_more(t, token, s[i + 2], word);
-        }
+        if (kept) pair_less(t, s[kept - 1], left, word), pair_more(t, s[kept - 1], token, word);
+        if (i + 2 < length) pair_less(t, right, s[i + 2], word), pair_more(t, token, s[i + 2], word);
         s[kept++] = token;
         i++;
     }
@@ -319,9 +308,8 @@ static void merge_all(Trainer *t, int tokens, int show) {
 
 static void trainer_end(Trainer *t) {
     for (uint32_t i = 0; i < t->pair_count; i++) free(t->pairs[i].in);
-    void *owned[] = { t->words, t->symbols, t->pairs, t->table, t->heap, t->grown, t->merges, t->bytes.at, t->start,
-                      t->token_table };
-    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) free(owned[i]);
+    free_each(t->words, t->symbols, t->pairs, t->table, t->heap, t->grown, t->merges, t->bytes.at, t->start,
+              t->token_table);
 }
 
 /* ---- the file -------------------------------------------------------------------------------- */
@@ -374,15 +362,11 @@ static Tokenizer *tokenizer_of(const Trainer *t, const char *regex, Error *e) {
 
 Tokenizer *bpe_train(const Document *text, size_t documents, int tokens, const char *pattern, int show, Error *e) {
     const int gpt2 = !strcmp(pattern, "gpt2");
-    if (!gpt2 && strcmp(pattern, "cl100k")) {
-        error_set(e, "pattern \"%.80s\" (-tp): expected one of %s", pattern, BPE_PATTERNS);
-        return NULL;
-    }
-    if (tokens < BPE_MIN || tokens > BPE_MAX) {
-        error_set(e, "a tokenizer of %d tokens (-tk): expected %d (256 bytes and the end of text) to %d", tokens,
-                  BPE_MIN, BPE_MAX);
-        return NULL;
-    }
+    if (!gpt2 && strcmp(pattern, "cl100k"))
+        return error_set(e, "pattern \"%.80s\" (-tp): expected one of %s", pattern, BPE_PATTERNS), NULL;
+    if (tokens < BPE_MIN || tokens > BPE_MAX)
+        return error_set(e, "a tokenizer of %d tokens (-tk): expected %d (256 bytes and the end of text) to %d", tokens,
+                         BPE_MIN, BPE_MAX), NULL;
     const char *regex = gpt2 ? NULL : pretokenizer_cl100k_regex();
     const PreTokenizer scanner = gpt2 ? pretokenizer_gpt2() : *pretokenizer_of_regex(regex);
     Trainer t;
@@ -390,9 +374,8 @@ Tokenizer *bpe_train(const Document *text, size_t documents, int tokens, const c
     trainer_begin(&t, &words, tokens);
     free(words.at);
     merge_all(&t, tokens, show);
-    Tokenizer *tokenizer = NULL;
-    if (t.tokens == tokens) tokenizer = tokenizer_of(&t, regex, e);
-    else
+    Tokenizer *tokenizer = t.tokens == tokens ? tokenizer_of(&t, regex, e) : NULL;
+    if (t.tokens != tokens)
         error_set(e, "a tokenizer of %d tokens (-tk): the training text supports %d, after which no pair of tokens "
                   "occurs twice; ask for fewer tokens or give more text", tokens, t.tokens);
     trainer_end(&t);

@@ -305,8 +305,7 @@ static void find_template(Chat *c, const char *folder, const JsonValue *config) 
     c->unknown = text && !c->form;
     c->has_bos = text && strstr(text, "bos_token");
     c->has_date = text && strstr(text, "strftime_now");
-    free(jinja);
-    free(text);
+    free_each(jinja, text);
 }
 
 int chat_open(Chat *c, const char *name, const char *folder, Error *e) {
@@ -326,9 +325,7 @@ int chat_open(Chat *c, const char *name, const char *folder, Error *e) {
     return error_set(e, "-ct %s: no chat template has this name; known are %s", name, CHAT_NAMES);
 }
 void chat_close(Chat *c) {
-    free(c->why);
-    free(c->bos);
-    free(c->eos);
+    free_each(c->why, c->bos, c->eos);
     *c = (Chat){ 0 };
 }
 const char *chat_name(const Chat *c) { return c->form ? c->form->name : ""; }
@@ -600,9 +597,7 @@ int64_t chat_encode(const Chat *c, const Tokenizer *t, const ChatMessage *m, siz
             if (to > from) memset(*counts + from, 1, to - from);
         }
     }
-    free(text.at);
-    free(turns.at);
-    free(seams.at);
+    free_each(text.at, turns.at, seams.at);
     return tokens;
 }
 

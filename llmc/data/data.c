@@ -8,13 +8,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "data_impl.h"
 #include "llmc/base/random.h"
-#include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { ROUNDS = 12 };                   /* of the Feistel network: four do for many windows, five windows need more */
 
@@ -85,18 +80,16 @@ int data_check(Data *d, int T, int vocab, Error *e) {
         for (int i = 0; i < d->segments[s]; i++) {
             Segment *p = &d->segment[s][i];
             if (p->max >= (uint32_t)vocab)
-                return error_set(e, "%s: token id %lu at %s %lld, expected ids below the vocabulary of %d; "
-                                    "the data are for another tokenizer", p->path, (unsigned long)p->max,
-                                    p->memory ? "token" : "byte",
-                                    (long long)(p->memory ? p->max_at : p->start + p->max_at * p->width),
-                                    vocab);
+                return error_set(e, "%s: token id %u at %s %lld, expected ids below the vocabulary of %d; the data "
+                                 "are for another tokenizer", p->path, p->max, p->memory ? "token" : "byte",
+                                 (long long)(p->memory ? p->max_at : p->start + p->max_at * p->width), vocab);
             if (p->is_chats && !check_packing(p, names[s], T, e)) return 0;
             if (p->is_chats || (p->tokens > longest->tokens && !longest->is_chats)) longest = p;
         }
         if (longest->tokens <= T && !longest->is_chats)
-            return error_set(e, "%s: found %lld tokens for %s, expected at least %lld, one window of T+1; "
-                                "use a shorter context or more data", longest->path,
-                                (long long)longest->tokens, names[s], (long long)T + 1);
+            return error_set(e, "%s: found %lld tokens for %s, expected at least %lld, one window of T+1; use a "
+                             "shorter context or more data", longest->path, (long long)longest->tokens, names[s],
+                             T + 1LL);
     }
     for (int i = 0; i < d->segments[DATA_TRAIN]; i++)
         if (!windows(&d->segment[DATA_TRAIN][i], T))

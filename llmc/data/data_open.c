@@ -3,7 +3,6 @@
 #define _FILE_OFFSET_BITS 64
 #include "data_impl.h"
 #include "kinds.h"
-#include "llmc/base/text.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
@@ -59,13 +58,12 @@ static const Format *recognize(const char *path, const uint32_t header[3], int64
             error_set(e, "%s: truncated: found %lld bytes, expected a header of %d; fetch or make it again",
                       path, (long long)size, format->header);
         else if (header[1] != format->version)
-            error_set(e, "%s: found version %lu, expected %lu for magic %lu; make it again with "
-                         "llm.c's current scripts", path, (unsigned long)header[1],
-                         (unsigned long)format->version, (unsigned long)format->magic);
+            error_set(e, "%s: found version %u, expected %u for magic %u; make it again with llm.c's current scripts",
+                      path, header[1], format->version, format->magic);
         else if (size != expected)
-            error_set(e, "%s: %s: found %lld bytes, expected %lld for the %lu tokens in its header; "
-                         "fetch or make it again", path, size < expected ? "truncated" : "trailing bytes",
-                         (long long)size, (long long)expected, (unsigned long)header[2]);
+            error_set(e, "%s: %s: found %lld bytes, expected %lld for the %u tokens in its header; fetch or make it "
+                      "again", path, size < expected ? "truncated" : "trailing bytes", (long long)size,
+                      (long long)expected, header[2]);
         else if (!header[2])
             error_set(e, "%s: found 0 tokens, expected at least 2; leave it out or make it again", path);
         else return format;
@@ -73,16 +71,14 @@ static const Format *recognize(const char *path, const uint32_t header[3], int64
     }
     if (!strcmp(name, "train.bin") || !strcmp(name, "val.bin")) {
         if (size % 2 == 0) return &formats[NANOGPT];
-        error_set(e, "%s: found an odd size, %lld bytes, expected uint16 tokens; fetch or make it again",
-                  path, (long long)size);
-        return NULL;
+        return error_set(e, "%s: found an odd size, %lld bytes, expected uint16 tokens; fetch or make it again",
+                         path, (long long)size), NULL;
     }
     if (length < 4 || strcmp(name + length - 4, ".bin")) return &formats[TEXT];
     if (size < 4) error_set(e, "%s: found %lld bytes, expected the header of an llm.c shard", path, (long long)size);
-    else error_set(e, "%s: found magic %lu, expected %lu (llm.c, uint16) or %lu (llm.c, uint32). nanoGPT's "
-                      "files, which have none, must be called train.bin and val.bin; text "
-                      "must not end in .bin", path, (unsigned long)header[0],
-                      (unsigned long)formats[SHARD].magic, (unsigned long)formats[SHARD + 1].magic);
+    else error_set(e, "%s: found magic %u, expected %u (llm.c, uint16) or %u (llm.c, uint32). nanoGPT's files, which "
+                   "have none, must be called train.bin and val.bin; text must not end in .bin", path, header[0],
+                   formats[SHARD].magic, formats[SHARD + 1].magic);
     return NULL;
 }
 
@@ -135,9 +131,8 @@ static int use_open_file(Data *d, int use, const char *path, int fd, int64_t siz
     if (!format) return 0;
     if (!d->format) d->format = format;
     if (d->format->width != format->width)
-        return error_set(e, "%s: found %s, expected %s as in the files before it; all data "
-                            "must be of one kind", path, format->name, d->format->name);
-
+        return error_set(e, "%s: found %s, expected %s as in the files before it; all data must be of one kind", path,
+                         format->name, d->format->name);
     size_t ends = size < PRINTED ? (size_t)size : PRINTED;
     char *buffer = mem_alloc(2 * ends);
     int ok = data_read_at(&entire, buffer, ends, 0, e)
@@ -145,7 +140,6 @@ static int use_open_file(Data *d, int use, const char *path, int fd, int64_t siz
     if (ok) fingerprint(d, use, base_name(path), size, buffer, buffer + ends, ends);
     free(buffer);
     if (!ok) return 0;
-
     if (format == &formats[TEXT]) {
         Source *text = add_source(d, use);
         return source_read_file(text, path, e) && (text->bytes || error_set(e, "%s: became empty", path))
@@ -223,8 +217,7 @@ static int use_project(Data *d, int use, const char *folder, Error *e) {
         fingerprint(d, use, "", (int64_t)length, text, text + length - ends, ends);
         source_take_text(add_source(d, use), "the project's own text", text, length);
     } else free(text);
-    free(root);
-    free(proof);
+    free_each(root, proof);
     return ok;
 }
 
@@ -253,8 +246,7 @@ static int no_data(const char *folder, int use, int shakespeare, Error *e) {
               "each, or in each line of a *.jsonl; or name a file, or a pattern in quotes%s", folder,
               use == DATA_VALIDATION ? "*_val*.bin" : "*_train*.bin and *_val*.bin",
               use == DATA_VALIDATION ? "val.bin" : "train.bin and val.bin", "train.txt and val.txt", hint);
-    free(fetch);
-    free(hint);
+    free_each(fetch, hint);
     return 0;
 }
 
@@ -271,24 +263,20 @@ static int use_folder(Data *d, int use, const char *folder, Error *e) {
         { "input.txt", "", 0 }, };
     const int shakespeare = !strcmp(base_name(folder), "tinyshakespeare");
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
-        const char *wanted = use == DATA_VALIDATION && layouts[i].validation[0] ? layouts[i].validation
-                           : layouts[i].train;
+        const char *train = layouts[i].train, *validation = layouts[i].validation;
         glob_t found, beside;
-        if (layouts[i].both
-            && (!count_matches(folder, layouts[i].train) || !count_matches(folder, layouts[i].validation))) continue;
-        int n = matches(folder, wanted, &found), ok = 0;
+        if (layouts[i].both && (!count_matches(folder, train) || !count_matches(folder, validation))) continue;
+        int n = matches(folder, use == DATA_VALIDATION && *validation ? validation : train, &found), ok = 0;
         if (n) {
-            int paired = matches(folder, use == BOTH ? layouts[i].validation : "", &beside) > 0;
+            int paired = matches(folder, use == BOTH ? validation : "", &beside) > 0;
             ok = use_files(d, paired ? DATA_TRAIN : use, &found, e) && use_files(d, DATA_VALIDATION, &beside, e);
             globfree(&beside);
         }
         globfree(&found);
         if (n) return ok;
     }
-    if (shakespeare && use != DATA_VALIDATION) {
-        int ok = use_project(d, use, folder, e);
-        if (ok >= 0) return ok;
-    }
+    const int project = shakespeare && use != DATA_VALIDATION ? use_project(d, use, folder, e) : -1;
+    if (project >= 0) return project;
     const int all = count_matches(folder, "*");             /* hidden ones aside */
     if (!all || count_matches(folder, "*.bin") || count_matches(folder, "fetch.sh"))
         return no_data(folder, use, shakespeare, e);
@@ -352,8 +340,7 @@ static void describe(Data *d) {
 
 static void free_texts(Data *d) {
     for (int i = 0; i < d->texts.count; i++) source_free(&d->texts.at[i]);
-    free(d->texts.at);
-    free(d->texts.use);
+    free_each(d->texts.at, d->texts.use);
     d->texts = (Texts){ 0 };
 }
 
@@ -370,10 +357,7 @@ static Data *open_all(const char *train, const char *validation, const DataReque
     else if (ok && request && data_trains_tokenizer(request))
         ok = error_set(e, "%s: found %s, expected text to train a tokenizer of %s tokens on (-tk)", train,
                        d->format->name, request->tokenizer);
-    if (!ok || !scan_all(d, e)) {
-        data_close(d);
-        return NULL;
-    }
+    if (!ok || !scan_all(d, e)) return data_close(d), NULL;
     for (int s = 0; s < 2; s++)
         for (int i = 0; i < d->segments[s]; i++) {
             d->tokens[s] += d->segment[s][i].tokens;
@@ -414,6 +398,5 @@ void data_close(Data *d) {
     }
     free_texts(d);
     chat_close(&d->chat);
-    free(d->description);
-    free(d);
+    free_each(d->description, d);
 }

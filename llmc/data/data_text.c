@@ -90,8 +90,7 @@ static Tokenizer *train_tokenizer(const Data *data, const Portions *p, const Dat
         if ((written[i] = write_chat(&data->chat, &all[i], &all[i].bytes))) all[i].at = written[i];
     Tokenizer *t = bpe_train(all, count, tokens_wanted(r->tokenizer), r->pattern, r->show, e);
     for (size_t i = 0; i < count; i++) free(written[i]);
-    free(written);
-    free(all);
+    free_each(written, all);
     return t;
 }
 
@@ -114,9 +113,7 @@ static size_t encode_sample(const Chat *chat, const Tokenizer *t, const Document
         (*tokens)[i] = (uint32_t)(i < (size_t)made ? ids[i] : tokenizer_eos(t))
             | (counts && !counts[i] ? 0 : TOKEN_COUNTS);
     (*tokens)[0] |= TOKEN_FIRST;
-    free(ids);
-    free(counts);
-    free(messages);
+    free_each(ids, counts, messages);
     json_free(json);
     return count;
 }

@@ -3,7 +3,6 @@
 #include "chat.h"
 #include "documents.h"
 #include "kinds.h"
-#include "llmc/base/text.h"
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -44,8 +43,7 @@ typedef struct { char **at; size_t count; } Paths;
 static int is_run(const char *folder) {
     char *log = text_format("%s/log.jsonl", folder), *main_log = text_format("%s/main.log", folder);
     const int is = is_file(log) && is_file(main_log);
-    free(log);
-    free(main_log);
+    free_each(log, main_log);
     return is;
 }
 
@@ -105,10 +103,7 @@ int source_read_folder(Source *s, const char *folder, Error *e) {
 
 void source_free(Source *s) {
     for (size_t i = 0; i < s->files; i++) free(s->file[i].path);
-    free(s->file);
-    free(s->document);
-    free(s->text);
-    free(s->path);
+    free_each(s->file, s->document, s->text, s->path);
 }
 
 uint64_t source_hash(const Source *s, uint64_t seed) {
@@ -134,8 +129,7 @@ static int check_chat(const JsonValue *list, const Chat *chat, Error *e) {
     Text text = { 0 };
     const size_t n = chat_read(list, &messages, e);
     const int ok = n && chat_write(chat, messages, n, 0, &text, NULL, e);
-    free(text.at);
-    free(messages);
+    free_each(text.at, messages);
     return ok;
 }
 

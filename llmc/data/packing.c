@@ -8,11 +8,9 @@
  * a run resumes by counting. */
 #include "segment.h"
 #include <stdlib.h>
-#include <string.h>
 
 void packing_free(Packing *p) {
-    free(p->sample);
-    free(p->row);
+    free_each(p->sample, p->row);
     *p = (Packing){ 0 };
 }
 
@@ -80,9 +78,7 @@ static int64_t choose_rows(const Sample *sample, size_t n, int T, int64_t *row) 
         front[space] = row[i] + 1;
         is_some[space / 64] |= 1ull << space % 64;
     }
-    free(front);
-    free(next);
-    free(is_some);
+    free_each(front, next, is_some);
     return rows;
 }
 
@@ -95,8 +91,7 @@ static void make_rows(Packing *p, size_t n) {
     for (size_t i = 0; i < n; i++) p->row[of[i] + 2]++;
     for (int64_t r = 0; r < p->rows; r++) p->row[r + 2] += p->row[r + 1];
     for (size_t i = 0; i < n; i++) sorted[p->row[of[i] + 1]++] = p->sample[i];
-    free(p->sample);
-    free(of);
+    free_each(p->sample, of);
     p->sample = sorted;
 }
 

@@ -1,7 +1,6 @@
 /* pretokenizer.c: see pretokenizer.h. A scanner tries its alternatives in order. */
 #include "pretokenizer.h"
 #include "unicode.h"
-#include "llmc/base/text.h"
 #include <string.h>
 
 #define COUNT(a) (sizeof (a) / sizeof *(a))

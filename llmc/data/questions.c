@@ -1,7 +1,6 @@
 /* questions.c: see questions.h. */
 #include "questions.h"
 #include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>

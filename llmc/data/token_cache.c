@@ -104,9 +104,7 @@ int cache_read(Data *d, const char *folder, Tokenizer **tokenizer) {
         else warn("%s; the text is encoded again", e.text);
     }
     if (c.file.fd >= 0) close(c.file.fd);
-    free(c.file.path);
-    free(c.rows);
-    free(c.json);
+    free_each(c.file.path, c.rows, c.json);
     return ok;
 }
 

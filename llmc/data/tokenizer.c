@@ -265,9 +265,7 @@ static Encoder encoder_begin(const Tokenizer *t, size_t bytes) {
     return (Encoder){ .t = t, .slots = bytes < SLOTS ? NULL : mem_alloc(SLOTS * sizeof(Slot)) };
 }
 static void encoder_end(Encoder *e) {
-    free(e->slots);
-    free(e->symbols);
-    free(e->heap);
+    free_each(e->slots, e->symbols, e->heap);
 }
 
 size_t tokenizer_encode_part(const Tokenizer *t, const char *text, size_t from, size_t end, int **ids, Text *seams) {
@@ -335,8 +333,7 @@ size_t tokenizer_encode_documents(const Tokenizer *t, const Document *documents,
             memcpy((char *)*ids + done[i].at * (size_t)width, done[i].ids, done[i].count * (size_t)width);
         free(done[i].ids);
     }
-    free(done);
-    free(jobs);
+    free_each(done, jobs);
     return all;
 }
 

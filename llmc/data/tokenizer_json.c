@@ -29,8 +29,7 @@ static int read_normalizer(Tokenizer *t, const JsonValue *v, Error *e) {
     if (!strcmp(type, "NFC")) return t->nfc = 1;
     if (!strcmp(type, "Prepend") && text_is(json_get(v, "prepend"), UNDERLINE) && !t->prepend) return t->prepend = 1;
     if (!strcmp(type, "Replace") && text_is(json_get(json_get(v, "pattern"), "String"), " ")
-        && text_is(json_get(v, "content"), UNDERLINE))
-        return t->replace = 1;
+        && text_is(json_get(v, "content"), UNDERLINE)) return t->replace = 1;
     return error_set(e, "normalizer %.80s, or one of its options, is not supported", type);
 }
 
@@ -63,9 +62,8 @@ static int read_split(Tokenizer *t, const JsonValue *v, Error *e) {
         return error_set(e, "pre_tokenizer Split: behavior %.80s%s is not supported", behavior,
                          invert ? " (inverted)" : "");
     const PreTokenizer *scanner = pretokenizer_of_regex(regex);
-    return scanner ? add_scanner(t, *scanner, e)
-        : error_set(e, "pre_tokenizer Split: the pattern %.300s is not one of those supported "
-                        "(GPT-2, GPT-4, Qwen2)", regex);
+    return scanner ? add_scanner(t, *scanner, e) : error_set(e, "pre_tokenizer Split: the pattern %.300s is not one of "
+                                                             "those supported (GPT-2, GPT-4, Qwen2)", regex);
 }
 
 static int read_pre_tokenizer(Tokenizer *t, const JsonValue *v, Error *e) {
@@ -166,7 +164,6 @@ static void word_add(Tokenizer *t, int id) {
     while (t->words[i] >= 0) i = (i + 1) & t->words_mask;
     t->words[i] = id;
 }
-
 
 static int read_vocab(Tokenizer *t, const JsonValue *vocab, Error *e) {
     int byte_of_code[0x200], ok = 1;
@@ -348,16 +345,16 @@ static int check_family(const Tokenizer *t, Error *e) {
     for (int i = 0; i < t->scanners; i++)
         if (t->scanner[i].next != pretokenizer_underline().next)
             return error_set(e, "its pre_tokenizer does not end in ByteLevel");
-    if (t->replace || t->metaspace) return 1;
-    return error_set(e, "neither ByteLevel nor U+2581 for spaces: this kind of BPE is not supported");
+    return t->replace || t->metaspace
+        || error_set(e, "neither ByteLevel nor U+2581 for spaces: this kind of BPE is not supported");
 }
 
 static int read_all(Tokenizer *t, const JsonValue *root, size_t bytes, Error *e) {
     if (!json_is(root, JSON_OBJECT)) return error_set(e, "it is not a JSON object");
     if (!read_normalizer(t, json_get(root, "normalizer"), e)
         || !read_pre_tokenizer(t, json_get(root, "pre_tokenizer"), e)
-        || !check_family(t, e) || !read_decoder(t, json_get(root, "decoder"), e) || !read_model(t, root, bytes, e))
-            return 0;
+        || !check_family(t, e) || !read_decoder(t, json_get(root, "decoder"), e)
+        || !read_model(t, root, bytes, e)) return 0;
     t->bos = t->eos = -1;
     read_post_processor(t, json_get(root, "post_processor"));
     int ends[1];
@@ -370,7 +367,7 @@ static int read_all(Tokenizer *t, const JsonValue *root, size_t bytes, Error *e)
 Tokenizer *tokenizer_load_text(const char *text, size_t bytes, Error *e) {
     Error why;
     Json *json = json_parse(text, bytes, &why);
-    if (!json) { error_set(e, "tokenizer: %.900s", why.text); return NULL; }
+    if (!json) return error_set(e, "tokenizer: %.900s", why.text), NULL;
     Tokenizer *t = mem_alloc(sizeof *t);
     t->json = mem_alloc(bytes + 1);
     memcpy(t->json, text, bytes);
@@ -397,13 +394,9 @@ Tokenizer *tokenizer_load(const char *path, Error *e) {
 Tokenizer *tokenizer_bytes(void) {
     Text json = { 0 };
     Error e;
+#define BYTE_LEVEL "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":false,\"use_regex\":false},\n"
     text_add(&json, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[],"
-                    "\"normalizer\":null,\n"
-             "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":false,"
-             "\"use_regex\":false},\n"
-             "\"post_processor\":null,\n"
-             "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":false,"
-             "\"use_regex\":false},\n"
+             "\"normalizer\":null,\n\"pre_tokenizer\":" BYTE_LEVEL "\"post_processor\":null,\n\"decoder\":" BYTE_LEVEL
              "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,\n"
              "\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":false,"
              "\"merges\":[],\n\"vocab\":{");
@@ -423,6 +416,5 @@ Tokenizer *tokenizer_bytes(void) {
 void tokenizer_free(Tokenizer *t) {
     if (!t) return;
     for (int i = 0; i < t->added_count; i++) free(t->added[i].at);
-    void *owned[] = { t->json, t->chat, t->arena, t->symbol, t->piece, t->words, t->merges, t->added, t };
-    for (size_t i = 0; i < COUNT(owned); i++) free(owned[i]);
+    free_each(t->json, t->chat, t->arena, t->symbol, t->piece, t->words, t->merges, t->added, t);
 }

@@ -1,7 +1,6 @@
 /* unicode.c: see unicode.h. The tables are generated (unicode_table.h). */
 #include "unicode.h"
 #include "unicode_table.h"
-#include "llmc/base/text.h"
 #include <stdlib.h>
 
 #define COUNT(a) (sizeof (a) / sizeof *(a))

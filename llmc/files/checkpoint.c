@@ -3,8 +3,6 @@
 #include "checkpoint.h"
 #include "export.h"
 #include "optimizer_file.h"
-#include "llmc/base/text.h"
-#include "llmc/base/json.h"
 #include "config_json.h"
 #include <dirent.h>
 #include <errno.h>
@@ -217,8 +215,7 @@ static Checkpoint *open_step(const char *folder, int64_t step, RunCheck usable, 
     int ok = text && json_sealed(text, bytes, &why) && (c->run = json_parse(text, bytes, &why));
     if (text && !ok) error_set(e, "%s: %.900s", file, why.text);
     ok = ok && verify_step(c, file, usable, e);
-    free(text);
-    free(file);
+    free_each(text, file);
     if (ok) return c;
     checkpoint_close(c);
     return NULL;
@@ -235,8 +232,7 @@ Checkpoint *checkpoint_open(const char *folder, RunCheck usable, Error *e) {
         char *path = step_path(folder, steps[i]), *before = i + 1 < n ? step_path(folder, steps[i + 1]) : NULL;
         if (before) warn("%s cannot be used: %s; trying the checkpoint before it, %s", path, why.text, before);
         else error_set(e, "%s cannot be used, and there is none before it: %.800s", path, why.text);
-        free(path);
-        free(before);
+        free_each(path, before);
     }
     free(steps);
     return c;
@@ -244,9 +240,7 @@ Checkpoint *checkpoint_open(const char *folder, RunCheck usable, Error *e) {
 void checkpoint_close(Checkpoint *c) {
     if (!c) return;
     json_free(c->run);
-    free(c->folder);
-    free(c->path);
-    free(c);
+    free_each(c->folder, c->path, c);
 }
 const char *checkpoint_path(const Checkpoint *c) { return c->path; }
 const JsonValue *checkpoint_run(const Checkpoint *c) { return json_root(c->run); }
@@ -276,8 +270,7 @@ int checkpoint_load(const Checkpoint *c, Model *m, Optimizer *o, Error *e) {
         o->updates = (int)updates;
         ok = optimizer_load(optimizer, m, o, e);
     }
-    free(model);
-    free(optimizer);
+    free_each(model, optimizer);
     return ok;
 }
 
@@ -298,8 +291,7 @@ int checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tok
     char *weights = top_weights(c->path), *top = top_weights(c->folder);
     const int ok = holds_weights(c, weights, top) ? hf_save_small(c->folder, m, tokenizer, origin, e)
                                                   : publish(weights, c->folder, m, tokenizer, origin, e);
-    free(weights);
-    free(top);
+    free_each(weights, top);
     return ok;
 }
 
@@ -330,7 +322,6 @@ int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tok
         free(there);
         checkpoint_close(from);
     }
-    free(state);
-    free(folder);
+    free_each(state, folder);
     return ok;
 }

@@ -1,7 +1,6 @@
 /* checkpoint_folder.c: see checkpoint_folder.h. */
 #define _DEFAULT_SOURCE
 #include "checkpoint_folder.h"
-#include "llmc/base/text.h"
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>

@@ -2,8 +2,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "export.h"
 #include "config_json.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -134,9 +132,7 @@ static int write_index(const char *folder, const Layout *p, Error *e) {
     text_add_string(&t, "\n  }\n}\n");
     char *path = text_format("%s/model.safetensors.index.json", folder);
     const int ok = file_write(path, t.at, t.length, e);
-    free(path);
-    free(t.at);
-    free(sorted);
+    free_each(path, t.at, sorted);
     return ok;
 }
 
@@ -147,8 +143,7 @@ static int set_type(const char *folder, const char *type, Error *e) {
     if (json) config_with_type(json_root(json), type, &out);
     const int ok = json && file_write(path, out.at, out.length, e);
     json_free(json);
-    free(out.at);
-    free(path);
+    free_each(out.at, path);
     return ok;
 }
 
@@ -164,8 +159,7 @@ int export_weights(const char *folder, ExportForm form, const HfOrigin *origin, 
             for (p.one = 0; p.one < p.files && ok; p.one++) {
                 char *name = shard_name(p.one, p.files), *path = text_format("%s/%s", folder, name);
                 ok = file_replace(path, write_one, &p, e);
-                free(name);
-                free(path);
+                free_each(name, path);
             }
             ok = ok && write_index(folder, &p, e);
             if (ok && unlink(single)) ok = error_set(e, "%s: %s", single, strerror(errno));
@@ -175,8 +169,6 @@ int export_weights(const char *folder, ExportForm form, const HfOrigin *origin, 
         if (ok) *files = p.files;
     }
     safetensors_close(p.from);
-    free(p.tensors);
-    free(p.file);
-    free(single);
+    free_each(p.tensors, p.file, single);
     return ok;
 }

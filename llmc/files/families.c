@@ -1,6 +1,5 @@
 /* families.c: see families.h. Their keys: config_json.c; their tensors: pieces.c. */
 #include "families.h"
-#include <string.h>
 
 /* What a family must have, and what it may have besides. */
 enum {

@@ -5,7 +5,6 @@
 #include "llmc/model/plan.h"
 #include "llmc/model/ranges.h"
 #include "llmc/model/routers.h"
-#include "llmc/base/text.h"
 #include "config_json.h"
 #include "load.h"
 #include "pieces.h"
@@ -103,8 +102,7 @@ Json *hf_json(const char *folder, const char *name, Error *e) {
     char *text = file_read(path, &bytes, e);
     Json *json = text ? json_parse(text, bytes, &why) : NULL;
     if (text && !json) error_set(e, "%s: %.900s", path, why.text);
-    free(text);
-    free(path);
+    free_each(text, path);
     return json;
 }
 int hf_load_config(const char *folder, Config *c, Error *e) {
@@ -202,10 +200,7 @@ static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
     }
     first[f->range_count] = count;
     const int ok = load_ranges(m, s, loads, first, e);
-    free(first);
-    free(pieces);
-    free(of);
-    free(loads);
+    free_each(first, pieces, of, loads);
     return ok;
 }
 
@@ -244,8 +239,7 @@ static void warn_of_unknown(const Model *m, const Safetensors *s, const char *pa
         warn("%s: tensor %s is not part of this model and is ignored", path, name);
         warnings++;
     }
-    free(pieces);
-    free(known);
+    free_each(pieces, known);
 }
 
 /* Are all tensors there, in the right shapes? problems: a line for each that is not. used: of the
@@ -333,8 +327,7 @@ static int write_file(const char *folder, const char *name, const char *text, si
     Error none;
     char *there = is_file(path) ? file_read(path, &n, &none) : NULL;
     const int ok = (there && n == bytes && !memcmp(there, text, n)) || file_write(path, text, bytes, e);
-    free(there);
-    free(path);
+    free_each(there, path);
     return ok;
 }
 
@@ -488,8 +481,7 @@ static WeightsFile weights_file(const Model *m) {
     return f;
 }
 static void weights_file_free(WeightsFile *f) {
-    free(f->pieces);
-    free(f->tensors);
+    free_each(f->pieces, f->tensors);
 }
 
 /* elements: of buffer */

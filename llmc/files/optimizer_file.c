@@ -49,9 +49,7 @@ static StateFile state_file(const Model *m, const Optimizer *o) {
     return f;
 }
 static void state_file_free(StateFile *f) {
-    free(f->names);
-    free(f->shapes);
-    free(f->entries);
+    free_each(f->names, f->shapes, f->entries);
 }
 
 /* This rank's part of a tensor that begins at byte `at` of the data. buffer: BUFFER elements. */
@@ -175,8 +173,7 @@ static int load_kind(Safetensors *s, Model *m, const Optimizer *o, int kind, Mis
         }
     }
     ok = ok && load_all(m->dev, s, loads, n, e);
-    free(loads);
-    free(of);
+    free_each(loads, of);
     return ok;
 }
 

@@ -2,7 +2,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "safetensors.h"
 #include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -39,10 +38,7 @@ static double f16_at(const unsigned char *p) {          /* 1 sign, 5 exponent (b
     static void from_##type(double *to, const unsigned char *from, size_t n) { \
         for (size_t i = 0; i < n; i++) to[i] = type##_at(from + i * (bytes)); \
     }
-CONVERTER(f64, 8)
-CONVERTER(f32, 4)
-CONVERTER(bf16, 2)
-CONVERTER(f16, 2)
+CONVERTER(f64, 8) CONVERTER(f32, 4) CONVERTER(bf16, 2) CONVERTER(f16, 2)
 static void to_f64(void *to, const double *from, size_t n) { memcpy(to, from, n * sizeof *from); }
 static void to_f32(void *to, const double *from, size_t n) {
     float *x = to;
@@ -83,9 +79,9 @@ static const FileDtype dtypes[] = {
     { "F64", 64, from_f64, to_f64 },
 #define OTHER(name, bits) { name, bits, NULL, NULL }
     OTHER("BOOL", 8), OTHER("U8", 8), OTHER("I8", 8), OTHER("I16", 16), OTHER("U16", 16), OTHER("I32", 32),
-OTHER("U32", 32),
-    OTHER("I64", 64), OTHER("U64", 64), OTHER("C64", 64), OTHER("F8_E5M2", 8), OTHER("F8_E4M3", 8), OTHER("F8_E8M0", 8),
-    OTHER("F8_E5M2FNUZ", 8), OTHER("F8_E4M3FNUZ", 8), OTHER("F6_E2M3", 6), OTHER("F6_E3M2", 6), OTHER("F4", 4),
+    OTHER("U32", 32), OTHER("I64", 64), OTHER("U64", 64), OTHER("C64", 64), OTHER("F8_E5M2", 8), OTHER("F8_E4M3", 8),
+    OTHER("F8_E8M0", 8), OTHER("F8_E5M2FNUZ", 8), OTHER("F8_E4M3FNUZ", 8), OTHER("F6_E2M3", 6), OTHER("F6_E3M2", 6),
+    OTHER("F4", 4),
 #undef OTHER
 };
 static const FileDtype *dtype_named(const char *name) {
@@ -205,15 +201,13 @@ static int read_at(const Shard *f, uint64_t offset, void *data, size_t bytes, Er
 
 static int shard_open(Shard *f, const char *path, Error *e) {
     struct stat s;
-    unsigned char length[8];
     *f = (Shard){ .path = text_format("%s", path), .fd = open(path, O_RDONLY | O_CLOEXEC) };
     if (f->fd < 0 || fstat(f->fd, &s)) return error_set(e, "%s: %s", path, strerror(errno));
     if (!S_ISREG(s.st_mode)) return error_set(e, "%s: not a regular file", path);
     uint64_t size = (uint64_t)s.st_size, n = 0;
     if (size < 8) return error_set(e, "%s: %llu bytes are too few for a safetensors file", path,
                                    (unsigned long long)size);
-    if (!read_at(f, 0, length, 8, e)) return 0;
-    for (int i = 8; i-- > 0; ) n = n << 8 | length[i];
+    if (!read_at(f, 0, &n, 8, e)) return 0;                     /* little-endian, as the data */
     if (n > HEADER_MAX)
         return error_set(e, "%s: header of %llu bytes, but at most %d are allowed; is it a safetensors file?", path,
                          (unsigned long long)n, HEADER_MAX);
@@ -229,9 +223,7 @@ static int shard_open(Shard *f, const char *path, Error *e) {
 static void shard_close(Shard *f) {
     if (f->fd >= 0) close(f->fd);
     json_free(f->json);
-    free(f->path);
-    free(f->tensors);
-    free(f->shapes);
+    free_each(f->path, f->tensors, f->shapes);
 }
 
 /* ---- a set of files -------------------------------------------------------------------------- */
@@ -342,8 +334,7 @@ static int open_folder(Safetensors *s, const char *folder, Error *e) {
     int ok = is_file(single) ? add_shard(s, single, e) && index_names(s, e)
            : is_file(index) ? open_index(s, folder, index, e)
            : error_set(e, "%s: holds neither model.safetensors nor model.safetensors.index.json", folder);
-    free(single);
-    free(index);
+    free_each(single, index);
     return ok;
 }
 
@@ -357,10 +348,7 @@ Safetensors *safetensors_open(const char *path, Error *e) {
 void safetensors_close(Safetensors *s) {
     if (!s) return;
     for (int i = 0; i < s->shard_count; i++) shard_close(&s->shards[i]);
-    free(s->shards);
-    free(s->tensors);
-    free(s->by_name);
-    free(s);
+    free_each(s->shards, s->tensors, s->by_name, s);
 }
 
 size_t safetensors_count(const Safetensors *s) { return s->count; }
@@ -440,9 +428,6 @@ double safetensors_value(const char *dtype, const void *element) {
     dtype_named(dtype)->read(&value, element, 1);
     return value;
 }
-int safetensors_read_double(Safetensors *s, const FileTensor *t, uint64_t first, double *data, size_t n, Error *e) {
-    return safetensors_read_as(s, t, first, "F64", data, n, e);
-}
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
@@ -520,9 +505,8 @@ static SafetensorsWriter *create(const char *path, const FileTensor *tensors, si
     w->data = 8 + h.length;
     ok = ok && (how == OTHERS || header_read(&check, h.at, h.length, w->size, e))
       && (w->file = how == ALONE ? file_create(path, e) : file_join(path, w->data + w->size, e));
-    unsigned char length[8];
-    for (int i = 0; i < 8; i++) length[i] = (unsigned char)((uint64_t)h.length >> 8 * i);
-    if (how != OTHERS) ok = ok && put(w, length, 8, e) && put(w, h.at, h.length, e);
+    const uint64_t length = h.length;                           /* little-endian, as the data */
+    if (how != OTHERS) ok = ok && put(w, &length, 8, e) && put(w, h.at, h.length, e);
     else ok = ok && safetensors_seek(w, 0, e);
     shard_close(&check);
     free(h.at);
@@ -555,10 +539,7 @@ int safetensors_append(SafetensorsWriter *w, const void *data, size_t bytes, Err
     return put(w, data, bytes, e);
 }
 
-size_t safetensors_width(const char *dtype) {
-    const FileDtype *known = dtype_named(dtype);
-    return known ? (size_t)known->bits / 8 : 0;
-}
+size_t safetensors_width(const char *dtype) { return dtype_named(dtype) ? (size_t)dtype_named(dtype)->bits / 8 : 0; }
 
 int safetensors_append_double(SafetensorsWriter *w, const char *name, const char *type, const double *data,
                               size_t n, Error *e) {
@@ -582,11 +563,7 @@ int safetensors_append_double(SafetensorsWriter *w, const char *name, const char
 int safetensors_leave(SafetensorsWriter *w, FilePart **parts, size_t *count, Error *e) {
     const int ok = file_finish(w->file, e);
     w->file = NULL;
-    if (ok) {
-        *parts = w->parts;
-        *count = w->count;
-        w->parts = NULL;
-    }
+    if (ok) *parts = w->parts, *count = w->count, w->parts = NULL;
     safetensors_abandon(w);
     return ok;
 }
@@ -596,10 +573,7 @@ int safetensors_finish(SafetensorsWriter *w, Error *e, uint64_t *bytes, uint32_t
     int ok = w->too_much ? error_set(e, "%s: more data than its tensors hold", w->path)
            : left ? error_set(e, "%s: %llu bytes of data are missing", w->path, (unsigned long long)left)
            : file_sum(w->parts, w->count, &sum) ? 1 : error_set(e, "%s: its data are not complete", w->path);
-    if (ok) {
-        ok = file_finish(w->file, e);
-        w->file = NULL;
-    }
+    if (ok) ok = file_finish(w->file, e), w->file = NULL;
     if (ok && bytes) *bytes = sum.bytes;
     if (ok && crc) *crc = sum.crc;
     safetensors_abandon(w);
@@ -609,7 +583,5 @@ int safetensors_finish(SafetensorsWriter *w, Error *e, uint64_t *bytes, uint32_t
 void safetensors_abandon(SafetensorsWriter *w) {
     if (!w) return;
     file_abandon(w->file);
-    free(w->parts);
-    free(w->path);
-    free(w);
+    free_each(w->parts, w->path, w);
 }

@@ -44,7 +44,7 @@ enum { MXFP4_BLOCK = 32 };
 int safetensors_read_mxfp4(Safetensors *s, const FileTensor *blocks, const FileTensor *scales, uint64_t first,
                            const char *dtype, void *data, size_t n, Error *e);
 double safetensors_value(const char *dtype, const void *element);      /* of one of these types */
-int safetensors_read_double(Safetensors *s, const FileTensor *t, uint64_t first, double *data, size_t n, Error *e);
+#define safetensors_read_double(s, t, first, data, n, e) safetensors_read_as(s, t, first, "F64", data, n, e)
 
 /* Writes directly to `path`: the caller picks a temporary name and renames the file. Data is
  * appended in pieces of any size, in the order of the list. finish checks that the data is

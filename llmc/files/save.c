@@ -8,8 +8,6 @@
 #include "checkpoint.h"
 #include "config_json.h"
 #include "optimizer_file.h"
-#include "host_buffer.h"
-#include "llmc/base/text.h"
 #include "llmc/base/omp.h"
 #include "llmc/model/parallel.h"
 #include <errno.h>
@@ -82,8 +80,7 @@ static int publish_folder(const char *folder, int64_t step, const char *temporar
     *published = ok || (is_folder(final) && !is_folder(temporary));
     if (aside && *published) remove_folder(aside);
     else if (aside) rename(aside, final);
-    free(final);
-    free(aside);
+    free_each(final, aside);
     return ok;
 }
 
@@ -118,8 +115,7 @@ static void write_parts(Saver *s) {
         *state = in ? text_format("%s/%s", in, checkpoint_files[1]) : NULL;
     s->ok = hf_write_weights(&s->shard, weights, s->what.step, &s->parts[0], &s->count[0], &s->why)
          && (!state || optimizer_save(&s->shard, state, &s->parts[1], &s->count[1], &s->why));
-    free(weights);
-    free(state);
+    free_each(weights, state);
 }
 static void publish_step(Saver *s) {
     char *run = text_format("%s/run.json", s->temporary), *final = step_path(s->folder, s->what.step),
@@ -130,7 +126,7 @@ static void publish_step(Saver *s) {
     ok = ok && publish(weights, s->folder, s->shard.model, s->what.tokenizer, s->what.origin, &s->why);
     if (ok) remove_old_steps(s->folder, s->what.step, s->keep);
     s->saved = ok ? SAVED_ALL : published ? SAVED_STATE : SAVED_NOTHING;
-    free(run); free(final); free(weights);
+    free_each(run, final, weights);
 }
 /* The folder's other files do not change in a run: only replacing the weights must be atomic. */
 static void publish_best(Saver *s) {
@@ -138,8 +134,7 @@ static void publish_best(Saver *s) {
     const int ok = hf_save_small(best, s->shard.model, s->what.tokenizer, s->what.origin, &s->why)
                 && file_publish(s->temporary, final, &s->why);
     s->saved = ok ? SAVED_ALL : SAVED_NOTHING;
-    free(best);
-    free(final);
+    free_each(best, final);
 }
 
 /* ---- threads --------------------------------------------------------------------------------- */
@@ -208,8 +203,7 @@ static int collect_sums(Saver *s) {
         if (ok && s->shard.leads
             && (!file_sum(all, n, &s->sums[f]) || stat(path, &there) || (uint64_t)there.st_size != s->sums[f].bytes))
             ok = error_set(&s->why, "%s: the parts that the ranks have written do not make up the file", path);
-        free(path);
-        free(all);
+        free_each(path, all);
     }
     return agree(s, ok);
 }
@@ -249,7 +243,7 @@ static void forget(Saver *s) {
         free(s->parts[f]);
         s->parts[f] = NULL;
     }
-    free(s->folder); free(s->progress); free(s->temporary);
+    free_each(s->folder, s->progress, s->temporary);
     s->folder = s->progress = s->temporary = NULL;
     save_shard_drop(&s->shard);
     s->phase = IDLE;
@@ -360,6 +354,6 @@ int checkpoint_link_best(const char *folder, int64_t step, const Model *m, const
                          const HfOrigin *origin, Error *e) {
     char *state = step_path(folder, step), *weights = top_weights(state), *best = text_format("%s/best", folder);
     const int ok = publish(weights, best, m, tokenizer, origin, e);
-    free(state); free(weights); free(best);
+    free_each(state, weights, best);
     return ok;
 }
