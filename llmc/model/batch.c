@@ -1,5 +1,4 @@
-/* batch.c: what goes into a model and what comes out of it: batches, micro-batches and their phase,
- * results. */
+/* batch.c: see batch.h. */
 #include "batch.h"
 #include "gradients.h"
 #include "routers.h"
@@ -23,9 +22,7 @@ void model_position(Model *m, const int *position) {
 static void set_shape(Model *m, int B, int T) {
     const size_t N = (size_t)B * (size_t)T;
     int *position = mem_alloc(N * sizeof *position);
-    m->batch.B = B;
-    m->batch.T = T;
-    m->batch.N = B * T;
+    m->batch.B = B, m->batch.T = T, m->batch.N = B * T;
     m->batch.packed = 0;
     for (size_t n = 0; n < N; n++) position[n] = (int)(n % (size_t)T);
     model_position(m, position);
@@ -42,8 +39,8 @@ void model_pack(Model *m, const int *position) {
 }
 void model_scale_loss(Model *m, double scale) { m->dev->reals_from_double(m->batch.loss_scale, &scale, 1); }
 
-void model_send(Model *m, const int *tokens, const int *targets, const int *positions, const uint64_t *keys,
-                int B, int T) {
+void model_send(Model *m, const int *tokens, const int *targets, const int *positions, const uint64_t *keys, int B,
+                int T) {
     Batch *b = &m->batch;
     set_shape(m, B, T);
     const size_t all = (size_t)b->micro_batches * (size_t)b->N;
@@ -62,8 +59,7 @@ void model_set_phase(Model *m, Phase phase) {
     for (int i = 0; i < m->manifest.range_count && phase & PHASE_FIRST && m->dp.level < 2; i++)
         model_clear_gradients(m, i);
 }
-/* If ordered, or with sharded gradients, those of each micro-batch are computed by themselves and
- * then added to sums. */
+/* If ordered, or with sharded gradients, those of a micro-batch are made apart and then added. */
 void model_begin_micro(Model *m, int micro) {
     Batch *b = &m->batch;
     const size_t N = (size_t)b->N, first = (size_t)micro * N;
@@ -87,9 +83,8 @@ void model_end_micro(Model *m, int micro) {
 }
 
 StepResults model_results(const Model *m) {
-    const size_t Re = m->dev->real_size, before_load = (size_t)((char *)m->results.load - m->results.base),
-        reals = before_load / Re;
-    const size_t load = router_offset(m, m->routers) * sizeof(int);
+    const size_t Re = m->dev->real_size, before_load = (size_t)((char *)m->results.load - m->results.base);
+    const size_t reals = before_load / Re, load = router_offset(m, m->routers) * sizeof(int);
     char *host = mem_alloc(before_load + load);
     StepResults r = { .step_losses = mem_alloc(reals * sizeof *r.step_losses), .load = mem_alloc(load) };
     m->dev->download(host, m->results.base, before_load + load);

@@ -32,16 +32,14 @@ static int probe_open(Probe *b, const Check *c, const Device *dev) {
     *b = (Probe){ .c = c };
     model_plan_training(&b->m, dev, &c->config, c->B, c->T, &c->recompute, 1, FLOATX, NULL);
     if (!model_allocate(&b->m)) { model_free(&b->m); return 0; }
-    b->m.balance_coef = c->balance;
-    b->m.z_coef = c->z;
-    b->m.dropout = c->dropout;
+    b->m.balance_coef = c->balance, b->m.z_coef = c->z, b->m.dropout = c->dropout;
     b->m.rounds = 1;
     const uint64_t key = random_key(c->seed, 3);
     dev->upload(b->m.batch.key, &key, sizeof key);
-    b->weights = mem_alloc(b->m.manifest.total * sizeof *b->weights);
-    b->grads = mem_alloc(b->m.manifest.total * sizeof *b->grads);
-    b->tokens = mem_alloc(N * sizeof *b->tokens);
-    b->targets = mem_alloc(N * sizeof *b->targets);
+    b->weights = mem_alloc(2 * b->m.manifest.total * sizeof *b->weights);
+    b->grads = b->weights + b->m.manifest.total;
+    b->tokens = mem_alloc(2 * N * sizeof *b->tokens);
+    b->targets = b->tokens + N;
     random_weights(&b->m.manifest, c->seed, b->weights);
     dev->from_double(b->m.params, b->weights, b->m.manifest.total);
     for (size_t n = 0; n < N; n++) {
@@ -53,9 +51,7 @@ static int probe_open(Probe *b, const Check *c, const Device *dev) {
 static void probe_close(Probe *b) {
     model_free(&b->m);
     free(b->weights);
-    free(b->grads);
     free(b->tokens);
-    free(b->targets);
 }
 
 /* All that training minimizes: cross entropy, and each router's balance and z losses. */
@@ -94,8 +90,7 @@ static uint64_t choices(const Probe *b) {
             const Plan *p = &both[i]->plan;
             const size_t begin = (size_t)p->E + 1;
             if (!both[i]->expert) continue;
-            /* where experts' rows begin, and whose they are */
-            int *rows = mem_alloc((begin + (size_t)p->S) * sizeof *rows);
+            int *rows = mem_alloc((begin + (size_t)p->S) * sizeof *rows);       /* of experts: where, and whose */
             m->dev->download(rows, p->start, begin * sizeof *rows);
             m->dev->download(rows + begin, p->token_of_row, (size_t)rows[p->E] * sizeof *rows);
             h = hash_bytes(h, rows, (begin + (size_t)rows[p->E]) * sizeof *rows);
@@ -124,9 +119,8 @@ static int difference(Probe *b, size_t j, double h, uint64_t expected, double *s
     return !rerouted;
 }
 /* The error of gradient element j, relative to the larger of itself and rms; -1: tokens change
- * their experts too near. Where they do, or the error is above the bound because a second
- * derivative jumps nearby (relu^2: an error of order h), a smaller h is tried, at the cost of
- * digits. A wrong gradient is wrong at every h. */
+ * their experts too near. Where they do, or a second derivative jumps nearby (relu^2: an error of
+ * order h), a smaller h is tried, at the cost of digits. A wrong gradient is wrong at every h. */
 static double element_error(Probe *b, size_t j, double rms, double bound, uint64_t expected) {
     const double own = b->grads[j], size = fabs(own) > rms ? fabs(own) : rms;
     double least = -1;

@@ -1,5 +1,4 @@
-/* check.h: is the backward pass the derivative of the forward pass? On any configuration, the
- * user's included. */
+/* check.h: is the backward pass the derivative of the forward pass? On any configuration. */
 #ifndef CHECK_H
 #define CHECK_H
 #include <stdio.h>
@@ -15,10 +14,10 @@ typedef struct {
 
 /* Finite differences in f64: for each tensor, `samples` elements, the loss at four points around
  * the element's value, and nearer ones if the error exceeds `bound` (relu^2 has a second derivative
- * that jumps). An element near which a token changes its experts is skipped, because the loss has a
- * step there. Prints a line per tensor (without `all` only the bad ones). Returns how many tensors
- * exceed `bound`, -1 if there is no memory; *worst: the largest error, relative to the larger of
- * the element's gradient and the tensor's root mean square. */
+ * that jumps). Where a token changes its experts the loss has a step: such elements are skipped.
+ * Prints a line per tensor (without `all` only the bad ones). Returns how many exceed `bound`, -1
+ * without memory; *worst: the largest error, relative to the larger of the element's gradient and
+ * the tensor's root mean square. */
 int check_gradients(const Check *c, double bound, FILE *report, int all, double *worst);
 
 /* The same batch on two devices: the norm-wise relative difference of every tensor's gradient. Both

@@ -21,16 +21,14 @@ static const char letters[] = "chdqaxekfsnzuvliyw";
 static int may_be_zero(char letter) { return strchr(letters, letter) >= strchr(letters, 's'); }
 static const struct { const char *what, *otherwise; } fields[] = {      /* in the order of the letters */
     { "channels, the width of the residual stream",                  "128 with 4 layers, else 64 per layer" },
-    { "query heads of a token, in all",
-      "4 below 128 channels or with 4 layers, else one per 64 channels" },
+    { "query heads of a token, in all",         "4 below 128 channels or with 4 layers, else one per 64 channels" },
     { "size of a head",                                              "channels / heads" },
     { "kv heads (= heads of an attention expert)",               "as many as heads; with attention experts heads / x" },
     { "attention experts; 1: plain attention",                       "1" },
     { "attention experts per token",                                 "2" },
     { "experts of the MLP; 1: a dense MLP",                          "m, u: 8; d: 1" },
     { "experts per token",                                           "2" },
-    { "width of an expert, or of the dense MLP",
-      "128 channels: 128 (d: 256), else channels * 4/3 (d: 8/3)" },
+    { "width of an expert, or of the dense MLP",      "128 channels: 128 (d: 256), else channels * 4/3 (d: 8/3)" },
     { "shared experts, which every token has",                       "0" },
     { "norm of queries and keys: 1 of each head, 2 of all together", "1; 0: none" },
     { "matrices that start at zero: 1 outputs of layers, 2 head, too", "0: none" },
@@ -90,8 +88,8 @@ static int choose_heads(Config *c, const char *text, const int value[26], int sm
     const int heads = FIELD('h', GIVEN('q') && c->attention_experts > 1 ? value['q' - 'a'] * active
                                : small || c->channels < 128 ? 4 : c->channels / 64);
     if (!GIVEN('d') && !divides(heads, c->channels))
-        return error_set(e, "model %s: %d heads do not divide %d channels; give other heads (h) "
-                            "or a head size (d)", text, heads, c->channels);
+        return error_set(e, "model %s: %d heads do not divide %d channels; give other heads (h) or a head size (d)",
+                         text, heads, c->channels);
     c->head_size = FIELD('d', c->channels / heads);
     if (c->attention_experts > 1) {
         c->query_heads = active;
@@ -123,8 +121,7 @@ int config_parse(Config *c, const char *text, Error *e) {
     if (!parse_fields(text, end, value, e)) return 0;
     const int small = layers == 4 && !GIVEN('c'), mixture = kind != 'd';
     *c = (Config){ .layers = (int)layers, .universal = kind == 'u', .tied = 1, .scores = TOPK_SOFTMAX, .tile = ROW_TILE,
-                   .activation = SWIGLU, .rope_theta = 10000, .norm_eps = 1e-6, .final_eps = 1e-6,
-                   .init_std = 0.02 };
+                   .activation = SWIGLU, .rope_theta = 10000, .norm_eps = 1e-6, .final_eps = 1e-6, .init_std = 0.02 };
     c->channels = FIELD('c', small ? 128 : (int)(64 * layers));
     c->attention_experts = FIELD('a', 1);
     c->attention_topk = FIELD('x', c->attention_experts > 1 ? 2 : 1);
@@ -191,11 +188,10 @@ static int within_limits(const Config *c, Error *e) {
     const int sizes[] = { c->channels, c->vocab, c->context, c->attention_experts, c->kv_heads, c->query_heads,
                           c->head_size, c->experts, c->width, c->shared_width, c->dense_width, c->value_embeddings,
                           c->kv_rank, c->query_rank, c->value_size };
-    const double most = 2147483647, C = c->channels,
-        row = 2.0 * c->width * c->experts + 2.0 * c->shared_width + 2.0 * c->dense_width;
-    const double experts = c->attention_experts, vocab = c->vocab ? c->vocab : 1;
-    const double one = (double)c->kv_heads * c->head_size,
-        heads = one * (experts > 1 && experts > c->query_heads ? experts : c->query_heads);
+    const double most = 2147483647, C = c->channels, experts = c->attention_experts, vocab = c->vocab ? c->vocab : 1;
+    const double row = 2.0 * c->width * c->experts + 2.0 * c->shared_width + 2.0 * c->dense_width;
+    const double one = (double)c->kv_heads * c->head_size;
+    const double heads = one * (experts > 1 && experts > c->query_heads ? experts : c->query_heads);
     if (c->layers > LAYERS_MAX) return error_set(e, "%d layers; at most %d", c->layers, LAYERS_MAX);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i] > SIZE_LIMIT) return error_set(e, "a size of %d; at most %d", sizes[i], SIZE_LIMIT);
@@ -208,10 +204,9 @@ static int within_limits(const Config *c, Error *e) {
                              scales[i]);
     if (!(c->rope_theta > 0 && c->rope_theta < 1e30))
         return error_set(e, "rotary positions to the base %g are impossible", c->rope_theta);
-    const double latents = (double)c->kv_rank + c->query_rank + c->rotated,
-        values = c->value_embeddings ? vocab * one : 0;
-    const double layer = C * (1.5 * row + 2 * heads + 2 * one + c->experts + experts + latents) + values
-        + latents * 3 * heads;
+    const double latents = (double)c->kv_rank + c->query_rank + c->rotated;
+    const double layer = C * (1.5 * row + 2 * heads + 2 * one + c->experts + experts + latents)
+                       + (c->value_embeddings ? vocab * one : 0) + latents * 3 * heads;
     if (C * vocab > 1e12 || row > most || heads > most || 2 * one > most || latents > most || layer * c->layers > 1e15)
         return error_set(e, "these sizes are beyond what one tensor can hold");
     return 1;
@@ -274,8 +269,8 @@ double config_score_scale(const Config *c) {
     return (c->attention_scale > 0 ? c->attention_scale * sqrt(c->head_size) : 1) * stretched * stretched;
 }
 double config_projections(const Config *c, int output) {
-    const double C = c->channels, GD = (double)c->kv_heads * c->head_size, QGD = GD * c->query_heads,
-        V = config_value_size(c);
+    const double C = c->channels, V = config_value_size(c);
+    const double GD = (double)c->kv_heads * c->head_size, QGD = GD * c->query_heads;
     if (output) return C * c->query_heads * c->kv_heads * V;
     if (!c->kv_rank) return C * (2 * GD + QGD);
     return (c->query_rank ? c->query_rank * (C + QGD) : C * QGD)
@@ -313,8 +308,7 @@ void config_pad_vocab(Config *c) {
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
-size_t config_active(const Config *c, size_t total) {
-    /* of the experts that a token does not visit: */
+size_t config_active(const Config *c, size_t total) {           /* less the experts that a token does not visit */
     const double gate = IS_GATED(c->activation) ? 2 : 1, C = c->channels;
     const double bias = c->expert_bias ? gate * c->width + C : 0;
     const double mlp = (c->experts - c->topk) * ((gate + 1) * c->width * C + bias)

@@ -6,12 +6,10 @@
 #include "llmc/base/text.h"
 #include "kernels/kernels.h"
 
-/* An RMSNorm of queries and keys before rotation: of every head, with one weight (D) for each of
- * the two; or of all heads of a token together (OLMoE). */
+/* An RMSNorm of queries and keys before rotation: of each head, or of all of a token (OLMoE). */
 typedef enum { NORM_NONE, NORM_EACH, NORM_ALL } HeadNorm;
 
-/* Passes of the experts that compute in 8 bits. FP8_WHERE_FASTER: all, if fp8.c knows that they are
- * faster; else none. */
+/* Passes of experts in 8 bits. FP8_WHERE_FASTER: all if fp8.c knows them to be faster, else 0. */
 typedef enum { FP8_FORWARD = 1, FP8_BACKWARD = 2, FP8_ALL = 3, FP8_WHERE_FASTER = 4 } Fp8Passes;
 
 /* How positions beyond the original context are made to fit (rope.c). */
@@ -19,8 +17,7 @@ typedef enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } RopeKind;
 typedef struct {
     RopeKind kind;
     int    exact;                   /* 1: YaRN's range of pairs is not rounded to whole ones */
-    double factor, low, high;       /* low, high: rotations within the original context between
-                                     * which a pair is scaled in part */
+    double factor, low, high;       /* a pair with low .. high rotations in the original context is scaled in part */
     double original, attention;     /* the context before; YaRN's factor of queries and of keys */
     double scores;              /* DeepSeek's mscale_all_dim: scores are multiplied by rope_mscale(factor, scores)^2 */
 } RopeScaling;
@@ -29,8 +26,7 @@ typedef struct {
     "attention experts that every token has were removed from this program; the last version with them is c776785"
 
 enum { MOST_LISTED = 256 };         /* layers that may differ from others */
-/* some of the layers: bit l % 64 of bits[l / 64] is layer l */
-typedef struct { uint64_t bits[MOST_LISTED / 64]; } Layers;
+typedef struct { uint64_t bits[MOST_LISTED / 64]; } Layers;             /* bit l % 64 of bits[l / 64]: layer l */
 
 typedef struct {
     int layers;                     /* L: blocks a token passes */
@@ -40,8 +36,7 @@ typedef struct {
     int context;                    /* longest sequence it is meant for */
     int attention_experts, attention_topk;   /* 1, 1: plain attention */
     int kv_heads, head_size;        /* G, D */
-    int query_heads;                /* Q: query heads per kv head; in a mixture of attention heads that is
-                                     * attention_topk */
+    int query_heads;                /* Q: query heads per kv head; in a mixture of attention heads attention_topk */
     int experts, topk, width;       /* E, K, F; 1, 1: a dense MLP */
     int shared_width;               /* width of the shared expert beside the routed ones; 0: none */
     Scores scores;
@@ -54,10 +49,8 @@ typedef struct {
 
     /* Ingredients of a recipe. All of them are off at 0. */
     HeadNorm qk_norm;
-    int zero_output;                /* 1: matrices whose result is added to the residual stream
-                                     * begin as zeros; 2: an untied head too */
-    int value_embeddings;           /* n: in the last layer, and every n-th before it, an embedding
-                                     * of its own is added to the values */
+    int zero_output;                /* 1: outputs of sub-layers begin as zeros; 2: an untied head, too */
+    int value_embeddings;           /* n: the last layer and each n-th before it add an embedding to the values */
     double init_fan;                /* matrices begin with standard deviation init_fan / sqrt(inputs), not init_std */
     double init_embed;              /* the embedding's standard deviation, not init_std */
     double logit_cap;               /* logits become cap tanh(logits / cap) */
@@ -77,9 +70,7 @@ typedef struct {
     int sinks;                  /* 1: every query head has a learned score of a key without a value (sink_forward) */
     int expert_bias;                /* 1: biases of the MLP's router, and of each expert's two products */
     int rotated;  /* dimensions of a head that positions rotate: the first, or, of latent attention, the last; 0: all */
-    int kv_rank, query_rank;        /* latent attention (latent.c): sizes of the latents of keys and
-                                     * values, and of queries, which may have none: 0. kv_rank 0: it
-                                     * is none */
+    int kv_rank, query_rank;        /* latent attention (latent.c): sizes of its latents; 0: none of these */
     int value_size;                 /* of a head's values, at most head_size; 0: head_size */
     int rope_pairs;                 /* 1: in files neighbouring dimensions are rotated together */
     RopeScaling rope;
@@ -100,8 +91,7 @@ void config_explain(Text *out);                             /* descriptors, for 
  * which must be that width. 0 and a message if it cannot be. */
 int  config_upcycle(Config *c, const char *fields, Error *e);
 void config_descriptor(const Config *c, char text[128]);    /* the other way; complete, so parsing it gives c again */
-/* 1, or 0 with the rule that is broken. The memory plan of an accepted configuration cannot
- * overflow. */
+/* 1, or 0 and the rule that is broken. The memory plan of what is accepted cannot overflow. */
 int  config_check(const Config *c, Error *e);
 enum { LAYERS_MAX = 10000, SIZE_LIMIT = 1 << 24 };                  /* SIZE_LIMIT: of every size but the layers */
 
@@ -109,24 +99,19 @@ const char *scores_name(Scores s);                                  /* in files 
 int scores_by_name(const char *name, OUT Scores *s);                /* 0 if unknown */
 
 int config_value_size(const Config *c);             /* of a head */
-double rope_mscale(double factor, double by);       /* by how much YaRN makes scores of a context
-                                                     * that is `factor` times as long larger */
+double rope_mscale(double factor, double by);       /* YaRN's factor of scores in a context `factor` times as long */
 double config_score_scale(const Config *c);         /* scores are q k / sqrt(D) times this */
-/* weights of attention's products that a token passes: the output's, or those before */
-double config_projections(const Config *c, int output);
+double config_projections(const Config *c, int output);         /* weights of attention's output, or of q, k, v */
 int config_has_values(const Config *c, int l);      /* does layer l have an embedding of its own? */
 void layers_add(Layers *s, int l);                  /* l < MOST_LISTED */
 int config_window(const Config *c, int l);          /* of layer l */
-/* keys before the window: twice their mean over the queries of a row of T */
-double config_unseen(const Config *c, int l, int T);
+double config_unseen(const Config *c, int l, int T);    /* keys before the window: twice the mean over a row of T */
 int config_has_experts(const Config *c, int l);     /* is the MLP of layer l a mixture? */
 int config_width(const Config *c, int l);           /* F of layer l */
 int config_dense_width(const Config *c);            /* F of layers with one MLP; 0: there are none */
 int config_mixtures(const Config *c);               /* how many layers have one */
-/* token ids that the model's files have rows for */
-static inline int config_ids(const Config *c) { return c->vocab - c->padding; }
-/* Rows are added to the vocabulary up to whole tiles of the head; they are padding. */
-void config_pad_vocab(Config *c);
+static inline int config_ids(const Config *c) { return c->vocab - c->padding; }     /* that files have rows for */
+void config_pad_vocab(Config *c);                   /* adds rows up to whole tiles of the head: padding */
 
 /* Parameters that work on one token (of `total` learnable ones): each router's k of its experts. */
 size_t config_active(const Config *c, size_t total);

@@ -44,8 +44,8 @@ void decoder_reset(Decoder *d) { d->length = 0; }
 /* The model on m->batch.tokens, up to the logits after the last token of every sequence. */
 static void forward(Decoder *d) {
     Model *m = &d->model;
-    const size_t V = (size_t)m->config.vocab, C = (size_t)m->config.channels, B = (size_t)d->sequences,
-        T = (size_t)m->batch.T;
+    const size_t V = (size_t)m->config.vocab, C = (size_t)m->config.channels;
+    const size_t B = (size_t)d->sequences, T = (size_t)m->batch.T;
     model_forward(m);
     if (T == 1) { model_next(m, d->logits); return; }
     for (size_t b = 0; b < B; b++)
@@ -64,9 +64,7 @@ static void set_positions(Decoder *d, int from, int T) {
             position[b*T + t] = from + t;
             at[b*T + t] = b * m->cache_capacity + from + t;
         }
-    m->batch.B = B;
-    m->batch.T = T;
-    m->batch.N = N;
+    m->batch.B = B, m->batch.T = T, m->batch.N = N;
     model_position(m, position);
     m->dev->upload(m->cache_row, at, (size_t)N * sizeof *at);
     free(position);

@@ -1,6 +1,6 @@
-/* decode.h: generating with a key/value cache. B sequences advance together; each
- * has read the same number of tokens. Tokens are drawn on the device and read there: the host
- * queues steps and reads the tokens a few steps behind. */
+/* decode.h: generating with a key/value cache. B sequences advance together; each has read the same
+ * number of tokens. They are drawn and read on the device: the host queues steps, and sees the
+ * tokens a few steps later. */
 #ifndef DECODE_H
 #define DECODE_H
 #include "model.h"
@@ -22,10 +22,8 @@ typedef struct {
 /* Memory for `sequences` of up to `capacity` positions; 0 if the device does not have it.
  * weights_of: see model.h. With NULL the weights must be loaded into d->model afterwards. */
 int  decoder_open(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of);
-/* that it takes */
 size_t decoder_bytes(const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of);
-/* The same with layers on several devices (relay.h; NULL: all here). Only plans: then
- * model_allocate(&d->model). */
+/* Plans the same on several devices (relay.h; NULL: one): then comes model_allocate(&d->model). */
 void decoder_plan_dealt(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, Relay *relay);
 void decoder_close(Decoder *d);
 void decoder_reset(Decoder *d);                             /* forget everything read */

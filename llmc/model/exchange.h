@@ -14,8 +14,7 @@ typedef struct {
     int    one_process;     /* 1: one process drives all ranks that shard, which may then reach each other's memory */
     Group *group;                       /* this rank's host among the others, */
     Comm  *comm;                        /* and its device: NULL while only planning, and for a rank that is alone */
-    Comm  *node, *across;               /* the ranks that shard with it: comm if these are all; and
-                                         * those that have the same pieces, or NULL */
+    Comm  *node, *across;               /* ranks that shard with it (all: comm); those with the same pieces, or NULL */
     Group *parts[2];                    /* of the last two, if these are not all */
 } Parallel;
 static inline int parallel_shards(const Parallel *p) { return p->level && p->shards ? p->shards : p->ranks; }
@@ -29,8 +28,7 @@ typedef struct {
     int   moving[RANGE_BUFFERS];        /* 1: they are still arriving; of gradients: still being sent */
     int   layers;                       /* how many of the buffers are for layers */
 } Ranges;
-/* What ranks add to a pass, at the beginning and the end of each block (pass.c). parallel.c fills
- * it. */
+/* What ranks add to a pass, at the beginning and the end of each layer (pass.c); by parallel.c. */
 typedef struct Model Model;
 typedef struct {
     /* As parallel_begin_weights and parallel_wait_weights. */
@@ -41,10 +39,9 @@ typedef struct {
     /* The gradients of this range are complete on this rank. After range 0, the last one: work
      * queued from now on may read the sums, if this was the step's last micro-batch. */
     void (*finish_gradients)(Model *m, int range);
-    /* Starts the pending all-reduce, which otherwise starts with the next range. The block's
-     * backward calls it just before attention, where a NCCL kernel costs least: attention's blocks
-     * fetch work dynamically and adapt to fewer multiprocessors, while the persistent products do
-     * not. */
+    /* Starts the pending all-reduce, which otherwise starts with the next range. A layer's backward
+     * calls it just before attention, where a NCCL kernel costs least: its thread blocks fetch work
+     * dynamically and adapt to fewer multiprocessors, while those of products do not. */
     void (*send_gradients)(Model *m);
     void (*sum_loads)(Model *m);        /* after forward: starts load = the sum of all own_load */
     void (*wait_loads)(Model *m);       /* work queued from now on may read it */
@@ -59,8 +56,7 @@ typedef struct {                        /* what a model needs where other ranks 
     int   ordered;                      /* 1: the same bits on any number of ranks */
     int   pending;                      /* gradient range awaiting its all-reduce, plus 1; 0: none */
     int   crossing;                 /* gradient range whose sums have yet to go to the other nodes, plus 1; 0: none */
-    real *sums, *gathered;              /* if ordered: (manifest.total), below level 2; (ranks,
-                                         * GATHERED or total), there and with nodes */
+    real *sums, *gathered;              /* ordered: (total) below level 2; (ranks, GATHERED or total), and with nodes */
     real *stage;                        /* where peers write their gradients of a range: (largest range) */
     Ranges weights, gradients;          /* from level 3 and 2 on */
     int  *own_load;             /* (routers, E) of this rank; the same memory as ResultBuffers.load if it is alone */

@@ -3,8 +3,7 @@
 #include "ranges.h"
 #include <string.h>
 
-/* The block of a universal model serves every layer, so only the first to run overwrites. A rounded
- * gradient is never a sum. */
+/* The block of a universal model serves every layer: only the first to run overwrites. */
 Write gradient_write(const Model *m, int l) {
     const int first = m->batch.phase & PHASE_FIRST && (l == m->config.layers - 1 || !m->config.universal);
     return m->matrix_gradients == FLOATX ? SET_ROUNDED : first ? SET : ADD;

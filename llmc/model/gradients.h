@@ -1,5 +1,4 @@
-/* gradients.h: which gradients are overwritten and which are added to, and how the host reads
- * them. */
+/* gradients.h: which gradients are overwritten, which added to, and how the host reads them. */
 #ifndef GRADIENTS_H
 #define GRADIENTS_H
 #include "model.h"

@@ -20,7 +20,7 @@ static Sizes sizes_of(const Model *m) {
     return (Sizes){ m->batch.N, c->channels, c->kv_heads, c->head_size, c->rotated, config_value_size(c), c->kv_rank,
                     c->query_rank };
 }
-/* eps is in no file: that of Transformers' class. */
+/* eps: in no file; of Transformers' class. */
 static Norm norm_of(const floatX *weight) { return (Norm){ weight, 1e-6f }; }
 
 /* The last R of every query, in place; +1 forward, -1 backward. */

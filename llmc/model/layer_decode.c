@@ -4,7 +4,7 @@
  * that fuse its steps (DecodeOperations in kernels.h). */
 #include "sublayers.h"
 
-/* The cache is empty when it gets more than one token of a sequence: these see only each other. */
+/* More than one token of a sequence come into an empty cache: these see only each other. */
 int attention_to_past(Model *m, int l) {
     const Config *c = &m->config;
     const LayerActs *a = &m->acts[l];
@@ -16,8 +16,7 @@ int attention_to_past(Model *m, int l) {
     return 1;
 }
 
-/* One token of each of some sequences, in a model whose layers are not too wide and have nothing
- * that these operations lack. */
+/* One token of each sequence, in layers that are not too wide and have nothing more than these. */
 int layers_decode(const Model *m) {
     const Config *c = &m->config;
     const DecodeOperations *decode = m->dev->decode;
@@ -88,7 +87,7 @@ static void moe_layer_decode(Model *m, int l, floatX *out, const floatX *resid) 
     else                mlp_decode(m, l, out, out, resid, none, all, shared, NULL);
 }
 
-void block_decode(Model *m, int l, const floatX *resid) {
+void layer_decode(Model *m, int l, const floatX *resid) {
     attention_layer_decode(m, l, m->acts[l].mid, resid);
     moe_layer_decode(m, l, m->acts[l].out, m->acts[l].mid);
 }

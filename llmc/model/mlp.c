@@ -8,8 +8,7 @@ typedef struct { const floatX *up, *down; void *dup, *ddown; floatX *pre; int F;
 
 static Mlp dense(const Model *m, int l) {
     const LayerParams *p = &m->lp[l];
-    const LayerGrads *g = &m->lg[l];
-    return (Mlp){ p->up, p->down, g->up, g->down, m->acts[l].pre, config_width(&m->config, l) };
+    return (Mlp){ p->up, p->down, m->lg[l].up, m->lg[l].down, m->acts[l].pre, config_width(&m->config, l) };
 }
 static Mlp shared(const Model *m, int l) {
     const LayerParams *p = &m->lp[l];

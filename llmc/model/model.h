@@ -1,7 +1,5 @@
-/* model.h: the data of a model.
- *
- * Sizes as in kernels.h; A: attention experts. A layer has up to two routers, one before
- * its attention experts and one before its MLP experts. */
+/* model.h: the data of a model. Sizes as in kernels.h; A: attention experts. A layer has up to two
+ * routers, one before its attention experts and one before its MLP experts. */
 #ifndef MODEL_H
 #define MODEL_H
 #include "arena.h"
@@ -47,11 +45,10 @@ typedef struct { MODEL_TENSORS(void) }   ModelGrads;
 
 /* ---- activations and scratch ----------------------------------------------------------------- */
 
-/* One router's work on one batch: it chooses K of its E experts for every token. The weights of the
- * chosen experts may be scaled. */
+/* One router's work on one batch (smoe.c: Routes): it chooses K of E experts for every token. */
 typedef struct {
     int     E, K;
-    float   scale;
+    float   scale;                      /* of weights */
     Groups  groups;                     /* of experts */
     floatX *logits;                     /* (N,E) */
     real   *lse;                        /* (N) */
@@ -69,8 +66,7 @@ typedef struct {                        /* what a layer's forward keeps for its 
     Route   att;
     floatX *q;                          /* (N, Q*G*D) queries by slot, rotated */
     floatX *kv;                         /* (N, 2,G,D) keys rotated */
-    floatX *q_before, *k_before;        /* (N, Q*G*D) (N, G*D) before their norms, if they have any;
-                                         * or latents: (N, query_rank) (N, kv_rank) */
+    floatX *q_before, *k_before;        /* (N, Q*G*D) (N, G*D) before norms; or latents (N, query_rank) (N, kv_rank) */
     real   *q_rstd, *k_rstd;            /* (N) of norms of all heads, or of latents */
     floatX *q_latent, *kv_latent;       /* (N, query_rank) (N, kv_rank) after their norms */
     floatX *mixed;  real *att_lse;      /* (N, Q*G*D) what attention returned, (N, Q*G) */
@@ -83,8 +79,7 @@ typedef struct {                        /* what a layer's forward keeps for its 
     floatX *out;                        /* (N,C) residual stream after the layer */
 } LayerActs;
 
-/* Parts of a layer that backward can recompute from what is kept, so that layers share one buffer
- * for them; in the order of forward. */
+/* Parts of a layer that backward can recompute: layers then share a buffer. In forward's order. */
 typedef enum {
     PART_NORMS,                         /* att_normed, mlp_normed */
     PART_HEADS,                         /* q, kv, and what they were before their norms */
@@ -113,11 +108,9 @@ typedef struct {                        /* used by one layer at a time */
     floatX *dlatent[2];             /* (N, kv_rank or query_rank) gradients of latents after their norm, and before */
     floatX *dgate;  int *gate_load;     /* (N,1) gradient of Route gate's logits; (1) */
     int    *choice;                     /* (N,K) what tokens chose, before it is rounded */
-    floatX *dnormed[2], *dresid;        /* (N,C)   scratch of add_norm_backward, [1] on GPUs; the
-                                         *         gradient of the residual stream */
+    floatX *dnormed[2], *dresid;        /* (N,C)   scratch of add_norm_backward, [1] on GPUs; gradient of the stream */
     floatX *logits;                     /* (head_rows, V) a chunk of the head's output */
-    Fp8     x8, act8, dpre8;            /* (N,C) (S,F) (S,2F) where experts are in 8 bits: of the
-                                         * input or the gradient of the output */
+    Fp8     x8, act8, dpre8;            /* (N,C) (S,F) (S,2F) in 8 bits; x8: of the input, or of dout */
     Fp8     columns_C, columns_F;       /* columns of x8, and of act8 or dpre8 */
 } Scratch;
 
@@ -136,11 +129,8 @@ typedef struct {                        /* what the model reads */
     real *loss_scale;                   /* (1) of gradients of the loss */
     uint64_t *key;                      /* of its dropout */
     Phase phase;
-    int  micro_batches, all_micro_batches;  /* of a step, on this rank and on all of them.
-                                             * Micro-batch m of rank r has the index m * ranks +
-                                             * r */
-    /* (micro_batches, N); the last two only if packed */
-    int *step_tokens, *step_targets, *step_positions, *step_reaches;
+    int  micro_batches, all_micro_batches;  /* of a step, here and on all ranks. That of rank r: index m*ranks + r */
+    int *step_tokens, *step_targets, *step_positions, *step_reaches;    /* (micro_batches, N); the last two if packed */
     uint64_t *step_keys;                /* (micro_batches) */
 } Batch;
 
@@ -170,9 +160,7 @@ struct Model {
     Recompute recompute;                /* at most layers - 1 of each part */
     int       forced;                   /* 1: perfectly balanced routing, for benchmarks */
     int       rounds;                   /* 1, in training: routing is rounded as the config says */
-    int       fp8;                      /* 1, in training: experts compute in 8 bits as fp8_passes
-                                         * says. 0: forward only, because the buffers of backward
-                                         * may be those for 8 bits */
+    int       fp8;                      /* 1: experts train in 8 bits as fp8_passes says. 0: forward only, in floatX */
     int       fp8_passes;               /* Fp8Passes for which the codes are planned */
     int       head_rows;                /* tokens whose logits are in memory at a time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
@@ -212,9 +200,7 @@ struct Model {
 };
 
 /* Element i of an array of reals, and of one of floatX. */
-static inline real   *real_at (const Model *m, real *x, size_t i)         {
-    return (real *)((char *)x + i * m->dev->real_size);
-}
+static inline real *real_at(const Model *m, real *x, size_t i) { return (real *)((char *)x + i * m->dev->real_size); }
 static inline floatX *float_at(const Model *m, const floatX *x, size_t i) {
     return (floatX *)((char *)x + i * m->dev->floatX_size);
 }

@@ -5,7 +5,7 @@
  *     2  plan     slots sorted by expert: each has consecutive rows
  *     3  up       pre = up[e] x                                    up (E,2F,C)  pre (S,2F)
  *     4           act = silu(gate) * up, the two halves of pre     act (S,F)
- *     5  down     rows = down[e] act                               down (E,C,F)  rows (S,C)
+ *     5  down     rows = down[e] act (y)                           down (E,C,F)  rows (S,C)
  *     6  sum      out = sum of a token's slots, weight row         out (N,C)
  *
  * An expert reads the rows of its tokens where they are: nothing is padded, sorted or copied.

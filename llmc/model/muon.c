@@ -12,8 +12,7 @@
  * In a range without experts, or with few, a piece may begin and end within a matrix. Such a matrix
  * is shared: every rank that has a part of it computes the momentum of its part, all ranks gather
  * the parts, each of these ranks orthogonalizes the whole matrix, and updates its part of the
- * weights. With few large matrices (a dense model) most are shared, and orthogonalized by several
- * ranks. */
+ * weights. Of few large matrices (a dense model) most are shared. */
 #include "muon.h"
 #include <stdlib.h>
 
@@ -28,8 +27,7 @@ static size_t min(size_t a, size_t b) { return a < b ? a : b; }
 typedef struct { int tensor; size_t begin, end, from, to; } Matrix;
 static int is_shared(const Matrix *x) { return x->from > x->begin || x->to < x->end; }
 
-/* The next matrix, in the order of the arena, that the rank has a part of. Before the first: {
- * .tensor = -1 }. */
+/* The next matrix of the arena that the rank has a part of. Before the first: { .tensor = -1 }. */
 static int next_matrix(const Optimizer *o, const Manifest *m, int rank, Matrix *x) {
     for (;;) {
         const Tensor *t = x->tensor < 0 ? NULL : &m->at[x->tensor];
@@ -49,8 +47,7 @@ static int next_matrix(const Optimizer *o, const Manifest *m, int rank, Matrix *
 /* ---- batches --------------------------------------------------------------------------------- */
 
 /* Matrices of a batch: at most AT_ONCE elements together, which is enough work for a GPU. A small
- * matrix keeps one multiprocessor busy, so many of them are cut into whole rounds of
- * MULTIPROCESSORS. */
+ * one keeps one multiprocessor busy, so many of them are cut into whole rounds. */
 enum { AT_ONCE = 1 << 26 };
 static int at_once(const MatrixShape *s) {
     const size_t fit = AT_ONCE / ((size_t)s->rows * (size_t)s->columns);
@@ -121,8 +118,7 @@ static size_t shared_offset(const Manifest *m, const Matrix *x) {
 
 /* ---- planning and starting ------------------------------------------------------------------- */
 
-/* All ranks have the same buffers, as large as the one with the most matrices needs: their arenas
- * are laid out alike. */
+/* All ranks have the buffers of the one with the most matrices: their arenas are laid out alike. */
 void muon_plan(Optimizer *o, Model *m) {
     const size_t X = m->dev->floatX_size;
     size_t all = 0, parts = 0, count = 0, elements = 0, squares = 0;
@@ -132,8 +128,8 @@ void muon_plan(Optimizer *o, Model *m) {
         parts = max(parts, (size_t)u->part_count);
         for (int i = 0; i < u->shape_count; i++) {
             const MatrixShape *s = &u->shapes[i];
-            const size_t n = (size_t)at_once(s), rows = (size_t)s->rows, columns = (size_t)s->columns,
-                k = min(rows, columns);
+            const size_t n = (size_t)at_once(s), rows = (size_t)s->rows, columns = (size_t)s->columns;
+            const size_t k = min(rows, columns);
             count = max(count, n), elements = max(elements, n * rows * columns), squares = max(squares, n * k * k);
         }
     }
@@ -185,8 +181,7 @@ void muon_start(Optimizer *o, const Model *m) {
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-/* Puts the shared matrices first .. first + count - 1 of a shape together, from all ranks' parts,
- * in buffers.x from matrix `to` on. */
+/* Puts `count` shared matrices of a shape together, from `first` on, in buffers.x from `to` on. */
 static void collect(const Optimizer *o, const Model *m, const MatrixShape *shape, int first, int count, int to) {
     const MatrixOptimizer *u = &o->muon;
     const Manifest *f = &m->manifest;

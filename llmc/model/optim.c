@@ -25,8 +25,7 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptio
     if (muon.momentum > 0) muon_plan(o, m);
 }
 
-/* The part of tensor i whose gradient this rank squares: if ordered the whole tensor, in the buffer
- * of parallel_full_gradients. */
+/* What this rank squares of tensor i: if ordered all, in the buffer of parallel_full_gradients. */
 static Segment summed_segment(const Optimizer *o, const Model *m, int i) {
     if (!m->dp.ordered) return optimizer_stored(m, manifest_segment(&m->manifest, i, o->shards, o->shard));
     Segment s = manifest_segment(&m->manifest, i, 1, 0);
@@ -64,8 +63,7 @@ void optimizer_set(Optimizer *o, Model *m, AdamW a) {
     a.fix1 = 1 / (1 - pow((double)a.beta1, o->updates));
     a.fix2 = 1 / (1 - pow((double)a.beta2, o->updates));
     m->dev->upload(o->settings, &a, sizeof a);
-    const Muon muon = { .lr = a.lr, .momentum = o->muon.options.momentum, .decay = a.decay, .clip = a.clip,
-                        .key = a.key };
+    const Muon muon = { a.lr, o->muon.options.momentum, a.decay, a.clip, a.key };
     if (muon.momentum > 0) m->dev->upload(o->muon.settings, &muon, sizeof muon);
 }
 /* If ordered, range by range, so that the order of additions does not depend on what is sharded. */

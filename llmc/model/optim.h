@@ -1,6 +1,4 @@
-/* optim.h: one step of the optimizer.
- *
- * AdamW updates all tensors; or Muon the matrices, and AdamW the rest (optim_state.h). */
+/* optim.h: one step of the optimizer, AdamW or Muon (optim_state.h). */
 #ifndef OPTIM_H
 #define OPTIM_H
 #include "optim_state.h"

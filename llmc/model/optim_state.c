@@ -38,8 +38,7 @@ int optimizer_slice(const Optimizer *o) {
 /* ---- the layout of v ----------------------------------------------------------------------------
  * m and the master copy are laid out like the weights; where they are sharded, a rank's pieces
  * follow each other. So is v in ranges without a tensor of Muon's: the embedding, the head. In the
- * other ranges v has AdamW's tensors only, one after the other: a few vectors, whole on every rank,
- * which uses its part of them. */
+ * other ranges v has AdamW's tensors only, one after the other: a few vectors, on every rank. */
 
 static size_t padded(size_t n) { return (n + 63) / 64 * 64; }
 static int muon_in_range(const Optimizer *o, const Manifest *m, int range) {
@@ -81,8 +80,7 @@ Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
     return s;
 }
 
-/* Where gradients or weights are sharded, too, a rank's pieces of them follow each other like those
- * of its state. */
+/* Where gradients or weights are sharded, too, a rank's pieces of them follow each other. */
 Segment optimizer_stored(const Model *m, Segment s) {
     if (m->dp.level >= 2) s.gradient = s.offset - s.shift;
     if (m->dp.level >= 3) s.offset -= s.shift, s.shift = 0;

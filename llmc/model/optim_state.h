@@ -1,9 +1,7 @@
-/* optim_state.h: the optimizer's state: which tensor is updated by what, and where a rank has the
- * state of which.
+/* optim_state.h: the optimizer's state: what updates which tensor, and where a rank has its state.
  *
- * AdamW updates all tensors; or Muon the matrices, and AdamW the rest. A table in optim_state.c
- * says which kind of tensor is updated by what, at which multiple of the rate, and with how much
- * weight decay. Muon's tensors have no v. */
+ * AdamW updates all tensors; or Muon the matrices, and AdamW the rest. A table in optim_state.c has
+ * each kind's multiple of the rate and weight decay. Muon's tensors have no v. */
 #ifndef OPTIM_STATE_H
 #define OPTIM_STATE_H
 #include "model.h"
@@ -37,8 +35,7 @@ typedef struct {
 } MatrixOptimizer;
 
 typedef struct {
-    void    *m, *v;           /* running means of the gradient, and, of AdamW's tensors, of its
-                               * square; optimizer_count elements */
+    void    *m, *v;           /* (optimizer_count) running means of the gradient, and of its square (AdamW only) */
     Dtype    moments;         /* what they are stored as */
     real    *master;          /* the weights in `real`, where floatX is too coarse to take small updates; else NULL */
     Segment *segments;        /* (tensors) on the device: this rank's shard of each, empty of Muon's */
@@ -52,8 +49,7 @@ typedef struct {
 } Optimizer;
 
 int  muon_updates(const Optimizer *o, const Tensor *t);
-/* MatrixShape.slice of the matrix that begins there, in elements of t */
-int  muon_slice(const Optimizer *o, const Tensor *t, size_t begin);
+int  muon_slice(const Optimizer *o, const Tensor *t, size_t begin);     /* of its matrix that begins there */
 int  optimizer_slice(const Optimizer *o);       /* of the update that was set: updates % period, below MUON_PERIODS */
 
 /* The state, of kind 0 (m), 1 (v) or 2 (master, NULL where there is none). */
@@ -64,8 +60,7 @@ void       *optimizer_part(const Optimizer *o, int kind);   /* this rank's shard
 size_t      optimizer_count(const Optimizer *o, const Model *m, int kind);          /* its elements, */
 Segment     optimizer_segment(const Optimizer *o, const Model *m, int i);   /* and its part of tensor i in the model; */
 Segment     optimizer_stored(const Model *m, Segment s);    /* such a part in this rank's memory */
-size_t      optimizer_offset(Segment own, int kind);        /* where this rank's shard has the state
-                                                             * of such a part, in elements */
+size_t      optimizer_offset(Segment own, int kind);        /* where the shard has its state, in elements */
 Dtype       optimizer_type(const Optimizer *o, int kind);
 size_t      optimizer_element(const Optimizer *o, const Model *m, int kind);    /* bytes */
 #endif

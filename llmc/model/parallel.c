@@ -100,10 +100,9 @@ const void *parallel_full_gradients(Model *m, int range) {
     return m->dp.level >= 2 ? (const void *)shards_gather_gradients(m, range) : m->grads;
 }
 
-/* step_losses, losses and grad_sq_norms are one array. Where the optimizer is not sharded, every
- * rank has the norms of the whole sum of gradients already. All nodes have the same norms, so only
- * the first node's are summed. If ordered, losses and loads of routers are those of the step's last
- * micro-batch, which the last rank had. */
+/* step_losses, losses and grad_sq_norms are one array. Without a sharded optimizer every rank has
+ * all norms. All nodes have the same, so the first node's are summed. If ordered, losses and loads
+ * of routers are those of the step's last micro-batch, which the last rank had. */
 void parallel_sum_results(Model *m) {
     Comm *c = comm_of(m);
     if (!c) return;
@@ -159,8 +158,7 @@ void parallel_wait_all_weights(const Model *m) {
 }
 void parallel_keep_weights(Model *m, int range) { if (m->dp.level >= 3) shards_keep(m, range); }
 
-/* Sharded ones are gathered in the stage, which is as large as any range; no gradients are in it
- * between steps. */
+/* Sharded ones are gathered in the stage, as large as any range, and unused between steps. */
 const void *parallel_full_weights(const Model *m, int range) {
     Comm *c = node_of(m);
     if (m->dp.level < 3) return weights_of(m, range);

@@ -1,5 +1,4 @@
-/* parallel.h: several ranks train one model: data parallelism, in which optimizer state, gradients
- * and weights may be sharded.
+/* parallel.h: data parallelism, in which optimizer state, gradients and weights may be sharded.
  *
  * Every rank works on its own samples of a step. The gradient of the step's loss is the sum over
  * ranks. Loads of experts are summed over all ranks before the routers' backward reads them; the
@@ -15,8 +14,7 @@
  * From level 1 on each rank updates one of W equal pieces of every range (tensor.h), and has the
  * optimizer's state of those only. A reduce-scatter gives each rank the sum of its own pieces,
  * range by range, while backward still computes the ranges before; an all-gather distributes the
- * updated weights. Below level 2 gradients of a step's micro-batches are summed first, and sent
- * once.
+ * updated weights. Below level 2 gradients of a step are summed first, and sent once.
  *
  * From level 2 on a rank has only its own pieces of the sum. A range's gradient is made in a buffer
  * for whole ranges, of each micro-batch apart, and its pieces are added to the sums of their owners
@@ -27,8 +25,7 @@
  * Nodes: ranks may be sharded in groups of `shards` consecutive ones, those of a node; W above is
  * then their number, and every node has all of the model. A rank's sums are at first those of its
  * node. After the step's last micro-batch, range by range, rank i of each node adds its sum to
- * those of rank i of the others: 8/W bytes a parameter, once a step, are all that crosses between
- * nodes. Each node then makes the same update.
+ * those of rank i of the others: 8/W bytes a parameter a step. All nodes then update alike.
  *
  * Ordered: the same bits on any number of ranks, as long as a micro-batch has the same size; it
  * makes no difference which rank takes which of a step's M micro-batches. The gradient of each is
@@ -43,8 +40,7 @@
  * Without it a sum in another order has another last bit, some token eventually goes to another
  * expert, and a hundred steps later the loss differs.
  *
- * All ranks call these functions in the same order. Those of a model do nothing if it has no other
- * ranks. */
+ * All ranks call these functions in the same order; alone, those of a model do nothing. */
 #ifndef PARALLEL_H
 #define PARALLEL_H
 #include "model.h"
@@ -52,8 +48,7 @@
 /* The calling thread opens the which-th of its devices and becomes the local-th rank of its
  * process; or the program ends. ranks is set before. Disconnecting waits for the others. */
 void parallel_connect(Parallel *p, const Device *dev, int which, ProcessGroup *processes, int local);
-/* After level and shards were chosen, which may be after connecting. All ranks have chosen the
- * same. */
+/* After level and shards were chosen, by all ranks alike, which may be after connecting. */
 void parallel_form_nodes(Parallel *p, const Device *dev);
 void parallel_disconnect(Parallel *p);
 double parallel_sum(const Parallel *p, double x);       /* over all ranks, in their order */
@@ -80,10 +75,8 @@ void parallel_begin_weights(Model *m);
 void parallel_wait_weights(Model *m, int range, int way);
 void parallel_pass_weights(Model *m);           /* forward of the other ranks, in which this one has no part */
 void parallel_wait_all_weights(const Model *m);         /* before anything but model_forward reads unsharded weights */
-/* Sharded weights of a range that were written where model_weight says are stored. All ranks have
- * written the same. */
+/* Stores sharded weights of a range that all ranks have written where model_weight says. */
 void parallel_keep_weights(Model *m, int range);
-
 /* The weights of a whole range, on the device until the next call; all ranks call it. */
 const void *parallel_full_weights(const Model *m, int range);
 #endif

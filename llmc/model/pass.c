@@ -1,22 +1,22 @@
 /* pass.c: the order in which a model runs.
  *
- * A token's embedding enters the residual stream x. Each block adds two sub-layers to it:
+ * A token's embedding enters the residual stream x. As in smoe.c a layer adds two sub-layers:
  *
  *     mid = x   + drop(attention(norm(x)))
- *     out = mid + drop(moe(norm(mid)))
+ *     out = mid + drop(experts(norm(mid)))            the x of the next layer
  *
- * and the head reads norm(x) after the last block. No function computes one of these lines: a norm
+ * and the head reads norm(x) after the last layer. No function computes one of these lines: a norm
  * needs all of the sum before it, so one operation adds a sub-layer and computes the next norm:
  *
- *     embed_forward, rmsnorm_forward  x, norm(x) of the first block
+ *     embed_forward, rmsnorm_forward  x, norm(x) of the first layer
  *     attention_layer_forward         what attention(norm(x)) adds: a Sum over experts
  *     add_norm_forward                mid, norm(mid)
- *     moe_layer_forward               what moe(norm(mid)) adds, likewise
- *     add_norm_forward                out, and the norm of the next block, or of the head
+ *     moe_layer_forward               what experts(norm(mid)) add, likewise
+ *     add_norm_forward                out, and the norm of the next layer, or of the head
  *
- * Backward takes the same steps in the opposite order. The stream passes its gradient on unchanged,
- * and each sub-layer adds its own: add_norm_backward sums the gradient of a norm's output, takes it
- * through the norm, and adds it to the stream's. */
+ * Backward takes the same steps in the opposite order. A sub-layer leaves dx, the gradient of the
+ * stream, as it is, and adds its own part: add_norm_backward sums the gradient of a norm's output,
+ * takes it through the norm, and adds it to dx (m->s.dresid). */
 #include "pass.h"
 #include "sublayers.h"
 #include "plan.h"
@@ -25,7 +25,7 @@
 static Norm norm_of(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
 static Norm final_norm(const Model *m) { return (Norm){ m->p.final_norm, (float)m->config.final_eps }; }
 
-/* Site 0: the embedding; 2l+1 and 2l+2: the sub-layers of block l. Multipliers come with it. */
+/* Site 0: the embedding; 2l+1 and 2l+2: the sub-layers of layer l. Multipliers come with it. */
 static Dropout dropout_at(const Model *m, int site) {
     return (Dropout){ m->dropout, m->batch.key, site, site ? m->config.residual_scale : m->config.embed_scale };
 }
@@ -39,7 +39,7 @@ static void divide_logits(const Model *m, floatX *x, int width) {
 
 /* ---- what other ranks add, if there are any (exchange.h) ------------------------------------- */
 
-/* The range (tensor.h) of block l; -1: of the embedding; config.layers: of what follows blocks. */
+/* The range (tensor.h) of layer l; -1: of the embedding; config.layers: of what follows layers. */
 static int range_of(const Model *m, int l) {
     return l == m->config.layers ? m->manifest.range_count - 1 : l >= 0 && m->config.universal ? 1 : 1 + l;
 }
@@ -53,7 +53,7 @@ static void finish_gradients(Model *m, int l) {
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* The stream that enters block l. */
+/* The stream that enters layer l. */
 static const floatX *stream(const Model *m, int l) { return l ? m->acts[l-1].out : m->encoded; }
 
 static void norm_forward(Model *m, floatX *normed, real *rstd, const floatX *x, const floatX *weight) {
@@ -74,7 +74,7 @@ static void add_attention(Model *m, int l, Sum output) {
     add_norm_forward(m, a->mlp_normed, a->mlp_rstd, a->mid, stream(m, l), &output, 2*l + 1,
                      norm_of(m, m->lp[l].mlp_norm));
 }
-/* The norm is the next block's or the head's. Nothing reads it if the next block is elsewhere. */
+/* The norm is the next layer's or the head's. Nothing reads it if the next layer is elsewhere. */
 static void add_mlp(Model *m, int l, Sum output) {
     const int last = l == m->config.layers - 1, n = l + 1 < m->to ? l + 1 : l;
     LayerActs *a = &m->acts[l], *next = &m->acts[n];
@@ -83,7 +83,7 @@ static void add_mlp(Model *m, int l, Sum output) {
                           norm_of(m, m->lp[n].att_norm));
 }
 /* Returns what its MLP adds to the stream. */
-static Sum block_forward(Model *m, int l) {
+static Sum layer_forward(Model *m, int l) {
     add_attention(m, l, attention_layer_forward(m, l, m->acts[l].att_normed));
     encode_experts(m, l, 0);
     return moe_layer_forward(m, l, m->acts[l].mlp_normed);
@@ -103,14 +103,14 @@ void model_forward(Model *m) {
     wait_weights(m, 0, 0);
     for (int l = m->from; l < m->to && m->decodes; l++) {
         wait_weights(m, l, 1);
-        block_decode(m, l, stream(m, l));
+        layer_decode(m, l, stream(m, l));
     }
     if (m->decodes) { wait_weights(m, m->config.layers, 1); return; }
     attention_norm(m, m->from);
     for (int l = m->from; l < m->to; l++) {
         wait_weights(m, l, 1);
-        const Sum output = block_forward(m, l);
-        wait_weights(m, l + 1, 0);                      /* of the next norm. 0: a bias of this block is still read */
+        const Sum output = layer_forward(m, l);
+        wait_weights(m, l + 1, 0);                      /* of the next norm. 0: a bias of this layer is still read */
         add_mlp(m, l, output);
     }
     if (m->to == m->config.layers) divide_logits(m, m->final, m->config.channels);
@@ -197,8 +197,8 @@ static void recompute(Model *m, int l) {
     if (model_recomputes(m, l, PART_UP)) moe_recompute_up(m, l, a->mlp_normed);
 }
 
-/* From m->s.dresid, the gradient of the block's output, to that of its first norm's output. */
-static Sum block_backward(Model *m, int l, float scale) {
+/* From m->s.dresid, the gradient of the layer's output, to that of its first norm's output. */
+static Sum layer_backward(Model *m, int l, float scale) {
     LayerActs *a = &m->acts[l];
     LayerGrads *g = &m->lg[l];
     encode_experts(m, l, 1);
@@ -214,7 +214,7 @@ static Sum block_backward(Model *m, int l, float scale) {
 }
 
 /* Where ranks share a step, the gradients of a range are sent as soon as they are complete. The
- * ranges: the embedding, one for each block, and the last for the final norm and the head. */
+ * ranges: the embedding, one for each layer, and the last for the final norm and the head. */
 void model_backward(Model *m, float scale) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, V = m->config.vocab, L = m->config.layers;
@@ -225,9 +225,9 @@ void model_backward(Model *m, float scale) {
                       final_norm(m), m->final_rstd);
     finish_gradients(m, L);
     for (int l = L-1; l >= 0; l--) {
-        const int ends = range_of(m, l) != range_of(m, l - 1);      /* 0: blocks share one set of weights */
+        const int ends = range_of(m, l) != range_of(m, l - 1);      /* 0: layers share one set of weights */
         wait_weights(m, l, -1);
-        const Sum dx = block_backward(m, l, scale);
+        const Sum dx = layer_backward(m, l, scale);
         if (l && ends) open_gradients(m, l - 1);                    /* its mlp_bias is the first */
         add_norm_backward(m, m->lg[l].att_norm, l ? m->lg[l-1].mlp_bias : NULL, &dx, stream(m, l),
                           norm_of(m, m->lp[l].att_norm), m->acts[l].att_rstd);

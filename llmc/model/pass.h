@@ -8,12 +8,10 @@ void model_forward(Model *m);                               /* up to m->final */
  * also m->dfinal and the head's gradient, both times the scale of model_scale_loss. */
 void model_loss(Model *m, int gradient);
 void model_router_losses(Model *m);         /* of every router; after parallel_sum_loads, if there are other ranks */
-/* From m->dfinal; scale: of the routers' losses, 1 / micro-batches of all ranks. After the last
- * micro-batch of a step m->grads is the sum over the ranks, or this rank's shard of it
- * (parallel.h). */
+/* From m->dfinal; scale: of the routers' losses, 1 / micro-batches of all ranks. After a step's
+ * last one m->grads is the sum over the ranks, or this rank's shard of it (parallel.h). */
 void model_backward(Model *m, float scale);
-/* All of these for one batch of training, in the order in which ranks need them; scale: that of
- * model_backward. */
+/* All of these for one batch of training, in the order that ranks need. */
 void model_learn(Model *m, float scale);
 void model_logits(Model *m, int first, int count);          /* of tokens first.. into m->s.logits; count <= head_rows */
 void model_next(Model *m, OUT floatX *logits);              /* decoding: of the one token of each sequence, (B,V) */

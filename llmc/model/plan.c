@@ -1,5 +1,4 @@
-/* plan.c: every tensor the model has and every buffer it needs, each once; and where they are in
- * memory. */
+/* plan.c: see plan.h. */
 #include "plan.h"
 #include "fp8.h"
 #include "parallel.h"
@@ -19,8 +18,7 @@
 static float initial(const Config *c, int inputs) {
     return c->init_fan > 0 ? (float)(c->init_fan / sqrt((double)inputs)) : (float)c->init_std;
 }
-/* The same of a matrix whose result is added to the residual stream, as those of 2 L sub-layers
- * are. */
+/* The same if its result is added to the residual stream, as those of 2 L sub-layers are. */
 static float initial_output(const Config *c, int inputs) {
     return c->zero_output ? ZEROS : initial(c, inputs) / sqrtf(2.0f * (float)c->layers);
 }
@@ -45,8 +43,8 @@ static void describe_latents(Manifest *m, const Config *c, int l) {
 static void describe_attention(Manifest *m, const Config *c, int l) {
     const int C = c->channels, A = c->attention_experts;
     const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD;
-    const int all = c->qk_norm == NORM_ALL, key_norm = all ? c->kv_heads : 1,
-        norm = all ? c->query_heads * key_norm : 1;
+    const int all = c->qk_norm == NORM_ALL, key_norm = all ? c->kv_heads : 1;
+    const int norm = all ? c->query_heads * key_norm : 1;
     const float std = initial(c, C), out = initial_output(c, QGD);
 
     TENSOR(att_norm,   "input_layernorm.weight", ONES, TENSOR_NORM, C);
@@ -72,8 +70,8 @@ static void describe_attention(Manifest *m, const Config *c, int l) {
 }
 
 static void describe_mlp(Manifest *m, const Config *c, int l) {
-    const int C = c->channels, E = c->experts, F = config_width(c, l), Fs = c->shared_width,
-        gate = IS_GATED(c->activation) ? 2 : 1;
+    const int C = c->channels, E = c->experts, F = config_width(c, l), Fs = c->shared_width;
+    const int gate = IS_GATED(c->activation) ? 2 : 1;
     const float std = initial(c, C), out = initial_output(c, F);
     const TensorKind up = gate == 2 ? TENSOR_GATE_UP : TENSOR_MLP;
 
@@ -140,8 +138,8 @@ int model_recomputes(const Model *m, int l, LayerPart part) {
     return l < m->config.layers - 1 && is_shared(m, l, part);
 }
 
-/* One buffer of one layer: planned if this pass is for its kind, or pointed at the shared one.
- * measured: (LAYER_PARTS), of MEASURE. */
+/* One buffer of one layer: planned if this pass is for its kind, pointed at the shared one, or
+ * measured (LAYER_PARTS). */
 static void act(Model *m, int l, ActsPass pass, int part, const char *name, void *pointer, void *shared, size_t bytes,
                 size_t *measured) {
     const int one_copy = is_shared(m, l, part);
@@ -221,8 +219,8 @@ static void add_weight_codes(Model *m, Fp8 *x, Fp8 *transposed, size_t size) {
 /* Codes of weights, and what one layer at a time makes of its activations and gradients. */
 static void plan_codes(Model *m) {
     const Config *c = &m->config;
-    const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, F = (size_t)c->width,
-        weight = (size_t)c->experts * C * F;
+    const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, F = (size_t)c->width;
+    const size_t weight = (size_t)c->experts * C * F;
     const int S = (int)mlp_slots(c, m->batch.N, 1);
     const size_t rows = (size_t)S, blocks = (size_t)fp8_blocks(S, c->experts);
     if (!m->fp8_passes) return;
@@ -291,8 +289,7 @@ static void describe_scratch(Model *m) {
 /* ---- planning and memory --------------------------------------------------------------------- */
 
 /* Tokens whose logits exist at once. Every chunk reads and writes the whole gradient of the head,
- * so where memory is plenty and products want to be large, a chunk is 256 M logits; else 16 M. A
- * multiple of 128 rows, if it is that many. */
+ * so on GPUs it is 256 M logits; else 16 M. A multiple of 128 rows, if it is that many. */
 static int head_chunk(const Model *m) {
     const size_t logits = (size_t)(m->dev->is_gpu && m->mode == MODEL_TRAIN ? 256 : 16) << 20;
     const size_t rows = logits / (size_t)m->config.vocab + 1, N = (size_t)m->batch.N;
@@ -439,11 +436,9 @@ void model_plan_layers(Model *m, const Device *dev, const Config *c, int B, int 
 
 static void bind_route(Model *m, Route *r, int router, int E, int K, double scale) {
     const size_t at = router_offset(m, router);
-    r->E = E;
-    r->K = K;
+    r->E = r->plan.E = E;
+    r->K = r->plan.K = K;
     r->scale = scale > 0 ? (float)scale : 1;
-    r->plan.E = E;
-    r->plan.K = K;
     if (!r->chosen_weight) r->chosen_weight = r->weight;
     r->own_load = m->dp.own_load + at;
     r->load = m->dp.ordered ? r->own_load : m->results.load + at;
@@ -504,8 +499,7 @@ int model_allocate(Model *m) {
     return 1;
 }
 
-/* In parts that fit into caches: fresh pages for doubles of all elements would take longer than
- * drawing them. */
+/* In parts that fit into caches: fresh pages for all elements would take longer than drawing. */
 void model_initialize_tensor(Model *m, int tensor, uint64_t seed) {
     enum { PART = 1 << 18 };
     const int shards = m->dp.level ? m->dp.shards : 1, shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0;

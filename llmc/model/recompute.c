@@ -47,8 +47,7 @@ static double layer_work(const Model *m, int l, LayerPart part) {
     return m->batch.N * (pace.product * flop + pace.byte * X * moved);
 }
 
-/* What recomputing a part in 0, 1, ... layers saves and costs. These share the last layer's
- * buffer. */
+/* What recomputing a part in 0, 1, ... layers, which share a buffer, saves and costs. */
 typedef struct { size_t bytes; double work; } Effect;
 static Effect *effects(const Model *m, LayerPart part) {
     Effect *e = mem_alloc((size_t)m->config.layers * sizeof *e);

@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A device before the last. Its thread waits for work: a device of the CUDA kind belongs to the
- * thread that opened it. */
+/* A device before the last. Its thread waits for work, because a GPU belongs to one thread. */
 typedef struct {
     Model m;
     int   from, to;                     /* its layers */

@@ -2,16 +2,12 @@
  * weights and the cache of some consecutive layers. The last device's part is an ordinary Model;
  * its forward first has the other devices compute the residual stream that enters its first layer.
  * The stream goes from device to device through the host's memory. The devices work one after the
- * other, each driven by a thread of its own, the last one by the caller's. The same bits as on one
- * device. For generating and evaluating only.
+ * other, each driven by a thread of its own, the last one by the caller's. The same bits as on one.
+ * For generating and evaluating only.
  *
- *     Relay *r = relay_open(dev, 1, &config, 2, B * capacity, why);  dev is open, as device 0, in
- *     the calling thread
- *     model_plan_dealt(&m, dev, &config, B, T, capacity, r);         here or by decoder_open; then
- *     as any model:
- *     model_allocate(&m), hf_load_weights(&m, ...)                   loads what m has; relay_each
- *     does the others
- */
+ *     Relay *r = relay_open(dev, 1, &config, 2, B * capacity, why);  dev: open here, as device 0
+ *     model_plan_dealt(&m, dev, &config, B, T, capacity, r);         or decoder_plan_dealt; then
+ *     model_allocate(&m), hf_load_weights(&m, ...);                  relay_each does the others */
 #ifndef RELAY_H
 #define RELAY_H
 #include "model.h"
@@ -28,11 +24,9 @@ size_t relay_learnable(const Relay *r);     /* parameters on the devices before 
 /* The Model of a device before the last, and which layers it has (from, to). */
 const Model *relay_model(const Relay *r, int device);
 size_t relay_memory(Relay *r, int device);                  /* that it has, as Device.memory */
-/* work(model, context) in the thread of each device before the last, in order, until one returns
- * 0. */
+/* work(model, context) in the thread of each device before the last, in order, until one is 0. */
 int    relay_each(Relay *r, int (*work)(Model *m, void *context), void *context);
 
-/* As model_plan_inference, of the last device's layers; plans the others' likewise. r NULL: all
- * layers are here. */
+/* As model_plan_inference, of the last device's layers and of the others'. r NULL: all are here. */
 void   model_plan_dealt(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, Relay *r);
 #endif

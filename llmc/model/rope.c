@@ -6,11 +6,9 @@
 static const double PI = 3.14159265358979323846;
 
 static int rotated(const Config *c) { return c->rotated ? c->rotated : c->head_size; }
-
 int rope_head(const Config *c) { return c->kv_rank ? c->rotated : c->head_size; }
 
-/* Llama 3.1: slow pairs are slowed down by `factor`, fast ones are left, those between are a mean
- * of both. */
+/* Llama 3.1: slow pairs are slowed down by `factor`, fast ones left; between, a mean of both. */
 static double llama3(const RopeScaling *s, double rate) {
     const double rotations = s->original * rate / (2 * PI);     /* of this pair within the original context */
     if (rotations < s->low) return rate / s->factor;
@@ -22,8 +20,7 @@ static double llama3(const RopeScaling *s, double rate) {
 static double pair_of_rotations(const Config *c, double rotations) {
     return rotated(c) * log(c->rope.original / (rotations * 2 * PI)) / (2 * log(c->rope_theta));
 }
-/* YaRN: the same with a ramp over the pairs' numbers. Source: Peng et al. 2023, arXiv
- * 2309.00071. */
+/* YaRN: the same with a ramp over the pairs' numbers. Source: arXiv 2309.00071. */
 static double yarn(const Config *c, double rate, int i) {
     const RopeScaling *s = &c->rope;
     const int R = rotated(c);
@@ -44,8 +41,8 @@ void rope_table(const Device *dev, real *table, const Config *c, int T) {
     for (int i = 0; i < R/2; i++) {
         const double plain = pow(c->rope_theta, -2.0 * i / R);
         rate[i] = c->rope.kind == ROPE_LINEAR ? plain / c->rope.factor
-                                              : c->rope.kind == ROPE_LLAMA3 ? llama3(&c->rope, plain)
-                : c->rope.kind == ROPE_YARN ? yarn(c, plain, i) : plain;
+                : c->rope.kind == ROPE_LLAMA3 ? llama3(&c->rope, plain)
+                : c->rope.kind == ROPE_YARN   ? yarn(c, plain, i) : plain;
     }
     const double both = c->kv_rank ? 1 : sqrt(config_score_scale(c));       /* of latent attention: latent.c */
     const double turning = c->rope.kind == ROPE_YARN ? both * c->rope.attention : both;

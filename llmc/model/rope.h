@@ -1,5 +1,4 @@
-/* rope.h: the angles by which positions rotate queries and keys, as a table for the operation
- * rope. */
+/* rope.h: the angles by which positions rotate queries and keys: the table of operation rope. */
 #ifndef ROPE_H
 #define ROPE_H
 #include "config.h"

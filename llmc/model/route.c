@@ -6,7 +6,6 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *bias,
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, E = r->E, K = r->K;
     const Scores scores = m->config.scores;
-
     const int rounds = m->rounds && r->first;
     int *choice = rounds ? m->s.choice : r->expert;
 
@@ -15,8 +14,7 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *bias,
     if (bias) dev->bias_forward(r->logits, bias, N, E);
     dev->router_forward(choice, r->chosen_weight, r->lse, r->logits, r->bias, scores, r->groups, m->forced, N, E, K);
 
-    /* 2. The slots are sorted by expert, so that each expert has consecutive rows; rounded: whole
-     *    tiles of them. */
+    /* 2. The slots are sorted by expert: each has consecutive rows; if rounded, whole tiles. */
     r->plan.N = N;
     r->plan.S = rounds ? (int)mlp_slots(&m->config, N, 1) : N * K;
     r->plan.first = rounds ? r->first : NULL;
@@ -26,18 +24,15 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *bias,
     if (r->weight != r->chosen_weight) dev->scale_weights(r->weight, r->chosen_weight, r->scale, (size_t)r->plan.S);
 }
 
-/* Tokens whose slots are counted in a router's load. */
+/* The tokens that r->load counts, and over which experts are balanced: those of a step's ranks, or,
+ * if the result must not depend on their number, of this rank's micro-batch. */
 static int counted(const Model *m) { return m->dp.ordered ? m->batch.N : m->batch.N * m->dp.ranks; }
-/* Experts are to be balanced over a whole batch, whose tokens may be on several ranks: r->load
- * counts all of them, or, if the result is not to depend on the number of ranks, those of this
- * rank's micro-batch. */
 void route_losses(Model *m, Route *r) {
     const int N = m->batch.N, E = r->E, K = r->K;
     m->dev->router_losses(r->losses, r->logits, r->lse, r->load, counted(m), m->config.scores, N, E, K);
 }
 
-/* The choice of experts has no gradient; the weights and the two losses have. m->s.dweight: d
- * loss / d weight. */
+/* 2, 1. The choice has no gradient; the weights (m->s.dweight) and the two losses have. */
 void route_backward(Model *m, Route *r, const floatX *router, void *drouter, real *dbias, Sum *dx, const floatX *x,
                     float scale, Write how) {
     const Device *dev = m->dev;

@@ -31,8 +31,7 @@ const char *router_name(const Model *m, int router, char text[48]) {
     return text;
 }
 
-/* Upper bound on slots: rounding adds at most half a tile to an expert, which never has more than
- * N. */
+/* Rounding adds at most half a tile to an expert, which never has more than N. */
 int64_t mlp_slots(const Config *c, int N, int rounds) {
     const int64_t chosen = (int64_t)N * c->topk, all = (int64_t)N * c->experts, E = c->experts;
     if (!rounds || !c->rounding || E == 1) return chosen;
@@ -53,8 +52,8 @@ RouterStats router_stats(const Model *m, const int *load, const double *losses) 
             s.dead += own[e] == 0;
         }
         s.experts += experts;
-        if (total && (double)most * experts / (double)total > s.max_load)
-            s.max_load = (double)most * experts / (double)total;
+        const double load_of_most = total ? (double)most * experts / (double)total : 0;
+        if (load_of_most > s.max_load) s.max_load = load_of_most;
         if (is_attention(m, r)) { s.att_balance += losses[2*r]; attention++; }
         else                    { s.balance += losses[2*r]; mlp++; }
         s.z += losses[2*r + 1] / m->routers;

@@ -4,9 +4,8 @@
 #define SCHEDULES "cosine|linear|constant|wsd"
 typedef enum { COSINE, LINEAR, CONSTANT, WSD } Schedule;     /* in the order of the words */
 
-/* Linear warm-up over `warmup` steps to 1, then cosine or a straight line down to `final`;
- * constant; or wsd (warm-up, stable, decay): 1 until the last fifth, then a straight line down to
- * `final`. step counts from 0 and the lines end at `steps`, one after the last; returns a factor of
- * the peak rate. */
+/* A factor of the peak rate: linear warm-up over `warmup` steps to 1, then cosine or a straight
+ * line down to `final`; constant; or wsd (warm-up, stable, decay): 1 until the last fifth, then a
+ * straight line to `final`. step counts from 0; the lines end at `steps`, one after the last. */
 double schedule_rate(Schedule s, long step, long steps, long warmup, double final);
 #endif

@@ -10,9 +10,7 @@
 
 static Comm *comm_of(const Model *m) { return m->dp.parallel->node; }
 /* Of a range: the elements of one rank, and where this rank has them. */
-static size_t own_count(const Model *m, int range) {
-    return m->manifest.ranges[range].count / (size_t)comm_of(m)->size;
-}
+static size_t own_count(const Model *m, int i) { return m->manifest.ranges[i].count / (size_t)comm_of(m)->size; }
 static char *own(const Model *m, void *shards, int range, size_t element) {
     return (char *)shards + m->manifest.ranges[range].offset / (size_t)comm_of(m)->size * element;
 }
@@ -97,8 +95,7 @@ static void add_in_order(Model *m, int range) {
     for (int i = 0; i < comm_of(m)->size; i++)
         sum_in_order(m, i == comm_of(m)->rank ? own_sums(m, range) : NULL, real_at(m, full, (size_t)i * n), n);
 }
-/* A range's sums are those of the node when the next range has been sent, which took the device
- * long enough: then it need not wait. */
+/* A range is complete in its node when the next has been sent: long enough that nothing waits. */
 void shards_cross(Model *m, int sent) {
     Comm *c = comm_of(m), *across = m->dp.parallel->across;
     const int event = m->manifest.range_count + RANGE_BUFFERS, range = m->dp.crossing - 1;

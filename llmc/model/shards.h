@@ -1,5 +1,4 @@
-/* shards.h: what levels 2 and 3 (parallel.h) need, and sums in the order of ranks. Called by
- * parallel.c. */
+/* shards.h: what levels 2 and 3 need, and sums in the order of ranks. Called by parallel.c. */
 #ifndef SHARDS_H
 #define SHARDS_H
 #include "model.h"
@@ -9,8 +8,7 @@ void shards_wait(Model *m, int range, int way);
 void shards_keep(Model *m, int range);
 void shards_open(Model *m, int range);
 void shards_send(Model *m, int range);
-/* after a range was sent within the node: the one sent before goes to the other nodes */
-void shards_cross(Model *m, int sent);
+void shards_cross(Model *m, int sent);  /* a range was sent within the node: the one before goes to other nodes */
 void shards_finish(Model *m);           /* after range 0 of the last micro-batch: the last one, too; all have arrived */
 /* sums += x of all ranks, rank by rank. sums NULL: not here, but all ranks call it.   x (n) */
 void sum_in_order(Model *m, real *sums, const real *x, size_t n);

@@ -14,11 +14,10 @@ void manifest_add(Manifest *m, int layer, size_t field, const char *name, float 
     if (m->count == m->capacity)
         m->at = mem_grow(m->at, (size_t)(m->capacity = m->capacity ? 2 * m->capacity : 64) * sizeof *m->at);
     Tensor *t = &m->at[m->count++];
-    *t = (Tensor){ .rank = rank,
-                   .offset = m->total, .count = 1, .init = init, .kind = kind, .field = field, .layer = layer,
+    *t = (Tensor){ .rank = rank, .offset = m->total, .count = 1, .init = init, .kind = kind, .field = field,
                    .summed = kind == TENSOR_NORM || kind == TENSOR_BIAS || (kind == TENSOR_EMBEDDING && layer >= 0),
                    .padding = kind == TENSOR_EMBEDDING || kind == TENSOR_HEAD ? m->padding : 0,
-                   .range = m->range_count };
+                   .layer = layer, .range = m->range_count };
     if (layer < 0) snprintf(t->name, sizeof t->name, "%s", name);
     else snprintf(t->name, sizeof t->name, "model.layers.%d.%s", layer, name);
     for (int i = 0; i < rank; i++) t->count *= (size_t)(t->shape[i] = shape[i]);
@@ -30,8 +29,7 @@ int tensor_rows(const Tensor *t) {
 }
 static size_t rounded(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 static int is_experts(const Tensor *t) { return t->rank == 3 && (t->kind == TENSOR_MLP || t->kind == TENSOR_GATE_UP); }
-/* Moves the tensors from number `first` on, a range that begins at `from`, unless that takes too
- * much padding. */
+/* Moves tensors `first` .., a range that begins at `from`, unless that takes too much padding. */
 static void end_pieces_between_matrices(Manifest *m, size_t from, int first) {
     size_t unit = 0, offsets[MOST_OF_RANGE], at = from;
     for (int i = first; i < m->count; i++)
@@ -81,8 +79,7 @@ void manifest_lay_out_gradients(Manifest *m, const Device *dev) {
 
 void *gradient_of(const Tensor *t, const void *gradients) { return (char *)gradients + t->gradient * t->element; }
 
-/* A shard stores its pieces one after the other, so that its piece of a range begins at
- * offset / shards. */
+/* A shard stores its pieces one after the other: that of a range begins at offset / shards. */
 Segment manifest_part(const Manifest *m, int range, int shards, int shard) {
     const Range *r = &m->ranges[range];
     const size_t count = r->count / (size_t)shards, offset = r->offset + (size_t)shard * count;
@@ -111,8 +108,7 @@ void manifest_initial(const Tensor *t, uint64_t seed, size_t from, size_t n, int
     for (size_t i = drawn; i < n; i++) values[i] = t->init == ONES;
 }
 
-/* NaN and infinity have an exponent of all ones. The first inner loop tests a block and has no
- * exit, so that it becomes vector code. */
+/* NaN and infinity have an exponent of ones. The first inner loop has no exit: it is vectorized. */
 #define NOT_FINITE(name, type, exponent) \
 static int is_##name(const char *at) { \
     type bits; \

@@ -1,6 +1,5 @@
-/* tensor.h: the manifest, one record for every learnable tensor. Allocation, initialization, the
- * optimizer, clipping, gradient checks, checkpoints and export are loops over it; none of them
- * knows the model. */
+/* tensor.h: the manifest, one record for every learnable tensor. Allocation, initial values, the
+ * optimizer, checks, checkpoints and export are loops over it; none of them knows the model. */
 #ifndef TENSOR_H
 #define TENSOR_H
 #include <stddef.h>
@@ -8,9 +7,8 @@
 #include "kernels/kernels.h"
 
 #define TENSOR_NAME 112
-/* What a tensor is to the optimizer (optim_state.c). ATTENTION, MLP: matrices, (rows, columns) or,
- * of experts, (E, rows, columns). KEYS_VALUES and GATE_UP are two matrices above each other, (.., 2
- * rows, columns). */
+/* What a tensor is to the optimizer (optim_state.c). ATTENTION, MLP: matrices, (rows, columns), of
+ * experts (E, rows, columns); KEYS_VALUES, GATE_UP: two above each other, (.., 2 rows, columns). */
 typedef enum { TENSOR_EMBEDDING, TENSOR_HEAD, TENSOR_NORM, TENSOR_BIAS, TENSOR_ROUTER, TENSOR_ATTENTION,
                TENSOR_KEYS_VALUES, TENSOR_MLP, TENSOR_GATE_UP, TENSOR_KINDS } TensorKind;
 typedef struct {
@@ -32,9 +30,8 @@ typedef struct {
  * completes their gradients in the opposite order, so that one is reduced while the next is
  * computed. Ranges fill the arena without gaps, and each is padded so that it divides into `shards`
  * equal pieces: rank r updates piece r of every range. by_matrix: and so that pieces end between
- * the matrices of experts, which Muon updates as wholes. For that pieces are multiples of such a
- * matrix, and experts begin at one; unless the padding would be more than a sixteenth of the
- * range. */
+ * the matrices of experts, which Muon updates as wholes: pieces are multiples of such a matrix,
+ * and experts begin at one; unless the padding would be more than a sixteenth of the range. */
 typedef struct {
     size_t offset, count;
     size_t parts_at, parts;     /* muon.c: this range's slot among the parts of shared matrices: its offset and size */
@@ -57,21 +54,18 @@ void manifest_add(Manifest *m, int layer, size_t field, const char *name, float 
 void manifest_end_range(Manifest *m);                       /* the tensors since the last call are one */
 int    tensor_rows(const Tensor *t);                        /* of one of its matrices (TensorKind) */
 size_t manifest_largest(const Manifest *m);                 /* elements of the largest range */
-/* Lays out the gradients one after the other, in the order of the weights. After the dtype of each
- * is set. */
+/* Lays out the gradients in the order of the weights, after the dtype of each is set. */
 void manifest_lay_out_gradients(Manifest *m, const Device *dev);
 void manifest_free(Manifest *m);
 
 void *gradient_of(const Tensor *t, const void *gradients);  /* its gradient in that arena */
 
-/* The optimizer's view: the part of a range, and of tensor i, that shard `shard` of `shards` (1:
- * all) has. May be empty. */
+/* The optimizer's view: what a shard has of a range, of tensor i (shards 1: all). May be empty. */
 Segment manifest_part(const Manifest *m, int range, int shards, int shard);
 Segment manifest_segment(const Manifest *m, int i, int shards, int shard);      /* of rate 1 and without decay */
 
-/* Initial values of elements from ... from + n - 1 of a tensor: a function of (seed, name, index)
- * only, so no order, thread or device changes them. exact 0: only as floats they are the same
- * numbers, in a fifth of the time. */
+/* Initial values of n elements of a tensor, a function of (seed, name, index): no order, thread or
+ * device changes them. exact 0: the same numbers only as floats, in a fifth of the time. */
 void manifest_initial(const Tensor *t, uint64_t seed, size_t from, size_t n, int exact, double *values);
 
 /* The index of the first element that is NaN or infinite, or count. dtype: F64, F32 or BF16. */
