@@ -179,19 +179,19 @@ static char *tidy(const char *at) {
     int inside = 0;
     text_add_bytes(&out, "", 0);
     while (*at) {
-        const char *comment_end = !strncmp(at, "{#", 2) ? strstr(at, "#}") : NULL;
+        const char *comment_end = !strncmp(at, "{#", 2) ? strstr(at, "#}") : NULL, *end = at + (*at == '-');
         if (comment_end) at = comment_end + 2;
         else if (!inside && (!strncmp(at, "{{", 2) || !strncmp(at, "{%", 2))) {
             text_add_bytes(&out, at, 2);
             at += 2;
             at += *at == '-';
             inside = 1;
-        } else if (inside && !strncmp(at + (*at == '-'), "}}", 2)) { at += 2 + (*at == '-');
-        text_add_bytes(&out, "}}", 2); inside = 0;
-            if (*at == '\n') text_add_bytes(&out, at++, 1);
-        } else if (inside && !strncmp(at + (*at == '-'), "%}", 2)) { at += 2 + (*at == '-');
-        text_add_bytes(&out, "%}", 2); inside = 0; }
-        else if (inside && (*at == '\'' || *at == '"')) at = tidy_string(at, &out);
+        } else if (inside && (!strncmp(end, "}}", 2) || !strncmp(end, "%}", 2))) {
+            text_add_bytes(&out, end, 2);
+            at = end + 2;
+            inside = 0;
+            if (*end == '}' && *at == '\n') text_add_bytes(&out, at++, 1);
+        } else if (inside && (*at == '\'' || *at == '"')) at = tidy_string(at, &out);
         else if (*at == ' ' || *at == '\n' || *at == '\t' || *at == '\r') at++;
         else text_add_bytes(&out, at++, 1);
     }

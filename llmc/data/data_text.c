@@ -220,8 +220,8 @@ int data_trains_tokenizer(const DataRequest *r) { return tokens_wanted(r->tokeni
 int data_load_tokenizer(const DataRequest *r, Tokenizer **tokenizer, Error *e) {
     const char *path = tokens_wanted(r->tokenizer) < 0 ? r->tokenizer : r->trained ? r->trained : "";
     if (*path && path == r->tokenizer && !is_file(path))
-        return error_set(e, "-tk %s: "
-                         "%s; expected a tokenizer.json, or a number: the size of a BPE to train on the text", path,
+        return error_set(e, "-tk %s: %s; expected a tokenizer.json, or a number: the size of a BPE to train on the "
+                         "text", path,
                          is_folder(path) ? "a folder" : access(path, F_OK) ? strerror(errno) : "not a regular file");
     *tokenizer = *path ? tokenizer_load(path, e) : NULL;
     return *tokenizer || !*path;

@@ -2,6 +2,7 @@
 #include "kinds.h"
 #include <string.h>
 
+#define JSONL "Write its texts as JSONL first, {\"text\": \"...\"} in each line"
 /* sure: text does not begin like this. The others must have a NUL byte, too. */
 static const struct { int sure; size_t at, count; const char *bytes, *what, *remedy; } kinds[] = {
     { 1, 0,   2, "\x1f\x8b",             "a gzip archive",           "Unpack it: gunzip -k %s" },
@@ -15,16 +16,12 @@ static const struct { int sure; size_t at, count; const char *bytes, *what, *rem
       "Unpack it into a folder, which -i can name: mkdir folder && tar -C folder -xf %s" },
     { 1, 0,   5, "%PDF-",                "a PDF",                    "Take its text: pdftotext %s" },
     { 1, 0,   6, "{\\rtf1",              "rich text",                "Save it as plain text" },
-    { 0, 0,   4, "PAR1",                 "a Parquet table",
-      "Write its texts as JSONL first, {\"text\": \"...\"} in each line" },
-    { 0, 0,   6, "ARROW1",               "an Arrow table",
-      "Write its texts as JSONL first, {\"text\": \"...\"} in each line" },
-    { 0, 0,   6, "SQLite",               "a database",
-      "Write its texts as JSONL first, {\"text\": \"...\"} in each line" },
+    { 0, 0,   4, "PAR1",                 "a Parquet table",          JSONL },
+    { 0, 0,   6, "ARROW1",               "an Arrow table",           JSONL },
+    { 0, 0,   6, "SQLite",               "a database",               JSONL },
     { 1, 0,   6, "\x93NUMPY",            "a NumPy array",
       "Write tokens as an llm.c shard, or uint16 to a file called train.bin (data/README.md)" },
-    { 1, 0,   4, "\x89HDF",              "an HDF5 file",
-      "Write its texts as JSONL first, {\"text\": \"...\"} in each line" },
+    { 1, 0,   4, "\x89HDF",              "an HDF5 file",             JSONL },
     { 1, 0,   4, "\x89PNG",              "a picture",                "Text is needed" },
     { 1, 0,   3, "\xff\xd8\xff",         "a picture",                "Text is needed" },
     { 0, 0,   4, "GIF8",                 "a picture",                "Text is needed" },
@@ -33,17 +30,15 @@ static const struct { int sure; size_t at, count; const char *bytes, *what, *rem
     { 1, 0,   4, "\xff\xfe\0\0",         "text in UTF-32",   "Make it UTF-8: iconv -f UTF-32 -t UTF-8 %s > utf-8.txt" },
     { 1, 0,   4, "\0\0\xfe\xff",         "text in UTF-32",   "Make it UTF-8: iconv -f UTF-32 -t UTF-8 %s > utf-8.txt" },
     { 1, 0,   2, "\xff\xfe",             "text in UTF-16",   "Make it UTF-8: iconv -f UTF-16 -t UTF-8 %s > utf-8.txt" },
-    { 1, 0,   2, "\xfe\xff",             "text in UTF-16",
-      "Make it UTF-8: iconv -f UTF-16 -t UTF-8 %s > utf-8.txt" }, };
+    { 1, 0,   2, "\xfe\xff",             "text in UTF-16",   "Make it UTF-8: iconv -f UTF-16 -t UTF-8 %s > utf-8.txt" },
+};
 
 const char *kind_of_binary(const char *bytes, size_t count, const char **remedy) {
     const int has_nul = count && memchr(bytes, 0, count);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if ((kinds[i].sure || has_nul) && count >= kinds[i].at + kinds[i].count
-            && !memcmp(bytes + kinds[i].at, kinds[i].bytes, kinds[i].count)) {
-            *remedy = kinds[i].remedy;
-            return kinds[i].what;
-        }
+            && !memcmp(bytes + kinds[i].at, kinds[i].bytes, kinds[i].count))
+            return *remedy = kinds[i].remedy, kinds[i].what;
     *remedy = "Text is needed";
     return has_nul ? "binary: it has NUL bytes" : NULL;
 }

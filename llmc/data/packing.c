@@ -69,10 +69,7 @@ static int64_t choose_rows(const Sample *sample, size_t n, int T, int64_t *row) 
             row[i] = front[space] - 1;
             front[space] = next[row[i]];
             if (!front[space]) is_some[space / 64] &= ~(1ull << space % 64);
-        } else {
-            space = T;
-            row[i] = rows++;
-        }
+        } else space = T, row[i] = rows++;
         space -= sample[i].inputs;
         next[row[i]] = front[space];
         front[space] = row[i] + 1;
@@ -124,11 +121,7 @@ int packing_row(const Segment *s, int64_t row, int T, int *inputs, int *targets,
             positions[at + t] = t;
         }
     }
-    for (int t = 0; at + t < T; t++) {
-        inputs[at + t] = 0;
-        targets[at + t] = -1;
-        positions[at + t] = t;
-    }
+    for (int t = 0; at + t < T; t++) inputs[at + t] = 0, targets[at + t] = -1, positions[at + t] = t;
     free(tokens);
     return ok;
 }

@@ -27,9 +27,8 @@ int data_read_at(const Segment *p, void *to, size_t bytes, int64_t at, Error *e)
     if (fd >= 0 && p->fd < 0) close(fd);
     if (done == bytes) return 1;
     if (n < 0) return error_set(e, "%s: could not be read at byte %lld: %s", p->path, (long long)at, strerror(why));
-    return error_set(e, "%s: found %lld bytes, expected at least %lld as when it was opened: it was "
-                        "shortened while in use", p->path, (long long)s.st_size,
-                        (long long)at + (long long)bytes);
+    return error_set(e, "%s: found %lld bytes, expected at least %lld as when it was opened: it was shortened while in "
+                     "use", p->path, (long long)s.st_size, (long long)at + (long long)bytes);
 }
 
 /* `n` tokens as stored: in memory, or read into the buffer. */
@@ -51,22 +50,19 @@ int data_read_raw(const Segment *p, int64_t first, int64_t count, uint32_t *out,
 
 int data_read_tokens(const Segment *p, int64_t first, int64_t count, int *out, Error *e) {
     uint32_t buffer[2048];
-    while (count > 0) {
-        int64_t n = (int64_t)sizeof buffer / p->width;
+    for (int64_t n; count > 0; first += n, out += n, count -= n) {
+        n = (int64_t)sizeof buffer / p->width;
         if (n > count) n = count;
         const void *tokens = stored(p, first, n, buffer, e);
         if (!tokens) return 0;
         for (int64_t i = 0; i < n; i++) {
             uint32_t id = token(tokens, p->width, i);
             if (id > p->max)
-                return error_set(e, "%s: token id %lu at byte %lld, but the largest was %lu when it was "
-                                    "opened: it was rewritten while in use", p->path, (unsigned long)id,
-                                    (long long)(p->start + (first + i) * p->width), (unsigned long)p->max);
+                return error_set(e, "%s: token id %u at byte %lld, but the largest was %u when it was opened: it was "
+                                 "rewritten while in use", p->path, id,
+                                 (long long)(p->start + (first + i) * p->width), p->max);
             out[i] = (int)id;
         }
-        first += n;
-        out += n;
-        count -= n;
     }
     return 1;
 }

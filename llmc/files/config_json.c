@@ -16,16 +16,13 @@ static int is_double(KeyKind kind) {
 enum { REQUIRED = -1, DEPENDS = -2 };                       /* DEPENDS: see default_of */
 enum {
     JET = FAMILY_JETMOE, MIX = FAMILY_MIXTRAL, LLA = FAMILY_LLAMA, MIS = FAMILY_MISTRAL, OWN = FAMILY_SMOE,
-    OLM = FAMILY_OLMOE,
-    QW3 = FAMILY_QWEN3, Q3M = FAMILY_QWEN3_MOE, Q2M = FAMILY_QWEN2_MOE, GRA = FAMILY_GRANITE | FAMILY_GRANITE_SHARED,
-    GRS = FAMILY_GRANITE_SHARED, DOT = FAMILY_DOTS, GLM = FAMILY_GLM, ERN = FAMILY_ERNIE,
-    DS2 = FAMILY_DEEPSEEK_V2, DS3 = FAMILY_DEEPSEEK_V3, MLA = DS2 | DS3,
+    OLM = FAMILY_OLMOE, QW3 = FAMILY_QWEN3, Q3M = FAMILY_QWEN3_MOE, Q2M = FAMILY_QWEN2_MOE,
+    GRA = FAMILY_GRANITE | FAMILY_GRANITE_SHARED, GRS = FAMILY_GRANITE_SHARED, DOT = FAMILY_DOTS, GLM = FAMILY_GLM,
+    ERN = FAMILY_ERNIE, DS2 = FAMILY_DEEPSEEK_V2, DS3 = FAMILY_DEEPSEEK_V3, MLA = DS2 | DS3, GPT = FAMILY_GPT_OSS,
     ALL = FAMILIES_END - 1, QWENS = Q3M | Q2M,
     DEEP = DOT | GLM | DS3, DEEPS = DEEP | DS2,             /* sigmoids with a bias; scales, groups, dense layers */
     MOES = QWENS | DEEPS | ERN,                             /* dense layers may be between their mixtures */
-    GPT = FAMILY_GPT_OSS,
-    LOCAL = JET | MIX | OWN | GRA,
-    BIASED = LLA | OLM | QW3 | Q3M | GRA | DOT | GLM,
+    LOCAL = JET | MIX | OWN | GRA, BIASED = LLA | OLM | QW3 | Q3M | GRA | DOT | GLM,
     LISTED = QW3 | Q2M | DOT | GPT,                               /* layer_types says which have a window */
     WINDOWED = LISTED | MIX | MIS | Q3M,
 };
@@ -73,8 +70,7 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { GLM | DS3,          "n_shared_experts",                NULL,              SHARED,     AT(shared_width),       1 },
     { DS2,                "n_shared_experts",                NULL,              SHARED,     AT(shared_width),       2 },
     { ERN,                "moe_num_shared_experts",          NULL,              SHARED,     AT(shared_width),       2 },
-    { OWN,                "router_scores",                   NULL,              SCORE,      AT(scores),
-      TOPK_SOFTMAX },
+    { OWN,                "router_scores",                   NULL,              SCORE,      AT(scores),  TOPK_SOFTMAX },
     { OLM | QWENS | DOT,  "norm_topk_prob",                  NULL,              RENORM,     AT(scores),             0 },
     { GLM | DS3,          "norm_topk_prob",                  NULL,              RENORM,     AT(scores),             1 },
     { OWN,                "universal",                       NULL,              FLAG,       AT(universal),          0 },
@@ -155,6 +151,12 @@ static int read_real(double *to, const char *key, const JsonValue *v, double oth
     if (!v && otherwise == REQUIRED) return error_set(e, "config.json: \"%s\" is missing", key);
     return !v || json_read_double(v, key, -1e308, 1e308, to, &why) || error_set(e, "config.json: %.900s", why.text);
 }
+static int integer_of(int *to, const JsonValue *object, const char *key, double otherwise, Error *e) {
+    return read_integer(to, key, member(object, key), otherwise, e);
+}
+static int real_of(double *to, const JsonValue *object, const char *key, double otherwise, Error *e) {
+    return read_real(to, key, member(object, key), otherwise, e);
+}
 
 /* Fields of these types are read and written as ints, by their offset. */
 _Static_assert(sizeof(Scores) == sizeof(int) && sizeof(Activation) == sizeof(int) && sizeof(HeadNorm) == sizeof(int),
@@ -178,59 +180,40 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
     void *field = (char *)c + keys[i].field;
     int *const integer = field;
     const double otherwise = keys[i].otherwise == DEPENDS ? default_of(i, c, r) : keys[i].otherwise;
-    switch (keys[i].kind) {
-    case NUMBER: case OPTION: case VOCAB:
-        return read_integer(integer, key, v, otherwise, r->e);
-    case HEADS:
-        if (!read_integer(integer, key, v, otherwise, r->e)) return 0;
-        r->heads = *integer;
-        return 1;
+    const KeyKind kind = keys[i].kind;
+    if (kind == RANK && json_is(v, JSON_NULL)) return *integer = 0, 1;      /* there is no latent */
+    if (kind == SCORE || kind == ACTIVATION) return read_name(c, i, v, r);
+    if (kind == FLAG || kind == BIASES || kind == RENORM) {
+        if (v && !json_is(v, JSON_BOOL)) return error_set(r->e, "config.json: \"%s\" must be true or false", key);
+        *integer = json_bool(v, otherwise != 0);
+    } else if (is_double(kind) ? !read_real(field, key, v, otherwise, r->e)
+                               : !read_integer(integer, key, v, kind == PADDED ? c->vocab : otherwise, r->e)) return 0;
+    if ((kind == MULTIPLIER || kind == OF_SCORES) && !(*(double *)field > 0))
+        return error_set(r->e, "config.json: \"%s\" is %g, no positive number", key, *(double *)field);
+    switch (kind) {
+    case HEADS: r->heads = *integer; break;
     case SHARED:                                            /* a number of experts that are one in memory */
-        if (!read_integer(integer, key, v, otherwise, r->e)) return 0;
         if ((double)*integer * c->width > SIZE_LIMIT)
             return error_set(r->e, "config.json: \"%s\" is %d", key, *integer);
         *integer *= c->width;
-        return 1;
-    case RANK:                                              /* null: there is no latent */
-        if (json_is(v, JSON_NULL)) return *integer = 0, 1;
-        return read_integer(integer, key, v, otherwise, r->e)
-            && (*integer || error_set(r->e, "config.json: \"%s\" is 0; null is none", key));
-    case UNROTATED:                                         /* the head without what positions rotate */
-        if (!read_integer(integer, key, v, otherwise, r->e)) return 0;
-        *integer += c->rotated;
-        return 1;
+        break;
+    case RANK: return *integer || error_set(r->e, "config.json: \"%s\" is 0; null is none", key);
+    case UNROTATED: *integer += c->rotated; break;          /* the head without what positions rotate */
     case PADDED:
-        if (!read_integer(integer, key, v, c->vocab, r->e)) return 0;
         if (*integer < c->vocab)
             return error_set(r->e, "config.json: \"%s\" is %d, less than \"vocab_size\"", key, *integer);
         *integer -= c->vocab;
         c->vocab += *integer;
-        return 1;
-    case DOUBLE: case OPTIONAL_DOUBLE:
-        return read_real(field, key, v, otherwise, r->e);
-    case MULTIPLIER:                                        /* 1 is none */
-        if (!read_real(field, key, v, otherwise, r->e)) return 0;
-        if (*(double *)field == 1) *(double *)field = 0;
-        else if (!(*(double *)field > 0))
-            return error_set(r->e, "config.json: \"%s\" is %g, no positive number", key, *(double *)field);
-        return 1;
-    case OF_SCORES:                                         /* 1 / sqrt(D) is none */
-        if (!read_real(field, key, v, otherwise, r->e)) return 0;
-        if (!(*(double *)field > 0))
-            return error_set(r->e, "config.json: \"%s\" is %g, no positive number", key, *(double *)field);
-        if (*(double *)field == 1 / sqrt(c->head_size)) *(double *)field = 0;
-        return 1;
-    case FLAG: case BIASES: case RENORM:
-        if (v && !json_is(v, JSON_BOOL)) return error_set(r->e, "config.json: \"%s\" must be true or false", key);
-        *integer = json_bool(v, otherwise != 0);
-        if (keys[i].kind == BIASES && *integer) *integer = r->family & (Q2M | GLM) ? 1 : 2;
-        if (keys[i].kind == RENORM)
-            *integer = r->family & DEEP ? *integer ? SIGMOID_TOPK : SIGMOID_EACH : *integer ? TOPK_SOFTMAX
-                                        : SOFTMAX_TOPK;
-        return 1;
-    default:
-        return read_name(c, i, v, r);
+        break;
+    case MULTIPLIER: if (*(double *)field == 1) *(double *)field = 0; break;
+    case OF_SCORES: if (*(double *)field == 1 / sqrt(c->head_size)) *(double *)field = 0; break;
+    case BIASES: if (*integer) *integer = r->family & (Q2M | GLM) ? 1 : 2; break;
+    case RENORM:
+        *integer = r->family & DEEP ? *integer ? SIGMOID_TOPK : SIGMOID_EACH : *integer ? TOPK_SOFTMAX : SOFTMAX_TOPK;
+        break;
+    default: break;
     }
+    return 1;
 }
 
 /* ---- positions ------------------------------------------------------------------------------- */
@@ -256,33 +239,26 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
     if (s->kind && r->family & (JET | OWN))
         return error_set(e, "config.json: rope_type \"%s\", which a %s does not have here", type,
                          family_name(r->family));
-    if (!read_real(&s->original, "original_max_position_embeddings", member(v, "original_max_position_embeddings"),
-                   c->context, e)
-        || !read_real(&s->factor, "factor", member(v, "factor"),
-                      s->kind == ROPE_YARN ? c->context / s->original : s->kind ? REQUIRED : 1, e))
-        return 0;
-    if (s->kind == ROPE_LLAMA3
-        && !(read_real(&s->low, "low_freq_factor", member(v, "low_freq_factor"), REQUIRED, e)
-             && read_real(&s->high, "high_freq_factor", member(v, "high_freq_factor"), REQUIRED, e))) return 0;
+    if (!real_of(&s->original, v, "original_max_position_embeddings", c->context, e)
+        || !real_of(&s->factor, v, "factor",
+                    s->kind == ROPE_YARN ? c->context / s->original : s->kind ? REQUIRED : 1, e)) return 0;
+    if (s->kind == ROPE_LLAMA3 && !(real_of(&s->low, v, "low_freq_factor", REQUIRED, e)
+                                    && real_of(&s->high, v, "high_freq_factor", REQUIRED, e))) return 0;
     if (s->kind == ROPE_YARN
-        && !(read_real(&s->low, "beta_slow", member(v, "beta_slow"), 1, e)
-             && read_real(&s->high, "beta_fast", member(v, "beta_fast"), 32, e)
-             && read_real(&by, "mscale", member(v, "mscale"), 0, e)
-             && read_real(&all, "mscale_all_dim", member(v, "mscale_all_dim"), 0, e)
-             && read_real(&s->attention, "attention_factor", member(v, "attention_factor"),
-                          by > 0 && all > 0 ? rope_mscale(s->factor, by) / rope_mscale(s->factor, all)
-                                            : rope_mscale(s->factor, 1), e))) return 0;
-    if (s->kind && r->family & MLA && !read_real(&s->scores, "mscale_all_dim", member(v, "mscale_all_dim"), 0, e))
-        return 0;
+        && !(real_of(&s->low, v, "beta_slow", 1, e) && real_of(&s->high, v, "beta_fast", 32, e)
+             && real_of(&by, v, "mscale", 0, e) && real_of(&all, v, "mscale_all_dim", 0, e)
+             && real_of(&s->attention, v, "attention_factor",
+                        by > 0 && all > 0 ? rope_mscale(s->factor, by) / rope_mscale(s->factor, all)
+                                          : rope_mscale(s->factor, 1), e))) return 0;
+    if (s->kind && r->family & MLA && !real_of(&s->scores, v, "mscale_all_dim", 0, e)) return 0;
     s->exact = s->kind == ROPE_YARN && !json_bool(json_get(v, "truncate"), 1);
     if (s->kind && !(s->factor > 0 && s->original > 0 && s->low >= 0 && s->high >= s->low && s->attention >= 0
                      && s->factor < 1e9 && s->scores >= 0 && s->scores <= 1e6))
         return error_set(e, "config.json: a factor of rope_type \"%s\" is impossible", type);
     if (s->kind == ROPE_PLAIN) *s = (RopeScaling){ 0 };
     if (s->kind == ROPE_LINEAR) s->original = 0;
-    const JsonValue *fraction = member(v, "partial_rotary_factor") ? member(v, "partial_rotary_factor")
-                                                                   : member(root, "partial_rotary_factor");
-    if (!read_real(&part, "partial_rotary_factor", fraction, r->family == FAMILY_GLM ? 0.5 : 1, e)) return 0;
+    if (!real_of(&part, member(v, "partial_rotary_factor") ? v : root, "partial_rotary_factor",
+                 r->family == FAMILY_GLM ? 0.5 : 1, e)) return 0;
     if (part != 1 && r->family != FAMILY_GLM)
         return error_set(e, "config.json: \"partial_rotary_factor\" is %g; of a %s this program rotates whole heads",
                          part, family_name(r->family));
@@ -327,16 +303,13 @@ static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
     int step = 1, first = 0, start = 0, end = -1, interval = 1;
     Error *e = r->e;
     if (!(r->family & MOES)) return 1;
-    if (r->family & QWENS && !read_integer(&step, "decoder_sparse_step", member(root, "decoder_sparse_step"), 1, e))
-        return 0;
-    if (r->family & DEEPS && !read_integer(&first, "first_k_dense_replace", member(root, "first_k_dense_replace"),
-                                           r->family & DS3 ? 3 : r->family & GLM ? 1 : 0, e)) return 0;
-    if (r->family & ERN) {
-        const JsonValue *last = member(root, "moe_layer_end_index");
-        if (!read_integer(&start, "moe_layer_start_index", member(root, "moe_layer_start_index"), 1, e)
-            || !read_integer(&interval, "moe_layer_interval", member(root, "moe_layer_interval"), 1, e)
-            || (json_int(last, -1) != -1 && !read_integer(&end, "moe_layer_end_index", last, -1, e))) return 0;
-    }
+    if (r->family & QWENS && !integer_of(&step, root, "decoder_sparse_step", 1, e)) return 0;
+    if (r->family & DEEPS && !integer_of(&first, root, "first_k_dense_replace",
+                                         r->family & DS3 ? 3 : r->family & GLM ? 1 : 0, e)) return 0;
+    if (r->family & ERN && !(integer_of(&start, root, "moe_layer_start_index", 1, e)
+                             && integer_of(&interval, root, "moe_layer_interval", 1, e)
+                             && (json_int(member(root, "moe_layer_end_index"), -1) == -1
+                                 || integer_of(&end, root, "moe_layer_end_index", -1, e)))) return 0;
     if (step < 1 || interval < 1) return error_set(e, "config.json: every 0-th layer has experts");
     for (int l = 0; l < c->layers; l++)
         if ((l + 1) % step || l < first
@@ -346,8 +319,8 @@ static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
                                  "in llmc/model/config.h)", l, MOST_LISTED);
             layers_add(&c->dense, l);
         }
-    for (const JsonValue *v = r->family & QWENS ? json_first(json_get(root, "mlp_only_layers"))
-                                                : NULL; v; v = v->next) {
+    const JsonValue *dense = r->family & QWENS ? json_get(root, "mlp_only_layers") : NULL;
+    for (const JsonValue *v = json_first(dense); v; v = v->next) {
         int l;
         if (!read_integer(&l, "mlp_only_layers", v, REQUIRED, e)) return 0;
         if (l >= MOST_LISTED)
@@ -394,10 +367,9 @@ static int read_windows(Config *c, const JsonValue *root, const Reader *r) {
     Error *e = r->e;
     int window, most;
     if (!(r->family & WINDOWED)) return 1;
-    if (!read_integer(&window, "sliding_window", member(root, "sliding_window"),
-                      r->family & MIX || json_get(root, "sliding_window") ? 0 : r->family & GPT ? 128 : 4096, e)
-        || !read_integer(&most, "max_window_layers", member(root, "max_window_layers"), r->family & DOT ? 62 : 28,
-                         e)) return 0;
+    if (!integer_of(&window, root, "sliding_window",
+                    r->family & MIX || json_get(root, "sliding_window") ? 0 : r->family & GPT ? 128 : 4096, e)
+        || !integer_of(&most, root, "max_window_layers", r->family & DOT ? 62 : 28, e)) return 0;
     if (r->family & (QW3 | QWENS) && !json_bool(json_get(root, "use_sliding_window"), 0)) window = 0;
     for (int l = 0; l < c->layers; l++, type = type ? type->next : NULL) {
         const char *name = json_string(type, "");
@@ -468,16 +440,14 @@ static int refuse_unknown(const JsonValue *root, const Reader *r) {
                          "that are not quantized", method, family_name(r->family));
     double least = 0, slope = 0, limit = 0;
     int every = 1;
-    if (!refuse_names(root, r)
-        || (r->family & MLA && !read_integer(&every, "moe_layer_freq", member(root, "moe_layer_freq"), 1, e))) return 0;
+    if (!refuse_names(root, r) || (r->family & MLA && !integer_of(&every, root, "moe_layer_freq", 1, e))) return 0;
     if (every != 1) return error_set(e, "config.json: \"moe_layer_freq\" is %d; only 1 is known", every);
-    if (r->family & GPT && !(read_real(&slope, "swiglu_alpha", member(root, "swiglu_alpha"), CLAMPED_SLOPE, e)
-                             && read_real(&limit, "swiglu_limit", member(root, "swiglu_limit"), CLAMPED_LIMIT,
-                                          e))) return 0;
+    if (r->family & GPT && !(real_of(&slope, root, "swiglu_alpha", CLAMPED_SLOPE, e)
+                             && real_of(&limit, root, "swiglu_limit", CLAMPED_LIMIT, e))) return 0;
     if (r->family & GPT && (slope != CLAMPED_SLOPE || limit != CLAMPED_LIMIT))
         return error_set(e, "config.json: \"swiglu_alpha\" is %g and \"swiglu_limit\" %g; only %g and %g are known "
                          "(CLAMPED in kernels/kernels.h)", slope, limit, CLAMPED_SLOPE, CLAMPED_LIMIT);
-    if (r->family & ERN && !read_real(&least, "moe_norm_min", member(root, "moe_norm_min"), 1e-12, e)) return 0;
+    if (r->family & ERN && !real_of(&least, root, "moe_norm_min", 1e-12, e)) return 0;
     if (least > 1e-6) return error_set(e, "config.json: \"moe_norm_min\" is %g; only one that never matters (below "
                                        "1e-6) is known", least);
     return 1;
@@ -525,8 +495,8 @@ static int complete(Config *c, const JsonValue *root, const Reader *r) {
                          c->experts);
     if (!(c->final_eps >= 0 && c->norm_eps >= 0 && c->rope_theta > 0 && c->init_std >= 0 && c->init_fan >= 0
           && c->init_embed >= 0 && c->logit_cap >= 0 && c->route_scale >= 0 && c->attention_scale >= 0))
-        return error_set(r->e,
-                         "config.json: a negative or missing epsilon, rope_theta, initializer_range, cap or scale");
+        return error_set(r->e, "config.json: a negative or missing epsilon, rope_theta, initializer_range, cap or "
+                         "scale");
     return 1;
 }
 

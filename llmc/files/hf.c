@@ -34,9 +34,8 @@ static int is_model(const char *folder) {
 
 /* Weights as older folders have them: Python objects, which only Python can read. */
 #define PICKLES "its weights are pytorch_model.bin, which only Python reads. To convert them: python3 -c \"import " \
-    "transformers as t; " \
-                "t.AutoModelForCausalLM.from_pretrained('FOLDER', dtype='auto').save_pretrained('NEW')\" and copy " \
-                "the tokenizer's files"
+    "transformers as t; t.AutoModelForCausalLM.from_pretrained('FOLDER', dtype='auto').save_pretrained('NEW')\" and " \
+    "copy the tokenizer's files"
 static int has_pickles(const char *folder) {
     return !is_model(folder)
         && (has_file(folder, "pytorch_model.bin") || has_file(folder, "pytorch_model.bin.index.json"));
@@ -48,8 +47,7 @@ static int later(struct timespec a, struct timespec b) {
 
 static char *newest_model(void) {
     static const char *const patterns[] = { "*/model.safetensors", "*/best/model.safetensors",
-                                            "*/model.safetensors.index.json",
-                                            "*/best/model.safetensors.index.json" };
+                                            "*/model.safetensors.index.json", "*/best/model.safetensors.index.json" };
     struct timespec latest = { 0 };
     char *folder = NULL;
     for (size_t k = 0; k < sizeof patterns / sizeof *patterns; k++) {
@@ -480,9 +478,6 @@ static WeightsFile weights_file(const Model *m) {
     }
     return f;
 }
-static void weights_file_free(WeightsFile *f) {
-    free_each(f->pieces, f->tensors);
-}
 
 /* elements: of buffer */
 typedef struct { SafetensorsWriter *to; const SaveShard *shard; char *buffer; size_t elements; } Writing;
@@ -529,7 +524,6 @@ static int write_piece(const Writing *w, const Piece *p, uint64_t at, Error *e) 
 }
 static int write_biases(const Writing *w, uint64_t at, Error *e) {
     const Model *m = w->shard->model;
-    const char *type = m->dev->real_size == 8 ? "F64" : "F32";
     const size_t Re = m->dev->real_size;
     if (!w->shard->leads || !bias_count(m)) return 1;
     char *buffer = mem_alloc(router_offset(m, m->routers) * Re);
@@ -538,7 +532,8 @@ static int write_biases(const Writing *w, uint64_t at, Error *e) {
     for (int r = 0; r < bias_count(m) && ok; r++) {
         const char *bias = all + router_offset(m, r) * Re;
         const size_t E = (size_t)router_width(m, r);
-        if (first_not_finite(type, bias, E) < E) ok = error_set(e, "a router's bias is not finite: not saved");
+        if (first_not_finite(load_dtype(m->dev, REAL), bias, E) < E)
+            ok = error_set(e, "a router's bias is not finite: not saved");
         ok = ok && safetensors_append(w->to, bias, E * Re, e);
     }
     free(buffer);
@@ -557,15 +552,12 @@ int hf_write_weights(const SaveShard *s, const char *path, int64_t step, FilePar
         if (piece_unit(&f.pieces[k]) > w.elements) w.elements = piece_unit(&f.pieces[k]);
     w.buffer = mem_alloc(w.elements * m->dev->floatX_size);
     uint64_t at = 0;
-    for (size_t k = 0; k < f.learned && ok; k++) {
+    for (size_t k = 0; k < f.learned && ok; at += f.pieces[k++].count * m->dev->floatX_size)
         ok = write_piece(&w, &f.pieces[k], at, e);
-        at += f.pieces[k].count * m->dev->floatX_size;
-    }
     ok = ok && write_biases(&w, at, e);
     if (ok) ok = safetensors_leave(w.to, parts, count, e);
     else if (w.to) safetensors_abandon(w.to);
-    free(w.buffer);
-    weights_file_free(&f);
+    free_each(w.buffer, f.pieces, f.tensors);
     return ok;
 }
 int hf_save_weights(const Model *m, const char *path, int64_t step, FileSum *sum, Error *e) {

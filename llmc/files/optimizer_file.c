@@ -48,9 +48,6 @@ static StateFile state_file(const Model *m, const Optimizer *o) {
     f.count = n + (f.bias_count > 0);
     return f;
 }
-static void state_file_free(StateFile *f) {
-    free_each(f->names, f->shapes, f->entries);
-}
 
 /* This rank's part of a tensor that begins at byte `at` of the data. buffer: BUFFER elements. */
 static int write_part(SafetensorsWriter *w, const SaveShard *s, int kind, int tensor, uint64_t at,
@@ -95,8 +92,7 @@ int optimizer_save(const SaveShard *s, const char *path, FilePart **parts, size_
     ok = ok && write_bias(w, s, f.bias_count, at, e);
     if (ok) ok = safetensors_leave(w, parts, count, e);
     else safetensors_abandon(w);
-    free(buffer);
-    state_file_free(&f);
+    free_each(buffer, f.names, f.shapes, f.entries);
     return ok;
 }
 
@@ -106,8 +102,7 @@ typedef struct { const Device *dev; const char *name; int kind; } LoadedState;
 static int check_state(const Load *l, void *data, size_t first, size_t n, Error *e) {
     const LoadedState *of = l->of;
     const size_t size = dtype_size(of->dev, l->type), finite = first_not_finite(load_dtype(of->dev, l->type), data, n);
-    /* little-endian: the byte with the sign */
-    const unsigned char *const last = (const unsigned char *)data + size - 1;
+    const unsigned char *const last = (const unsigned char *)data + size - 1;       /* the byte with the sign */
     unsigned char signs = 0;
     size_t bad = finite;
     for (size_t i = 0; i < finite && of->kind == STATE_V; i++) signs |= last[i * size];
@@ -163,12 +158,11 @@ static int load_kind(Safetensors *s, Model *m, const Optimizer *o, int kind, Mis
         if (!f && kind == STATE_KINDS - 1) { missing->no_master = 1; continue; }
         if (!f && kind == STATE_V)
             ok = error_set(e, "it has no v of %s: Muon trained it, which has none (-wo muon)", m->manifest.at[i].name);
-        else
-            if (!f || f->count != m->manifest.at[i].count) ok = error_set(e, "%s is missing or has another size", name);
+        else if (!f || f->count != m->manifest.at[i].count)
+            ok = error_set(e, "%s is missing or has another size", name);
         else {
             of[n] = (LoadedState){ m->dev, f->name, kind };
-            loads[n] = state_part(f, m, o, i, &of[n]);
-            n++;
+            loads[n] = state_part(f, m, o, i, &of[n]), n++;
             if (strcmp(f->dtype, load_dtype(m->dev, optimizer_type(o, kind)))) missing->converted = f->dtype;
         }
     }
