@@ -12,9 +12,8 @@
 // (Dao et al. 2022, arXiv 2205.14135; work is divided as in FlashAttention-2, arXiv 2307.08691).
 //
 // Packing. The Q query heads of one key/value head read the same keys. Their queries are stacked
-// into one matrix of T*Q packed rows, r = t*Q + j for query head j of token t. So every tile of
-// keys is read once for all of them, and the sums over heads that dk and dv need are part of their
-// accumulation. Row r sees key j if j <= r / Q, that is j*Q <= r.
+// into one matrix of T*Q packed rows, r = t*Q + j for query head j of token t: a tile of keys is
+// read once for all, and dk and dv sum over heads on the way. Row r sees key j if j*Q <= r.
 //
 // In a row of several samples, or with a window, a query sees only keys from t - reach[t] on. The
 // first never decreases from row to row, so the first key that a tile of rows needs is that of its
@@ -68,10 +67,9 @@ __device__ static inline int first_key(HeadLayout h, Pair p, const RowLayout &ro
     return h.reach ? t - h.reach[(size_t)p.b*h.T + t] : 0;
 }
 
-// A score of a key before the first that a row sees: what is summed up with it is scaled to zero
-// when a key comes that the row does see. With -infinity it would be NaN where such a key is the
-// first that the row meets. A power of two, so that times any c it is exact: the fused x * c - top
-// of such a row is 0, not the rounding error of a large number.
+// A score of a key before the first that a row sees: sums with it are scaled to zero when a visible
+// key comes. With -infinity they would be NaN if such a key comes first. A power of two, times any
+// c exact: the fused x * c - top of such a row is 0, not the rounding error of a large number.
 static constexpr float UNSEEN = -0x1p100f;
 
 // What backward needs of each query, in packed order; a pair has a multiple of PADDING rows.
@@ -138,8 +136,7 @@ load_tile(uint32_t tile, const floatX *x, const RowLayout &p, int first, int D) 
 }
 
 // sum (16*MB, 8*NB) += a b^T over W columns. a: down_first of the tile's rows; b: across_first.
-template <int W, int MB, int NB> __device__ static inline void
-scores(float (&sum)[MB][NB][4], uint32_t a, uint32_t b) {
+template <int W, int MB, int NB> __device__ static inline void scores(float (&sum)[MB][NB][4], uint32_t a, uint32_t b) {
     #pragma unroll 2
     for (int k = 0; k < W / 16; k++) {
         uint32_t x[MB][4], y[4];
@@ -446,8 +443,7 @@ flash_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const
         scores<W>(p, q_tile + down_first<W>(mine), k_tile + across_first<W>(0));
         scores<W>(ds, do_tile + down_first<W>(mine), v_tile + across_first<W>(0));
         EACH_ELEMENT(2, STEP/8) p[m][n][i] = exp2_fast(p[m][n][i] * c - of[m*2 + i/2].lse);
-        if ((k0 + STEP - 1) * h.Q > r0 + mine)
-            mask_keys(p, 0, row, k0, h.Q);
+        if ((k0 + STEP - 1) * h.Q > r0 + mine) mask_keys(p, 0, row, k0, h.Q);
         if (LIMITED && latest > k0) mask_before(p, 0, h, pair.i, row, k0);
         EACH_ELEMENT(2, STEP/8) ds[m][n][i] = p[m][n][i] * (ds[m][n][i] - of[m*2 + i/2].delta);
         accumulate<W>(result, ds, k_tile + down_first<W>(0));
@@ -460,12 +456,12 @@ flash_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const
 static bool flash_can(int D, bool vectors) { return vectors && D <= 128; }
 static int  flash_width(int D) { return D <= 32 ? 0 : D <= 64 ? 1 : 2; }
 
+#define BOTH(kernel, W) { kernel<W, false>, kernel<W, true> }               // all keys, by reach
 static void flash_launch_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, int B, HeadLayout h) {
     typedef void Kernel(floatX *, float *, const floatX *, const floatX *, HeadLayout);
-    static const struct { Kernel *kernel[2]; size_t shared; } table[] = {               // kernel: all keys, by reach
-        { { flash_forward<32, false>, flash_forward<32, true> }, forward_shared<32>() },
-        { { flash_forward<64, false>, flash_forward<64, true> }, forward_shared<64>() },
-        { { flash_forward<128, false>, flash_forward<128, true> }, forward_shared<128>() } };
+    static const struct { Kernel *kernel[2]; size_t shared; } table[] = {
+        { BOTH(flash_forward, 32), forward_shared<32>() }, { BOTH(flash_forward, 64), forward_shared<64>() },
+        { BOTH(flash_forward, 128), forward_shared<128>() } };
     const auto &at = table[flash_width(h.D)];
     Kernel *const kernel = at.kernel[h.reach != NULL];
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)at.shared));
@@ -475,14 +471,13 @@ static void flash_launch_backward(floatX *dq, floatX *dkv, const floatX *dout, c
                                   const floatX *q, const floatX *kv, int B, HeadLayout h) {
     typedef void Kernel(floatX *, const floatX *, const Stats *, const floatX *, const floatX *, HeadLayout, int);
     static const struct { Kernel *kernel[2]; size_t shared; int keys; } of_keys[] = {
-        { { flash_backward_keys<32, false>, flash_backward_keys<32, true> }, keys_shared<32>(), KeyTile<32>::COUNT },
-        { { flash_backward_keys<64, false>, flash_backward_keys<64, true> }, keys_shared<64>(), KeyTile<64>::COUNT },
-        { { flash_backward_keys<128, false>, flash_backward_keys<128, true> }, keys_shared<128>(),
-          KeyTile<128>::COUNT } };
+        { BOTH(flash_backward_keys, 32), keys_shared<32>(), KeyTile<32>::COUNT },
+        { BOTH(flash_backward_keys, 64), keys_shared<64>(), KeyTile<64>::COUNT },
+        { BOTH(flash_backward_keys, 128), keys_shared<128>(), KeyTile<128>::COUNT } };
     static const struct { Kernel *kernel[2]; size_t shared; } of_queries[] = {
-        { { flash_backward_queries<32, false>, flash_backward_queries<32, true> }, queries_shared<32>() },
-        { { flash_backward_queries<64, false>, flash_backward_queries<64, true> }, queries_shared<64>() },
-        { { flash_backward_queries<128, false>, flash_backward_queries<128, true> }, queries_shared<128>() } };
+        { BOTH(flash_backward_queries, 32), queries_shared<32>() },
+        { BOTH(flash_backward_queries, 64), queries_shared<64>() },
+        { BOTH(flash_backward_queries, 128), queries_shared<128>() } };
     const auto &k = of_keys[flash_width(h.D)];
     const auto &r = of_queries[flash_width(h.D)];
     Kernel *const for_keys = k.kernel[h.reach != NULL], *const for_queries = r.kernel[h.reach != NULL];
@@ -498,8 +493,7 @@ static void flash_launch_backward(floatX *dq, floatX *dkv, const floatX *dout, c
 static bool flash_can(int, bool) { return false; }
 static void flash_launch_forward(floatX *, float *, const floatX *, const floatX *, int, HeadLayout) {}
 static void flash_launch_backward(floatX *, floatX *, const floatX *, const Stats *, const floatX *, const floatX *,
-                                  int, HeadLayout) {
-}
+                                  int, HeadLayout) {}
 #endif
 
 // ==== plain arithmetic ===========================================================================
@@ -712,6 +706,4 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
                (int)padded);
     }
 }
-PART(attention) {
-    d->attention_forward = attention_forward;  d->attention_backward = attention_backward;
-}
+PART(attention) { d->attention_forward = attention_forward; d->attention_backward = attention_backward; }

@@ -1,11 +1,10 @@
 // barrier.cu: one process's threads keep step in queueing their GPUs' joint work; compiled once.
 //
-// A call of CUDA may wait for all that its GPU has queued, and block the process's other threads
-// meanwhile: the first launch of a kernel, which loads it, or allocating, freeing or locking
-// memory. If its GPU is then in an operation whose part another thread has yet to queue, both wait
-// forever. So after each operation among GPUs no thread goes on until all of its process have
-// queued their parts; other processes do the same. Threads run far ahead of their GPUs, which do
-// not notice.
+// A call of CUDA (a kernel's first launch; allocating, freeing or locking memory) may wait for all
+// that its GPU has queued, and block the process's other threads meanwhile. If its GPU is then in
+// an operation whose part another thread has yet to queue, both wait forever. So after each
+// operation among GPUs no thread goes on until all of its process have queued their parts. Threads
+// run far ahead of their GPUs, which do not notice.
 #include "impl.cuh"
 extern "C" {
 #include "kernels/comm.h"
@@ -64,6 +63,5 @@ void host_barrier_wait(HostBarrier *b) {
         b->round++;
         return;
     }
-    for (int i = 0; b->round == round; i++)
-        if (i >= SPINS) usleep(20);
+    for (int i = 0; b->round == round; i++) if (i >= SPINS) usleep(20);
 }

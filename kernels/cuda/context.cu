@@ -84,7 +84,7 @@ const char *cuda_open(int which) {
     return why;
 }
 
-// The old workspace is not freed while recordings exist, because they may use it.
+// The old workspace is not freed while recordings exist: they may use it.
 void *workspace(size_t bytes) {
     if (bytes > mine.workspace_bytes) {
         if (mine.recording) {
@@ -99,21 +99,22 @@ void *workspace(size_t bytes) {
     return mine.workspace;
 }
 
+bool driver_function(const char *name, void *at) {
+    void *f = NULL;
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    if (cudaGetDriverEntryPointByVersion(name, &f, 12000, cudaEnableDefault, &found)) return false;
+#else
+    if (cudaGetDriverEntryPoint(name, &f, cudaEnableDefault, &found)) return false;
+#endif
+    if (found != cudaDriverEntryPointSuccess) return false;
+    memcpy(at, &f, sizeof f);
+    return true;
+}
 bool tensor_map_of(CUtensorMap *map, const void *base, int element_size, int rank, const uint64_t *extent,
                    const uint64_t *pitch, const uint32_t *box) {
     static thread_local decltype(&cuTensorMapEncodeTiled) encode;
-    if (!encode) {                                          // found at run time, so that the driver need not be linked
-        void *f = NULL;
-        cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
-        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found))
-            return false;
-#else
-        if (cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &found)) return false;
-#endif
-        if (found != cudaDriverEntryPointSuccess) return false;
-        encode = (decltype(encode))f;
-    }
+    if (!encode && !driver_function("cuTensorMapEncodeTiled", &encode)) return false;
     const uint32_t step[5] = { 1, 1, 1, 1, 1 };
     uint64_t bytes[4] = {};
     for (int i = 0; i + 1 < rank; i++) bytes[i] = pitch[i] * (uint64_t)element_size;
@@ -153,8 +154,7 @@ double cuda_elapsed(int from, int to) {
 }
 
 // ---- recording ----------------------------------------------------------------------------------
-// Work that is queued on a stream in capture mode becomes a graph instead of being done. The mode
-// is thread-local, so that threads with other GPUs are not affected.
+// Work queued on a stream in capture mode becomes a graph. The mode is thread-local.
 struct Recording {
     cudaGraphExec_t work;
     bool exchanges;                                         // ranks wait for each other after each replay

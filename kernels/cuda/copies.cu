@@ -1,10 +1,9 @@
 // copies.cu: see copies.cuh; compiled once.
 //
 // A collective kernel takes multiprocessors from kernels whose blocks stay on all of them. Where
-// each block has a fixed part of the work (hopper/weight.cu), blocks that found no free
-// multiprocessor start when the others end, and the kernel takes twice its time: as much is lost as
-// without any overlap. A copy engine needs no multiprocessor. Where one process drives all GPUs,
-// every rank knows the addresses of all others and pushes to each:
+// each block has a fixed part of the work (hopper/weight.cu), blocks that found none free start
+// when the others end, and the kernel takes twice its time. A copy engine needs no multiprocessor.
+// Where one process drives all GPUs, every rank pushes to all others:
 //
 //   all-gather      its own shard, to the same position there
 //   reduce-scatter  the receiver's shard, to the receiver's stage: (size, n), one row per sender.
@@ -20,7 +19,6 @@
 #include "copies.cuh"
 #include <cuda.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct Address {                            // what a rank sends to all others
     uint64_t process;
@@ -32,28 +30,17 @@ struct Address {                            // what a rank sends to all others
 struct Copies {
     int      rank, size;
     size_t   bytes;
-    Address    *at;                           // (size)
+    Address  *at;                           // (size)
     unsigned number;                        // of the last operation
 };
 enum Flag { READY, DONE };
 
 static decltype(&cuStreamWriteValue32) write_value;
 static decltype(&cuStreamWaitValue32) wait_value;
-static bool find(const char *name, void *at) {
-    void *f = NULL;
-    cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
-    if (cudaGetDriverEntryPointByVersion(name, &f, 12000, cudaEnableDefault, &found)) return false;
-#else
-    if (cudaGetDriverEntryPoint(name, &f, cudaEnableDefault, &found)) return false;
-#endif
-    memcpy(at, &f, sizeof f);
-    return found == cudaDriverEntryPointSuccess;
-}
 
 Copies *copies_open(Group *group, void *base, size_t bytes, real *stage) {
-    static const bool can_signal = find("cuStreamWriteValue32", &write_value)
-        && find("cuStreamWaitValue32", &wait_value);
+    static const bool can_signal = driver_function("cuStreamWriteValue32", &write_value)
+        && driver_function("cuStreamWaitValue32", &wait_value);
     const size_t size = group->size, flags = 2 * size * sizeof(unsigned);
     Address mine = {};
     mine.process = this_process(), mine.base = (char *)base, mine.stage = stage, mine.device = context()->device;

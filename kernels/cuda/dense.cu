@@ -1,10 +1,9 @@
 // dense.cu: dense matrix products by cuBLASLt. The library is opened at the first product, not when
 // the program starts: without it everything works, with matmul.cu's own kernels.
 //
-// Each host thread keeps the library's handle and, for each product seen so far (sizes, kind,
-// alignment), the descriptors and the algorithm that the library's heuristic prefers. The same bits
-// every time: sums that are split over blocks are only added through the workspace, never in the
-// order in which blocks happen to finish.
+// Each host thread keeps the library's handle and, for each product so far (sizes, kind,
+// alignment), the descriptors and the algorithm that its heuristic prefers. The same bits every
+// time: split sums are added through the workspace, never in the order of finishing.
 #include "dense.cuh"
 #if __has_include(<cublasLt.h>)
 #include <cublasLt.h>
@@ -14,9 +13,8 @@
 // X(name): the functions that are used. The header provides only their types.
 #define FUNCTIONS(X) \
     X(Create) X(MatmulDescCreate) X(MatmulDescSetAttribute) X(MatmulDescDestroy) X(MatrixLayoutCreate) \
-    X(MatrixLayoutDestroy) \
-    X(MatrixLayoutSetAttribute) X(MatmulPreferenceCreate) X(MatmulPreferenceSetAttribute) X(MatmulPreferenceDestroy) \
-    X(MatmulAlgoGetHeuristic) X(Matmul)
+    X(MatrixLayoutDestroy) X(MatrixLayoutSetAttribute) X(MatmulPreferenceCreate) X(MatmulPreferenceSetAttribute) \
+    X(MatmulPreferenceDestroy) X(MatmulAlgoGetHeuristic) X(Matmul)
 
 enum { SCRATCH = 32 << 20, MOST_KNOWN = 256 };
 typedef struct { int m, n, k, batch, a_transposed, b_transposed, c_real, add, a_align, b_align, c_align; } Key;
@@ -62,14 +60,14 @@ static void forget(KnownProduct *w) {
     if (w->c) lt.MatrixLayoutDestroy(w->c);
 }
 
+#define OK(call) (lt.call == CUBLAS_STATUS_SUCCESS)
+#define LAYOUT(name, x) OK(MatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_##name, &x, sizeof x))
+#define PREFER(name, x) OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_##name, &x, sizeof x))
 // A matrix by columns, or `batch` of them in consecutive memory.
 static bool create_layout(cublasLtMatrixLayout_t *layout, cudaDataType_t type, int rows, int columns, int batch) {
     const int64_t stride = (int64_t)rows * columns;
-    return lt.MatrixLayoutCreate(layout, type, (uint64_t)rows, (uint64_t)columns, rows) == CUBLAS_STATUS_SUCCESS
-        && lt.MatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch)
-        == CUBLAS_STATUS_SUCCESS
-        && lt.MatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride)
-           == CUBLAS_STATUS_SUCCESS;
+    return OK(MatrixLayoutCreate(layout, type, (uint64_t)rows, (uint64_t)columns, rows))
+        && LAYOUT(BATCH_COUNT, batch) && LAYOUT(STRIDED_BATCH_OFFSET, stride);
 }
 
 // Asks the heuristic for one algorithm. False if any step fails.
@@ -85,26 +83,15 @@ static bool find_algorithm(KnownProduct *w) {
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t found;
     int count = 0;
-#define OK(call) (lt.call == CUBLAS_STATUS_SUCCESS)
     bool ok = OK(MatmulDescCreate(&w->product, CUBLAS_COMPUTE_32F, CUDA_R_32F))         // f32 products too: no TF32
         && OK(MatmulDescSetAttribute(w->product, CUBLASLT_MATMUL_DESC_TRANSA, &op[k.a_transposed], sizeof *op))
         && OK(MatmulDescSetAttribute(w->product, CUBLASLT_MATMUL_DESC_TRANSB, &op[k.b_transposed], sizeof *op))
         && create_layout(&w->a, type, a_rows, a_columns, k.batch)
         && create_layout(&w->b, type, b_rows, b_columns, k.batch)
-        && create_layout(&w->c, c_type, k.m, k.n, k.batch)
-        && OK(MatmulPreferenceCreate(&preference))
-        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &scratch,
-                                           sizeof scratch))
-        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_workspace,
-                                           sizeof in_workspace))
-        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align[0],
-                                           sizeof *align))
-        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align[1],
-                                           sizeof *align))
-        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align[2],
-                                           sizeof *align))
-        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[2],
-                                           sizeof *align))
+        && create_layout(&w->c, c_type, k.m, k.n, k.batch) && OK(MatmulPreferenceCreate(&preference))
+        && PREFER(MAX_WORKSPACE_BYTES, scratch) && PREFER(REDUCTION_SCHEME_MASK, in_workspace)
+        && PREFER(MIN_ALIGNMENT_A_BYTES, align[0]) && PREFER(MIN_ALIGNMENT_B_BYTES, align[1])
+        && PREFER(MIN_ALIGNMENT_C_BYTES, align[2]) && PREFER(MIN_ALIGNMENT_D_BYTES, align[2])
         && OK(MatmulAlgoGetHeuristic(lt.handle, w->product, w->a, w->b, w->c, w->c, preference, 1, &found, &count))
         && count == 1;
     if (preference) lt.MatmulPreferenceDestroy(preference);
@@ -114,9 +101,7 @@ static bool find_algorithm(KnownProduct *w) {
 
 static KnownProduct *known_product(Key key) {
     for (int i = 0; i < lt.count; i++) if (!memcmp(&lt.known[i].key, &key, sizeof key)) return &lt.known[i];
-    if (lt.count == MOST_KNOWN) {                       // full: start over, which only costs time
-        while (lt.count) forget(&lt.known[--lt.count]);
-    }
+    if (lt.count == MOST_KNOWN) while (lt.count) forget(&lt.known[--lt.count]);     // full: start over
     KnownProduct *w = &lt.known[lt.count++];
     *w = KnownProduct();
     w->key = key;
@@ -131,9 +116,9 @@ bool dense_product(void *c, bool c_real, bool add, const floatX *a, bool a_trans
     auto aligned = [&](const void *p, int rows, int columns, size_t size) {
         return alignment((uintptr_t)p | (batch > 1 ? (size_t)rows * columns * size : 0));
     };
-    KnownProduct *w = known_product(Key{ m, n, k, batch, a_transposed,
-                          b_transposed, c_real, add, aligned(a, m, k, sizeof *a), aligned(b, k, n, sizeof *b),
-                          aligned(c, m, n, c_real ? sizeof(real) : sizeof(floatX)) });
+    KnownProduct *w = known_product({ m, n, k, batch, a_transposed, b_transposed, c_real, add,
+                                      aligned(a, m, k, sizeof *a), aligned(b, k, n, sizeof *b),
+                                      aligned(c, m, n, c_real ? sizeof(real) : sizeof(floatX)) });
     if (!w->usable) return false;
     const float one = 1, beta = add;
     w->usable = lt.Matmul(lt.handle, w->product, &one, a, w->a, b, w->b, &beta, c, w->c, c, w->c, &w->algorithm,

@@ -3,8 +3,7 @@
 #include "kernels/compound.h"
 
 // ---- memory -------------------------------------------------------------------------------------
-// Uploads go through two pinned staging buffers: while the GPU copies from one, the host fills the
-// other. The caller may reuse its own memory as soon as the call returns.
+// Uploads go through two pinned buffers: the GPU copies from one while the host fills the other.
 
 enum { STAGING = 4 << 20 };
 static thread_local struct { char *at[2]; cudaEvent_t copied[2]; int current; } staging;
@@ -112,9 +111,7 @@ static void copied(int host_waits) {
 static void copy(void *dst, const void *src, size_t bytes) {
     if (bytes) CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, context()->stream));
 }
-static void zero(void *dst, size_t bytes) {
-    if (bytes) CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, context()->stream));
-}
+static void zero(void *dst, size_t bytes) { if (bytes) CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, context()->stream)); }
 
 template<class T> static void convert_up(T *dst, const double *host, size_t n) {
     for (size_t at = 0, count; at < n; at += count) {
@@ -138,33 +135,15 @@ static void to_double(double *host, const floatX *src, size_t n) { convert_down(
 static void reals_from_double(real *dst, const double *host, size_t n) { convert_up(dst, host, n); }
 static void reals_to_double(double *host, const real *src, size_t n) { convert_down(host, src, n); }
 
+// The files that fill the table.
+#define FILES(F) F(embed) F(norm) F(rope) F(heads) F(columns) F(bias) F(dropout) F(matmul) F(route) F(round) F(expert) \
+    F(attention) F(attention_hopper) F(loss) F(sum) F(optimizer) F(muon) F(decode_attention) F(sample)
+#define FP8_FILES(F) F(fp8_codes) F(fp8_rows) F(fp8_down) F(fp8_weight)
 extern "C" {
-void DEVICE(embed)(Device *d);
-void DEVICE(norm)(Device *d);
-void DEVICE(rope)(Device *d);
-void DEVICE(heads)(Device *d);
-void DEVICE(columns)(Device *d);
-void DEVICE(bias)(Device *d);
-void DEVICE(dropout)(Device *d);
-void DEVICE(matmul)(Device *d);
-void DEVICE(matmul_portable)(Device *d);
-void DEVICE(hopper)(Device *d);
-void DEVICE(fp8_codes)(Fp8Operations *d);
-void DEVICE(fp8_rows)(Fp8Operations *d);
-void DEVICE(fp8_down)(Fp8Operations *d);
-void DEVICE(fp8_weight)(Fp8Operations *d);
-void DEVICE(route)(Device *d);
-void DEVICE(round)(Device *d);
-void DEVICE(expert)(Device *d);
-void DEVICE(attention)(Device *d);
-void DEVICE(attention_hopper)(Device *d);
-void DEVICE(loss)(Device *d);
-void DEVICE(sum)(Device *d);
-void DEVICE(optimizer)(Device *d);
-void DEVICE(muon)(Device *d);
-void DEVICE(muon_portable)(Device *d);
-void DEVICE(decode_attention)(Device *d);
-void DEVICE(sample)(Device *d);
+#define DECLARE(part) void DEVICE(part)(Device *d);
+FILES(DECLARE) DECLARE(hopper) DECLARE(matmul_portable) DECLARE(muon_portable)
+#define DECLARE_FP8(part) void DEVICE(part)(Fp8Operations *d);
+FP8_FILES(DECLARE_FP8)
 void DEVICE(decode_layer)(DecodeOperations *d);
 void DEVICE(decode_heads)(DecodeOperations *d);
 }
@@ -191,25 +170,8 @@ PART(device) {
     d->set_activity = cuda_set_activity;
     d->expert_up_forward = compound_expert_up_forward;
     d->expert_down_backward = compound_expert_down_backward;
-    DEVICE(embed)(d);
-    DEVICE(norm)(d);
-    DEVICE(rope)(d);
-    DEVICE(heads)(d);
-    DEVICE(columns)(d);
-    DEVICE(bias)(d);
-    DEVICE(dropout)(d);
-    DEVICE(matmul)(d);
-    DEVICE(route)(d);
-    DEVICE(round)(d);
-    DEVICE(expert)(d);
-    DEVICE(attention)(d);
-    DEVICE(attention_hopper)(d);
-    DEVICE(loss)(d);
-    DEVICE(sum)(d);
-    DEVICE(optimizer)(d);
-    DEVICE(muon)(d);
-    DEVICE(decode_attention)(d);
-    DEVICE(sample)(d);
+#define FILL(part) DEVICE(part)(d);
+    FILES(FILL)
     static DecodeOperations decode;
     DEVICE(decode_layer)(&decode);
     DEVICE(decode_heads)(&decode);
@@ -217,10 +179,8 @@ PART(device) {
 #if defined(PRECISION_BF16)
     DEVICE(hopper)(d);                                      // after the functions that it replaces
     static Fp8Operations fp8;
-    DEVICE(fp8_codes)(&fp8);
-    DEVICE(fp8_rows)(&fp8);
-    DEVICE(fp8_down)(&fp8);
-    DEVICE(fp8_weight)(&fp8);
+#define FILL_FP8(part) DEVICE(part)(&fp8);
+    FP8_FILES(FILL_FP8)
     d->fp8 = &fp8;
 #endif
 }

@@ -1,8 +1,7 @@
 // dropout.cu: the residual stream, and dropout.
 #include "dropout.cuh"
 
-// A thread has DROP_EACH packs of W elements, which are loaded while the key of the mask is
-// computed. residual NULL: dropout alone. Moves 3*n elements, or 2*n.
+// A thread has DROP_EACH packs of W. residual NULL: dropout alone. Moves 3*n elements, or 2*n.
 enum { DROP_EACH = 2, DROP_THREADS = 256 };
 template<int W> static __global__ void drop_kernel(floatX *out, const floatX *residual, const floatX *branch,
         Mask dropout, size_t n) {
@@ -35,12 +34,7 @@ static void residual(floatX *out, const floatX *residual, const floatX *branch, 
     LAUNCH(kernel, divide_up(n, DROP_THREADS * DROP_EACH * (w ? VECTOR : 1)), DROP_THREADS, 0, out, residual, branch,
            mask_of(d), n);
 }
-static void dropout(floatX *out, const floatX *inp, Dropout d, size_t n) {
-    residual(out, NULL, inp, d, n);
-}
-
-static void scale(floatX *x, double factor, size_t n) {
-    dropout(x, x, { 0, NULL, 0, factor }, n);
-}
+static void dropout(floatX *out, const floatX *inp, Dropout d, size_t n) { residual(out, NULL, inp, d, n); }
+static void scale(floatX *x, double factor, size_t n) { dropout(x, x, { 0, NULL, 0, factor }, n); }
 
 PART(dropout) { d->residual = residual; d->dropout = dropout; d->scale = scale; }

@@ -18,12 +18,11 @@ static void embed_forward(floatX *out, const int *token, const floatX *weight, i
 }
 
 // The positions 0..N-1, sorted by token (`order`), are cut into pieces of 32, one per block: some
-// tokens are every tenth word of a text, others occur once. A run is a token's positions within a
-// piece. A block sums each run, with W columns per thread and AHEAD rows in flight, and adds the
-// sum to the token's row of dweight, loaded with the addends. A run that continues in a
-// neighbouring piece is only part of the token's sum: at the beginning of a piece it goes to
-// edge[piece][0], at the end to edge[piece][1], for embed_edges_kernel. Reads N*C elements, moves
-// one row of reals per token that occurs.
+// tokens are every tenth word of a text. A run is a token's positions within a piece. A block sums
+// each run, with W columns per thread and AHEAD rows in flight, and adds the sum to the token's row
+// of dweight, loaded with the addends. A run that continues in a neighbouring piece is only part of
+// the token's sum: at the beginning of a piece it goes to edge[piece][0], at the end to
+// edge[piece][1], for embed_edges_kernel. Reads N*C elements, moves a row of reals per token.
 enum { PIECE = 32, AHEAD = 4 };
 __device__ static int token_at(const int *token, const int *order, size_t at, int N) {
     return at < N ? token[order[at]] : -1;          // none past the last, nor before the first, where `at` wraps around
@@ -65,8 +64,8 @@ template<int W> static __global__ void embed_runs_kernel(real *dweight, real *ed
     }
     if (first + PIECE < N && !(ends >> 31) && c < C) store(edges + (continued && !ends ? 0 : C), sum);
 }
-// A token's sum over several pieces is finished by the block of the first of them: dweight, plus
-// edge 1 of this piece, plus edge 0 of each following piece that begins with the same token.
+// A token's sum over several pieces is finished by the block of the first: dweight, plus edge 1 of
+// this piece, plus edge 0 of each next piece that begins with the token.
 template<int W> static __global__ void embed_edges_kernel(real *dweight, const real *edge, const int *token,
         const int *order, int N, int C) {
     const size_t first = (size_t)blockIdx.x * PIECE, after = first + PIECE;

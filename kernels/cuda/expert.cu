@@ -2,8 +2,7 @@
 #include "expert.cuh"
 
 // A block has several rows, a thread W columns at a time. Moves 3*M*F elements (gated) or 2*M*F.
-template<Activation f, int W> static __global__ void forward_kernel(floatX *act, const floatX *pre, int M,
-        int F) {
+template<Activation f, int W> static __global__ void forward_kernel(floatX *act, const floatX *pre, int M, int F) {
     const size_t m = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (m >= M) return;
     const floatX *gate = pre + m*F * (IS_GATED(f) ? 2 : 1);
@@ -20,9 +19,8 @@ template<Activation f, int W> static __global__ void forward_kernel(floatX *act,
 // A row has a warp (8 rows per block), or a block of up to 256 threads if it is longer, for the dot
 // product of da and act. slot_of_row NULL: row m is slot m. A thread reads before it writes: dpre
 // may be pre, or da if of the same shape. end: end_of. Moves 6*M*F elements (gated) or 4*M*F.
-template<Activation f, int W> static __global__ void backward_kernel(floatX *dpre, floatX *wact,
-        real *dweight, const floatX *da, const floatX *pre, const real *weight, const int *slot_of_row,
-        const int *end, int M, int F) {
+template<Activation f, int W> static __global__ void backward_kernel(floatX *dpre, floatX *wact, real *dweight,
+        const floatX *da, const floatX *pre, const real *weight, const int *slot_of_row, const int *end, int M, int F) {
     const size_t m = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (m >= M || (end && m >= *end)) return;
     const size_t slot = slot_of_row ? slot_of_row[m] : m, at = m*F * (IS_GATED(f) ? 2 : 1);
@@ -31,8 +29,7 @@ template<Activation f, int W> static __global__ void backward_kernel(floatX *dpr
     const real w = weight ? weight[slot] : 1;
     real dot = 0;
     for (int c = threadIdx.x * W; c < F; c += blockDim.x * W) {
-        const Pack<W> d = load<W>(da + m*F + c), g = load<W>(gate + c),
-                up = IS_GATED(f) ? load<W>(gate + F + c) : g;
+        const Pack<W> d = load<W>(da + m*F + c), g = load<W>(gate + c), up = IS_GATED(f) ? load<W>(gate + F + c) : g;
         Pack<W> to, to_up, to_act;
         #pragma unroll
         for (int i = 0; i < W; i++) {

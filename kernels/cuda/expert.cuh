@@ -7,7 +7,6 @@
 
 // Where a plan's number of used rows is, if it may be less than S (rounded routing); else NULL.
 static inline const int *end_of(const Plan *plan) { return plan->first ? plan->start + plan->E : NULL; }
-
 __device__ static inline real fast_sigmoid(real x) {
     return sizeof(floatX) == 2 ? inverse_fast(1 + exp2_fast(-LOG2E * x)) : 1 / (1 + expf(-x));
 }

@@ -2,8 +2,7 @@
 #include "columns.cuh"
 
 // ---- norm_rope ----------------------------------------------------------------------------------
-// `lanes` threads have a head, a power of two of at most a warp, each W pairs (i, i + D/2) at a
-// time. What the second loop reads again comes from the L1 cache.
+// A head has `lanes` threads (a power of two <= 32), each W pairs (i, i + D/2) at a time.
 
 enum { HEAD_THREADS = 256 };
 typedef struct { const real *table; const int *position; const floatX *weight; real eps; size_t rows; int stride, heads,

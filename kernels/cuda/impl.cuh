@@ -1,9 +1,8 @@
 // impl.cuh: included by every file of kernels/cuda/. A file is compiled once per number type (those
 // of CUDA_ONCE once). Only the CUDA runtime is used: cub and thrust take seconds to compile.
 //
-// kernels/cuda/x.cu fills the same entries of the table as kernels/cpu/x.c, where the formulas are,
-// and rounds where that rounds. Values are computed as real (float) and stored as floatX: R(x)
-// reads one, X(r) makes one, rounding to nearest even.
+// x.cu fills the same entries of the table as kernels/cpu/x.c, where the formulas are, and rounds
+// where that rounds. Values are computed as real (float), stored as floatX: R(x) and X(r) convert.
 //
 // Most kernels here move bytes and hardly compute. What makes such a kernel fast: 16 bytes per load
 // and store, several loads of each thread in flight, every byte moved once. W is the number of
@@ -51,8 +50,8 @@ typedef struct {
     cudaError_t spoiled;                // the first error that spoiled the recording
 } Context;
 Context *context(void);                 // this thread's, opened by cuda_open
-void    *workspace(size_t bytes);       // at least this many bytes, valid until the next call of an operation;
-                                        // does not grow while work is recorded
+void    *workspace(size_t bytes);       // valid until the next call of an operation; fixed while work is recorded
+bool     driver_function(const char *name, void *at);   // context.cu: at run time, as the driver need not be linked
 Comm    *cuda_connect(Group *group, char why[256]);     // nccl.cu; as Device.connect
 void     DEVICE(upload)(void *dst, const void *host, size_t bytes);     // device.cu; as Device.upload
 

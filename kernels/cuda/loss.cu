@@ -1,13 +1,12 @@
 // loss.cu: cross entropy.
 //
-// One block per row. It copies the row to shared memory, as much of it as lets two blocks fit on a
-// multiprocessor, so that one computes while the other's row arrives; what does not fit
-// (vocabularies of more than 56 thousand in bf16) is read again, from L2. A thread works on the
-// same elements in both passes, so it waits for no other thread. In the first pass, in PARTS parts
-// as they arrive, it keeps the maximum so far and the sum of exp(x - maximum), which it scales when
-// the maximum grows. The block then combines these, and in the second pass gradients overwrite the
-// logits. Moves 2*N*V elements with gradient. Without it moves N*V and is bound by instructions:
-// hence separate loops for shared and global memory, with AT_ONCE packs in flight in each.
+// One block per row. It copies as much of it to shared memory as lets two blocks fit on a
+// multiprocessor, so that one computes while the other's arrives; what does not fit (more than 56
+// thousand in bf16) is read again, from L2. Threads have the same elements in both passes and wait
+// for none. In the first, in PARTS parts as they arrive, a thread keeps the maximum so far and the
+// sum of exp(x - maximum), scaled when that grows. The block combines these; in the second,
+// gradients overwrite the logits. Moves 2*N*V elements with gradient; without it N*V, bound by
+// instructions: hence a loop for each memory, with AT_ONCE packs in flight.
 #include "ptx.cuh"
 #include <float.h>
 #include <math.h>

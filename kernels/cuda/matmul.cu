@@ -75,9 +75,8 @@ __device__ static inline void copy_tile(uint32_t to, const floatX *from, int wid
 }
 
 // A warp's 64 x 16 of an operand, as mma takes it: r[i] is the 16 x 16 block i. `along`: the tile
-// is [64...][BK], with rows along k; otherwise [BK][64...], and ldmatrix transposes, which
-// exchanges i and k16. pitch: bytes per row. offset: the lane's for i = k16 = 0. Chunks are
-// swizzled, so that they are addressed by xor: c ^ r%8 becomes (c+2i) ^ r%8.
+// is [64...][BK]; otherwise [BK][64...], and ldmatrix transposes, which exchanges i and k16. pitch:
+// bytes per row. offset: the lane's for i = k16 = 0. Swizzled chunks: c ^ r%8 becomes (c+2i) ^ r%8.
 template <bool along, int pitch>
 __device__ static inline void load_operand(uint32_t r[4][4], uint32_t tile, uint32_t offset, int k16) {
 #pragma unroll
@@ -144,9 +143,8 @@ template <ProductKind kind, int BN> struct Operands {
     const TileCoord at;
     const int k, steps;
     const floatX *const b;                  // the expert's; FORWARD: from the tile's first row on
-    int *const list;                        // row numbers, in shared memory. FORWARD, INPUT: BM of
-                                            // a, then BM of c. WEIGHT: for each of LISTS steps BK
-                                            // of a, then BK of b
+    // row numbers (shared). FORWARD, INPUT: BM of a, BM of c. WEIGHT: LISTS times BK of a, BK of b
+    int *const list;
     __device__ int find_row(const int *row, int i) const { return i >= at.rows ? -1 : row ? row[at.first + i]
                                                                                : at.first + i; }
     __device__ int find_k(int step) const {
@@ -347,9 +345,8 @@ template <ProductKind kind> static __global__ __launch_bounds__(256, 4)
 
 // ---- few rows, forward --------------------------------------------------------------------------
 
-// A warp has one column of c for all (at most SMALL) rows of an expert: it reads one row of the
-// weight, once, and each row of inp, which are in the caches. A block is launched for each row; the
-// one of an expert's first row computes all its rows, the others return.
+// A warp has one column of c for all (at most SMALL) rows of an expert: it reads a row of the
+// weight, and inp's from caches. The block of an expert's first row computes all.
 enum { SMALL = 8, SMALL_WARPS = 8 };
 static __global__ __launch_bounds__(32 * SMALL_WARPS) void small_rows(const Product p, bool vectors) {
     const int across = (p.O + SMALL_WARPS - 1) / SMALL_WARPS, row = blockIdx.x / across;

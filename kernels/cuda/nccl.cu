@@ -5,8 +5,7 @@
 // kernels have started. It has a stream of its own, of high priority, so that a reduction starts
 // although the backward pass has filled the queue; two events order the two streams.
 //
-// Only its rank's thread uses a communicator. Nothing here has a time-out: if a rank is lost, the
-// watching thread (llmc/ranks/watch.c) ends the process.
+// Only its rank's thread uses a communicator. If a rank is lost, llmc/ranks/watch.c ends us.
 #include "copies.cuh"
 extern "C" {
 Comm *nccl_connect(Group *group, char why[256]);
@@ -41,20 +40,15 @@ static struct {
     const char *(*GetErrorString)(int error);
     const char *(*GetLastError)(NcclComm comm);
 } nccl;
+#define NCCL(name) { "nccl" #name, &nccl.name }
 static const struct { const char *name; void *at; } functions[] = {
-    { "ncclGetVersion", &nccl.GetVersion },           { "ncclGetUniqueId", &nccl.GetUniqueId },
-    { "ncclCommInitRank", &nccl.CommInitRank },       { "ncclCommDestroy", &nccl.CommDestroy },
-    { "ncclCommGetAsyncError", &nccl.CommGetAsyncError },
-    { "ncclAllReduce", &nccl.AllReduce },             { "ncclReduceScatter", &nccl.ReduceScatter },
-    { "ncclAllGather", &nccl.AllGather },             { "ncclGetErrorString", &nccl.GetErrorString },
-    { "ncclSend", &nccl.Send },                       { "ncclRecv", &nccl.Recv },
-    { "ncclGroupStart", &nccl.GroupStart },           { "ncclGroupEnd", &nccl.GroupEnd },
-    { "ncclGetLastError", &nccl.GetLastError },
+    NCCL(GetVersion), NCCL(GetUniqueId), NCCL(CommInitRank), NCCL(CommDestroy), NCCL(CommGetAsyncError),
+    NCCL(AllReduce), NCCL(ReduceScatter), NCCL(AllGather), NCCL(GetErrorString), NCCL(Send), NCCL(Recv),
+    NCCL(GroupStart), NCCL(GroupEnd), NCCL(GetLastError)
 };
 
 // NULL, or why there is no NCCL. Reductions inside NVLink switches (NVLS) are off unless the user
-// turns them on: their order of addition, and so the bits, depends on what else has used the
-// switch, and a crash inside them can take the machine's GPUs out of service.
+// turns them on: bits depend on what else has used the switch, and a crash inside can disable GPUs.
 static const char *load(void) {
     static char why[200];
     setenv("NCCL_NVLS_ENABLE", "0", 0);

@@ -26,7 +26,6 @@ template<int W> __device__ static inline Pack<W> normalized(const Pack<W> &x, re
 // ---- rmsnorm_forward ----------------------------------------------------------------------------
 // A row gets a warp while 32 threads with KEEP packs each can hold it in registers (C up to 1024 in
 // bf16), then more threads. Only what the largest block cannot hold is read again.
-
 enum { KEEP = 4 };
 
 // Moves 2*N*C elements.

@@ -112,8 +112,7 @@ template<int W, class M, class G> __device__ static inline void update(const Upd
     for (int j = 0; j < W; j++) {
         const real g = (real)grad.x[j] * scale;
         const real mean = u.b1 * (real)m.x[j] + (1 - u.b1) * g, square = u.b2 * (real)v.x[j] + (1 - u.b2) * g * g;
-        const real w = master.x[j] * shrink
-                     - __fdividef(u.lr * (mean * u.fix1), sqrt_approx(square * u.fix2) + u.eps);
+        const real w = master.x[j] * shrink - __fdividef(u.lr * (mean * u.fix1), sqrt_approx(square * u.fix2) + u.eps);
         m.x[j] = (M)mean;
         v.x[j] = sizeof(M) < sizeof(real) ? (M)X_random(square, bits[j] >> 16) : (M)square;
         master.x[j] = w;

@@ -1,6 +1,5 @@
-// product.cuh: what matmul.cu and the kernels in hopper/ share: the arguments of a matrix product
-// grouped by expert, and which tile of the result has which number. The three kinds of product, and
-// what a, b and c are in each: the table at the top of matmul.cu.
+// product.cuh: the arguments of a matrix product grouped by expert, and the numbers of its tiles.
+// The kinds of product, and what a, b and c are in each: the table at the top of matmul.cu.
 #pragma once
 #include "ptx.cuh"
 
@@ -39,15 +38,13 @@ __device__ static inline int last_expert(const int *start, int E, int x, int hei
     return e;
 }
 
-// Where a tile is: its expert, the expert's first row and number of rows; the tile's first row m
-// and column n in the expert's c. m < 0: the number belongs to no tile.
+// A tile: its expert, whose first row and rows; first row m and column n in c. m < 0: no such tile.
 typedef struct { int expert, first, rows, m, n; } TileCoord;
 
 // Tile rows are numbered over all experts: those of expert e begin at start[e]/HEIGHT + e. So an
 // expert has start[e+1]/HEIGHT - start[e]/HEIGHT + 1 numbers: always enough, sometimes one too
 // many; rows/HEIGHT + E in total. A search in start finds a number's expert.
-// A band of 8 tile rows is numbered column by column, so that tiles computed at the same time share
-// rows and columns in L2.
+// Bands of 8 tile rows are numbered by columns: concurrent tiles share rows and columns in L2.
 template <ProductKind kind, int HEIGHT, int WIDTH> __device__ static inline TileCoord
 tile_coord(const Product &p, int tile) {
     const int across = (columns_of<kind>(p) + WIDTH - 1) / WIDTH;

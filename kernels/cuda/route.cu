@@ -115,8 +115,7 @@ template<class Key, int MOST> __device__ static inline void take_experts(TopK<Ke
     }
     keep_best<MOST>(t.best, key);
 }
-// expert, weight (32,K) in shared memory: the lane's row. x: the token's logits, if it exists;
-// those of the chosen experts are read again. lse: of its logits.
+// expert, weight (32,K), shared: the lane's row. x: the token's logits, if any. lse: of these.
 template<class Key, int MOST> __device__ static inline void weigh_best(int *expert, real *weight, const Key *best,
         const floatX *x, bool exists, real lse, Scores scores, int K) {
     const int lane = threadIdx.x;

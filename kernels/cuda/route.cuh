@@ -1,12 +1,10 @@
-// route.cuh: how a warp chooses the experts of a token and weighs them (router_forward,
-// route_round, decode_in), and the order of floats as integers (sample).
+// route.cuh: how a warp chooses and weighs a token's experts, and the order of floats as integers.
 #pragma once
 #include "impl.cuh"
 #include "kernels/round.h"
 
 __device__ static inline real sigmoid(real x) { return 1 / (1 + expf(-x)); }
 __device__ static inline real log_sigmoid(real x) { return x < 0 ? x - log1pf(expf(x)) : -log1pf(expf(-x)); }
-
 // Unsigned integers in the order of the floats; 0 is below all of them.
 __device__ static inline unsigned ordered(real x) {
     const unsigned bits = ordered_bits(x);
@@ -31,8 +29,7 @@ __device__ static inline real log_sum(const floatX *x, int E) {
 // with the largest score, of equal ones the larger logit, then the lower id. score 0: none.
 typedef struct { unsigned score, logit, expert; } Candidate;
 
-// By which experts are compared: the score of one with logit v, or, without a bias, the logit
-// itself, which is in the same order. l: log_sum, where scores are p.
+// Experts are compared by score; without bias by logit v, the same order. l: log_sum, for scores p.
 __device__ static inline unsigned biased_score(real v, real bias, Scores scores, real l) {
     return ordered((scores >= SIGMOID_TOPK ? sigmoid(v) : SCORES_ARE_P(scores) ? expf(v - l) : v) + bias);
 }

@@ -7,9 +7,8 @@
 // digits found so far, gives the next; and so on. A token's number is its logit, the largest first,
 // then its id: no two are equal. Without limits it is the id alone, an order as good as any.
 //
-// A mass is the probability relative to the largest, times 2^40, as an integer: sums are exact in
-// any order. The probability is a double, so that this and the CPU's sampler, which adds in another
-// order, differ only once in a billion draws.
+// A mass is the probability relative to the largest, times 2^40, as an integer: sums are exact. The
+// probability is a double, so that this and the CPU's sampler differ once in a billion draws.
 #include "ptx.cuh"
 #include "route.cuh"
 #include "kernels/random.h"
@@ -41,8 +40,7 @@ struct Task {
     Sampler s;
     int V, used, sorted, id_bits, bits, passes;             // bits: of a number; sorted: it begins with the logit
 };
-// The j-th token of this thread. Lanes are far apart in the block's CHUNK, because in a histogram
-// over ids neighbours would add to the same bin, one after the other.
+// This thread's j-th token. Lanes are far apart, as neighbours share bins in a histogram of ids.
 __device__ static inline int token_at(int j) {
     return blockIdx.x * CHUNK + threadIdx.x % 32 * (CHUNK / 32) + j * (THREADS / 32) + threadIdx.x / 32;
 }
@@ -168,8 +166,7 @@ __device__ static u64 count_tokens(Bins &bins, const Task &t, const Search &s, i
     return sum;
 }
 
-// One digit of one search: a histogram of the tokens with the digits found so far, in which the
-// last block finds the next digit. Reads the logits, which are in L2.
+// A digit of a search: a histogram of tokens with the digits so far; the last block finds it.
 static __global__ __launch_bounds__(THREADS) void search_digit(const Task t, int pass, int level, bool drawing) {
     __shared__ Bins bins;
     __shared__ Search s;

@@ -12,8 +12,7 @@ static void product(void *c, bool c_real, const floatX *a, bool a_transposed, co
 }
 static int rows_of(const Plan *plan) { return (int)((int64_t)plan->N * plan->K / plan->E); }
 
-static void forward(floatX *out, const floatX *inp, const floatX *weight, const Plan *plan, int C, int O,
-                    Rows, Rows) {
+static void forward(floatX *out, const floatX *inp, const floatX *weight, const Plan *plan, int C, int O, Rows, Rows) {
     product(out, false, weight, true, inp, false, O, rows_of(plan), C, plan->E);
 }
 static void backward_input(floatX *dinp, const floatX *dout, const floatX *weight, const Plan *plan, int C, int O,

@@ -260,8 +260,7 @@ attend(Softmax<HEADS> &softmax, const SplitBlock<HEADS> &at, const floatX *queri
             #pragma unroll
             for (int i = 0; i < BATCH; i++)
                 #pragma unroll
-                for (int m = 0; m < HEADS; m++)
-                    for (int e = 0; e < VECTOR; e++) s[m][i] += R(x[m].x[e]) * R(k[i].x[e]);
+                for (int m = 0; m < HEADS; m++) for (int e = 0; e < VECTOR; e++) s[m][i] += R(x[m].x[e]) * R(k[i].x[e]);
         }
         #pragma unroll 1
         for (int step = at.t.lanes / 2; step; step /= 2)

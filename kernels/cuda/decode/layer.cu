@@ -1,16 +1,14 @@
-// decode/layer.cu: a layer's products for 1 to 4 tokens (decoding). Each kernel takes a few
-// microseconds, so two things count: how early it requests its weights, and how many kernels run
-// one after the other. A layer takes five:
+// decode/layer.cu: a layer's products for 1 to 4 tokens (decoding). Kernels take microseconds, so
+// two things count: how early they request weights, and how many there are. A layer takes five:
 //
 //     decode_in               norm, router, choice of experts, product, activation; beside it a
-//       plain product (keys and values) (a large router first has a kernel of its own:
-//       decode_router)
+//       plain product (keys and values); a large router first has a kernel decode_router
 //     decode_attention        decode/attention.cu
 //     decode_out              product, weighted sum over experts, residual
 //     decode_in, decode_out   the same for the MLP
 //
-// Small work is repeated in every block, because passing its result from kernel to kernel takes
-// longer. Values are rounded where the operations that these are made of round them.
+// Small work is repeated in every block, as passing on its result takes longer. Values are rounded
+// where the operations that these are made of round them.
 //
 // Kernels start early (LAUNCH_EARLY). T: a block calls let_next_start; when all have, the next
 // kernel's blocks start. W: wait_for_previous returns: the kernel before has ended.
@@ -239,9 +237,8 @@ __device__ static inline bool by_logit(const Router &r) {
 __device__ static inline unsigned key_of(floatX logit, int e) {
     return (ordered(R(logit)) & 0xffff0000) | (0xffff - e);
 }
-// s.expert of all tokens, by a block, from s.logits, which __syncthreads has made visible. An
-// expert's rank is the number of better ones: those with a larger score, of equal ones with the
-// larger logit, then the lower id. Up to 8 threads share an expert.
+// s.expert of all tokens, by a block, from s.logits (visible). An expert's rank counts better ones:
+// by score, of equal ones larger logit, then lower id. Up to 8 threads share an expert.
 __device__ static void rank_experts(const InShared &s, const InArgs &p) {
     const Router &r = p.router;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, E = r.E, all = p.N * E;
@@ -405,9 +402,8 @@ template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void decod
 
 // ---- 2 to 4 tokens: decode_out ------------------------------------------------------------------
 
-// A block computes `rows` columns of the result for all tokens. A warp multiplies one row of one
-// active expert with the tokens that have it; when all products are there, a thread for each (row,
-// token) adds them up. Reads C * O elements of each active expert.
+// A block computes `rows` columns of the result for all tokens. A warp multiplies a row of an
+// active expert with its tokens; then a thread per (row, token) adds up. Reads C * O per expert.
 static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const OutArgs p) {
     extern __shared__ __align__(16) unsigned char shared[];
     const int S = p.N * p.K, warp = threadIdx.x / 32, first = blockIdx.x * p.rows, rows = min(p.rows, p.O - first);
@@ -448,8 +444,7 @@ static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const Out
         float sum[1][MAX_TOKENS];
         dot_rows<1, MAX_TOKENS, false, OUT_CHUNKS>(sum, w, row, p.inp, from, p.C);
         #pragma unroll
-        for (int n = 0; n < MAX_TOKENS; n++)
-            if (lane == 0 && from[n] >= 0) products[r * S + from[n]] = R(X(sum[0][n]));
+        for (int n = 0; n < MAX_TOKENS; n++) if (lane == 0 && from[n] >= 0) products[r * S + from[n]] = R(X(sum[0][n]));
     }
     if (threadIdx.x < S) weight[threadIdx.x] = of_slot;
     __syncthreads();
@@ -558,9 +553,8 @@ __device__ static inline int best_experts(int &chosen, const floatX (&logit)[BY_
     return 0xffff - (best & 0xffff);
 }
 
-// What a block of decode_in_one_kernel works on: rows of one expert, the slot-th chosen one, or of
-// the plain product; slot_blocks blocks for each slot. If there is a router, block 0 has no rows:
-// it stores the choice, which takes as long as the others' rows.
+// What a block of decode_in_one_kernel works on: rows of the slot-th chosen expert (slot_blocks
+// blocks each), or of the plain product. With a router, block 0 has none: it stores the choice.
 struct InBlock {
     bool stores_choice, plain, gated, routed;
     int slot = 0, number, stride, width, pairs;         // number: among those of its slot; stride: how many there are

@@ -1,6 +1,5 @@
-// hopper/attention.cu: causal attention with Hopper's own instructions (sm_90a, bf16, heads of 64
-// or 128 elements). attention.cu explains the formulas and packed rows, and its kernels take every
-// other case. The instructions are in pipeline.cuh and wgmma.cuh.
+// hopper/attention.cu: causal attention with Hopper's instructions (sm_90a, bf16, heads of 64 or
+// 128 elements; other cases, formulas and packed rows: attention.cu).
 //
 //   blocks      One block an SM. It draws work tiles until none is left, those with most work
 //               first, so that all SMs finish at about the same time. The result does not depend on
@@ -14,9 +13,9 @@
 //               one box is 64 packed rows in either order of heads. Rows past the last one arrive
 //               as zeros and are not stored. If Q is not a power of two, a box holds as many whole
 //               tokens as fit into 64 rows.
-//   softmax     takes as long as a product: the SM issues 16 exp2 per clock, its tensor cores do
-//               4096 flop. So the two overlap: the scores of the next tile are queued before the
-//               softmax of this one, and the warpgroups fill each other's gaps.
+//   softmax     takes as long as a product: an SM issues 16 exp2 or 4096 flop per clock. The two
+//               overlap: the scores of the next tile are queued before the softmax of this one, and
+//               the warpgroups fill each other's gaps.
 //   registers   P and dS are computed in the registers from which the next wgmma reads them.
 //   backward    Two kernels, 7 products instead of 5: backward_q owns query rows and computes dq,
 //               backward_kv owns keys and computes dk and dv. (One kernel that adds dq in memory,
@@ -69,8 +68,7 @@ struct Packing {
 struct Schedule { int tiles, group, larger; unsigned *counter; };      // tiles: of a pair; counter: 0 between kernels
 struct WorkTile { int tile, g, b, pair; };                              // tile -1: no work is left
 
-// What backward_q leaves for backward_kv about a box of rows: lse in powers of two, and delta. Rows
-// that do not exist have an infinite lse, which makes their p zero.
+// What backward_q leaves for backward_kv: lse (base 2; no row: infinite, so p is 0) and delta.
 struct BoxStats { float lse[64], delta[64]; };
 // Where the box's row is in them: backward_kv's thread reads its four columns of 16 at once.
 [[maybe_unused]] __device__ static inline int stats_index(int row) { return row/16*16 + row%8/2*4 + row/8%2*2 + row%2; }
@@ -363,8 +361,7 @@ forward_epilogue(float (&o)[D / 2], Softmax &state, const CUtensorMap *out_map, 
         sum += __shfl_xor_sync(ALL, sum, 1);
         sum += __shfl_xor_sync(ALL, sum, 2);
         const int in = thread/32*16 + lane/4 + 8*i, r = box*h.box_rows + in;
-        if (lane%4 == 0 && in < h.box_rows && r < h.rows)
-            lse[lse_index(h, w, r)] = (state.top[i] + log2f(sum)) * LN2;
+        if (lane%4 == 0 && in < h.box_rows && r < h.rows) lse[lse_index(h, w, r)] = (state.top[i] + log2f(sum)) * LN2;
         sum = 1 / sum;
     }
     #pragma unroll
@@ -374,8 +371,7 @@ forward_epilogue(float (&o)[D / 2], Softmax &state, const CUtensorMap *out_map, 
 }
 #endif
 
-// A consumer stops at the last key that its own rows see. 4*D flop per visible (row, key) pair; 32
-// KB * D/64 read from L2 for 64 * CONSUMERS rows and 128 keys.
+// Reads 32 KB * D/64 from L2 for 64 * CONSUMERS rows and 128 keys; 4*D flop per visible pair.
 template <int D> __global__ static void __launch_bounds__(Forward<D>::THREADS, 1)
 attention_forward_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap kv_map,
                          const __grid_constant__ CUtensorMap out_map, float *lse, Packing h, Schedule schedule) {
@@ -521,9 +517,8 @@ backward_q_mainloop(float (&dq)[D / 2], const float (&lse2)[2], const float (&de
 }
 #endif
 
-// p = exp(q k^T / sqrt(D) - lse), dp = do v^T, ds = p (dp - delta), dq += ds k, with delta = do .
-// out. dq is staged where out was. The next keys' s and dp are queued before dq.
-// 6*D flop per pair.
+// p = exp(q k^T / sqrt(D) - lse), dp = do v^T, ds = p (dp - delta), delta = do . out, dq += ds k
+// (staged where out was). The next keys' s and dp are queued before dq. 6*D flop per pair.
 template <int D> __global__ static void __launch_bounds__(BackwardQ<D>::THREADS, 1)
 attention_backward_q_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
                             const __grid_constant__ CUtensorMap out_map, const __grid_constant__ CUtensorMap kv_map,
@@ -706,8 +701,7 @@ backward_kv_mainloop(float (&dk)[D / 2], float (&dv)[D / 2], const KeysBlock<D> 
 
 // Scores are transposed, keys down and rows across, so p^T and ds^T are the next operands a:
 //     p^T = exp(k q^T / sqrt(D) - lse), dp^T = v do^T, dv += p^T do, ds^T = p^T (dp^T - delta),
-//     dk += ds^T q.
-// 8*D flop per pair.
+//     dk += ds^T q.  8*D flop per pair.
 template <int D> __global__ static void __launch_bounds__(BackwardKV<D>::THREADS, 1)
 attention_backward_kv_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
                              const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap dkv_map,
@@ -789,9 +783,8 @@ static Packing packing_of(HeadOrder order, int B, int T, int G, int Q) {
     return { order, T, G, Q, B*G, T*Q, fold, box_rows, (int)divide_up((size_t)T*Q, (size_t)box_rows) };
 }
 // Tiles of `size` out of `count` boxes or keys of a pair. A group has up to four tiles for every
-// SM: few enough for its keys to be in L2 still when they are read again, and enough for the
-// largest tiles of the last group to be done before its small ones run out. Groups differ by one
-// pair at most: a small last group would leave most SMs idle.
+// SM: few enough for its keys to stay in L2, and enough for the largest tiles of the last group to
+// be done before its small ones run out. Groups differ by at most a pair: no small last one.
 static Schedule schedule_of(Packing h, int count, int size) {
     const int tiles = (int)divide_up((size_t)count, (size_t)size);
     const size_t all = (size_t)h.pairs * (size_t)tiles, groups = divide_up(all, (size_t)4 * context()->sm_count);
@@ -840,9 +833,7 @@ template <int D> static bool launch_backward(floatX *dq, floatX *dkv, const floa
     return true;
 }
 
-static Device portable;                                 // attention.cu's functions, for what these
-                                                        // kernels cannot do: other sizes, rows of
-                                                        // several samples, and windows (reach)
+static Device portable;         // attention.cu, for other sizes, rows of several samples, and windows (reach)
 
 static void attention_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, const int *reach,
                               HeadOrder order, int B, int T, int G, int Q, int D) {

@@ -3,12 +3,12 @@
 // through memory. Blocks, producer and main loop are those of rows.cu; rows of a are gathered.
 //
 //   expert_up             pre = inp weight^T, act = silu(gate) * up, where gate and up are the two
-//                         halves of a row of pre. A tile has 128 columns of gate and the same 128
-//                         of up, so that one thread holds both halves of each gate/up pair. act is
-//                         computed from pre as it is stored, rounded.
+//                         halves of a row of pre. A tile has 128 columns of gate and of up, so that
+//                         a thread holds both halves of each pair. act is computed from rounded
+//                         pre.
 //   expert_down_backward  da = dout down is never stored; its epilogue does the work of
-//                         activation_backward: dpre, wact, and the gradient of each row's router
-//                         weight, of which a tile computes a part, the sum over its columns.
+//                         activation_backward: dpre, wact, and a part, over its columns, of the
+//                         gradient of each row's router weight.
 //
 // For each tile expert_down_backward moves 320 KB to and from memory. If it did so after the
 // product, memory and tensor cores would wait for each other. Instead a warp keeps its 16 rows of
@@ -25,9 +25,8 @@
 //                                       4      gate and up of two of its units, prefetched
 //   229376   barriers, tiles, next, starts
 //
-// Timeline of expert_up: that of rows.cu. Of a consumer of expert_down_backward, where sN is step N
-// of tile i+1, and tile i is pending (here with 16 steps; with fewer, a step finishes several
-// units; with more, the later ones have none):
+// Timeline of a consumer of expert_down_backward (expert_up: rows.cu). sN: step N of tile i+1; tile
+// i is pending (here 16 steps; with fewer a step finishes several units, with more the later none):
 //
 //   tensor cores  |      | s0      | s1      | ... | s15     |                    | s0 of tile i+2
 //   warps         | wait | unit 0, | unit 1, | ... | unit 15 | da of i+1 to slabs | unit 0 of i+1

@@ -1,8 +1,7 @@
 // fp8.cuh: for products of e4m3 codes (sm_90a): the matrix instruction and a consumer's main loop.
 //
-// Both operands are K_MAJOR; 8-bit wgmma knows no other. The copy engine and cp.async move bytes,
-// and to them 128 codes are 64 bf16. So the producer, the layouts and the stores of gemm.cuh serve
-// as they are, with a Product that counts k in pairs of codes.
+// Both operands are K_MAJOR; 8-bit wgmma knows no other. To copies, 128 codes are 64 bf16:
+// gemm.cuh's producer, layouts and stores do, with a Product that counts k in pairs of codes.
 //
 //   stage     128 of k, which have one scale: 128 rows of a and 256 columns of b, 48 KB as in bf16.
 //   two sums  The tensor cores add products of codes with some 14 bits. So after every 128 of k a
@@ -33,11 +32,10 @@ __device__ static inline void wgmma_e4m3(float (&d)[64], uint64_t x, uint64_t y,
 // ---- the main loop of a consumer ----------------------------------------------------------------
 
 // sum (64 x BN) = a b over `steps` stages.
-//   scales.next(step, stage)  takes what was fetched for this step, or came with its stage, and
-//   fetches for a later one scales.factor(i, h)  for columns 128i .. 128i+127 and row g + 8h of the
-//   thread
-//   last()               called while the tensor cores work on the last piece: sums of other pieces
-//                        are complete, and `at` is the first stage of the next tile
+//   scales.next(step, stage)  takes what was fetched for this step, or came with it; fetches ahead
+//   scales.factor(i, h)       for columns 128i .. 128i+127 and the thread's row g + 8h
+//   last()                    called while the tensor cores work on the last piece: other pieces'
+//                             sums are complete, and `at` is the first stage of the next tile
 template <typename Layout, typename TileType, typename Scales, typename Last>
 __device__ static inline void mainloop_e4m3(float (&sum)[Layout::BN / 2], const Shared<Layout, TileType> &s,
                                             Position<Layout::STAGES> &at, int steps, int consumer, Scales &scales,
@@ -109,8 +107,7 @@ template <int PIECES> struct RowScales {
     __device__ float factor(int piece, int h) const { return factors[piece][h]; }
 };
 
-// The codes of 128 columns of this warp's 16 rows to a slab: x[4j + 2h + i] is row g + 8h, column
-// 8j + 2q + i (wgmma.cuh). Returns the scales of rows g and g + 8.
+// Codes of 128 columns of this warp's 16 rows (x: wgmma.cuh) to a slab. Returns their scales.
 __device__ static inline float2 put_codes(const float (&x)[64], unsigned char *slab) {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     float scale[2];

@@ -1,8 +1,7 @@
 // fp8_codes.cu: values to e4m3 codes, and codes transposed for weights' gradients. Moved:
 //
 //   fp8_rows     3 N C     a block of 128 columns has 16 threads with 8 values each
-//   fp8_weight   4 E O C   a 128 x 128 block has 256 threads with 8 x 8 values each, so that each
-//   value is read once
+//   fp8_weight   4 E O C   a 128 x 128 block has 256 threads with 8 x 8 values each, read once
 //   fp8_columns  2 rows C  the same threads; blocks of different rows get one scale
 //
 // A thread transposes 8 x 8 bytes in registers; 128 columns of 128 go through shared memory.

@@ -2,13 +2,11 @@
 // stored; of it and pre are made dpre, wact (codes, bf16, or both), and router weights' gradients.
 //
 // That takes as many instructions as a tile has clocks of tensor cores. So a block has a fourth
-// warpgroup for it, the finishers. Consumers leave their sums in shared memory, as bf16, and begin
-// the next tile. Each warp of the finishers finishes 32 rows of a tile, in units of 4 rows: 8 lanes
-// have 16 columns each of a row, and find its scales by shuffles. A tile has 128 columns, so that
-// sums and registers of 512 threads fit.
+// warpgroup for it, the finishers. Consumers leave sums in shared memory, as bf16, and go on. A
+// warp of the finishers has 32 rows of a tile, in units of 4 rows: 8 lanes have 16 columns each of
+// a row, and find its scales by shuffles. A tile has 128 columns: 512 threads' registers fit.
 //
-//   announced  A consumer says which tile it has begun. The finishers prefetch the first units of
-//              pre, and the weights of its rows.
+//   announced  A consumer has begun a tile. The finishers prefetch its first units and weights.
 //   full       Its sums are in shared memory.
 //   empty      Its two finishers have read them; or, for the first tile, have begun.
 //
@@ -19,8 +17,7 @@
 //    32768  stages 1 to 4            the same
 //   163840  slabs, 8 x 8 KB          four for each consumer:
 //                                      0, 1   da, 64 rows x 128 columns
-//                                      2, 3   gate and up of four units, 2 KB each, for its two
-//                                      finishers
+//                                      2, 3   gate and up of four units, 2 KB each, by finisher
 //   229376  barriers, tiles, next, starts
 //   231248  handoff, 2 x 64 bytes    announced, full, empty; the announced tiles, two at a time
 #include "fp8.cuh"

@@ -1,13 +1,11 @@
 // fp8_weight.cu: the gradients of weights from columns of codes (sm_90a). For every expert e
 //
-//     dweight[e] (O,C) = or +=  the sum over its blocks of 128 rows of  dout block (O,128) inp
-//     block (C,128)^T
+//     dweight[e] (O,C) = or += sum over blocks of 128 rows: dout block (O,128) inp block (C,128)^T
 //
-// fp8_columns has transposed both operands: each block's columns are rows of 128 codes, K_MAJOR,
-// and past an expert's last row they are zeros. So a step is a block, its three boxes are bulk
-// copies, and a producer needs one thread. Both sides have one scale for 128 columns and a block.
-// That thread multiplies them, too: consumers have no time to. Tiles are 128 of O x 256 of C; block
-// i has tiles i, i + gridDim.x, ...; epilogues as in weight.cu.
+// fp8_columns has transposed both operands: a block's columns are rows of 128 codes, K_MAJOR, zeros
+// past the last. So a step is a block, three bulk copies, and a producer needs one thread. Both
+// sides have one scale for 128 columns and a block; that thread multiplies them, too. Tiles are 128
+// of O x 256 of C; block i has tiles i, i + gridDim.x, ...; epilogues as in weight.cu.
 #include "fp8.cuh"
 #include "weight.cuh"
 

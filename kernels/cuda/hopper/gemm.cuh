@@ -1,6 +1,5 @@
-// gemm.cuh: what rows.cu, weight.cu and expert.cu have in common: the shared memory of a block, the
-// main loop of a consumer, the producer that loads rows, the store of a warp's results. The
-// timeline at the top of rows.cu shows how these parts run together.
+// gemm.cuh: for rows.cu (timeline), weight.cu and expert.cu: a block's shared memory, a consumer's
+// main loop, the producer that loads rows, the store of a warp's results.
 #pragma once
 #include "kernels/cuda/product.cuh"
 #include "wgmma.cuh"
@@ -26,8 +25,7 @@ template <int BN_, int STAGES_, int SLABS_> struct Layout {
     static_assert(bytes <= 232448, "the most that a block can have");
 };
 
-// The tile that a stage belongs to: rows row .. row+127, of which those from `end` on are not the
-// expert's, and BN columns from `column` on. A negative expert: there are no more tiles.
+// 128 rows from `row` (up to `end` the expert's), BN columns from `column`. expert < 0: no more.
 struct alignas(16) Tile { int expert, row, end, column; };
 
 #if defined(HOPPER)
@@ -123,8 +121,7 @@ __device__ static inline void end_tiles(const Shared<Layout, TileType> &s, Posit
 }
 
 // The rows of a, gathered. Of every 64 columns a thread copies 16 bytes of 8 rows: chunk
-// threadIdx.x%8 of row threadIdx.x/8 + 16*i. Rows from tile.end on are zero-filled without a read.
-// (Reading some valid row is slow: all SMs ask for one line of L2.)
+// threadIdx.x%8 of row threadIdx.x/8 + 16*i; past tile.end zeros (one valid row for all is slow).
 struct GatheredRows {
     enum { EACH = BM / 16 };
     const floatX *from[EACH];
@@ -156,13 +153,11 @@ void load_weights(uint32_t to, const CUtensorMap *map, uint32_t full, const Prod
     if (kind == FORWARD)
         for (int half = 0; half <= gate_up; half++)
             bulk_load(to + half * BN * 64, map, full, k, half * p.O + tile.column, tile.expert);
-    else for (int c = 0; c < BN; c += 64)
-        bulk_load(to + c * 128, map, full, tile.column + c, k, tile.expert);
+    else for (int c = 0; c < BN; c += 64) bulk_load(to + c * 128, map, full, tile.column + c, k, tile.expert);
 }
 
-// The producer of FORWARD and INPUT: loads one tile after the other, until the block draws a number
-// past the last. gather: all four warps copy rows of a; else one warp is enough, whose first thread
-// issues all copies. gate_up: a tile has BN/2 columns of the gate and the same of up.
+// The producer of FORWARD and INPUT: loads tiles until the block draws a number past the last.
+// gather: all four warps copy rows of a; else one thread copies all. gate_up: BN/2 of each.
 template <ProductKind kind, bool gather, bool gate_up, typename Layout>
 __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *a_map, const CUtensorMap *b_map,
                                     const Product &p, int tiles, unsigned *work_counter) {

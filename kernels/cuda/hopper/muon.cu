@@ -2,11 +2,10 @@
 //
 // The polynomial Q of a step is made of A = X X^T, which is k x k and symmetric: Q = a I + b A + c
 // A A. The A of the next step need not be made of Q X, which is k x n: it is Q X X^T Q = Q Q A. So
-// a few steps take k x k matrices alone, and then X is multiplied once, by the product of their
-// polynomials. A's rounding error grows by up to 3.44^2 a step; so A is made of X again after three
-// of the five steps, and numbers between are half precision (11 bits): the result is nearer to the
-// exact one than if every step multiplied X and rounded to bf16 (docs/LOG.md). All these matrices
-// are polynomials of A: they commute, and their products are symmetric.
+// a few steps take k x k matrices alone; then X is multiplied once, by the product of polynomials.
+// A's rounding error grows by up to 3.44^2 a step; so A is made of X again after three of the five
+// steps, and numbers between are half precision (11 bits): more exact than X rounded to bf16 in
+// every step (docs/LOG.md). All these matrices are polynomials of A: symmetric, and they commute.
 //
 // With k = 256 two such matrices are in the block's shared memory: S, whole, 128 KB, and T, of
 // which 10 of 16 blocks of 64 x 64 are there, those on and below the diagonal, 80 KB. Products of
@@ -14,12 +13,10 @@
 // columns). T is in the ring: X is not needed between X X^T and the product that multiplies X. X is
 // read four times and written twice, first in place. The order: the table `program`.
 //
-//   symmetric  Of a product only blocks on and below the diagonal are computed, and mirrored as
-//              they are stored in S.
-//              Rows 64p.. have p + 1 of them; consumer c has p = c and p = 3 - c: five blocks each,
-//              160 sums a thread.
-//              wgmma reads a block above the diagonal of T as that below, transposed.
-//              Of a polynomial the higher rows are finished while the lower ones are computed.
+//   symmetric  Of a product only blocks on and below the diagonal are computed, and mirrored in S.
+//              Rows 64p.. have p + 1 of them; consumer c has p = c and 3 - c: five, 160 sums a
+//              thread. wgmma reads a block above T's diagonal as that below, transposed. Of a
+//              polynomial the higher rows are finished while the lower ones are computed.
 //   X          A slab of the result is the polynomial times the same slab of X, so it replaces it,
 //              in shared memory and in global memory, to which a thread of the producer's warpgroup
 //              stores it. A consumer has every second slab. As Q is symmetric, it computes X^T Q,

@@ -1,19 +1,17 @@
 // pipeline.cuh: what feeds Hopper's tensor cores (sm_90a): barriers, rings of stages, bulk copies.
-// One function for each instruction that C++ has no word for. What multiplies is in wgmma.cuh.
-// Kernels that use these functions guard their bodies with HOPPER, so that their files compile for
-// every architecture.
+// One function for each instruction that C++ has no word for. Kernels that use these functions
+// guard their bodies with HOPPER: their files compile for every architecture.
 //
 // What is new since Ampere, in the order in which a kernel meets it:
 //
 //   bulk copies  (TMA) One thread issues the copy of a whole box of a matrix: "columns x.. of rows
 //                y.. of this map to shared memory". The map (CUtensorMap, made on the host)
-//                describes the matrix. Elements outside of the matrix arrive as zeros and are not
-//                stored. The copy engine swizzles (wgmma.cuh).
+//                describes the matrix. Outside elements are read as zeros, and not stored. The
+//                engine swizzles (wgmma.cuh).
 //   barriers     An mbarrier in shared memory counts arrivals and bytes in flight. A phase ends
 //                when every expected arrival and every announced byte is there. A wait names the
-//                parity of the phase: 0 for the first, 1 for the second, 0, ...
-//   setmaxnreg   The warpgroups of a block trade registers: the producer gives registers up, the
-//                consumers take them.
+//                phase's parity, first 0.
+//   setmaxnreg   A block's producer gives registers up, the consumers take them.
 #pragma once
 #include "kernels/cuda/ptx.cuh"
 #include <cuda.h>                                   // the types of tensor maps; the driver library is not linked
@@ -28,8 +26,7 @@
 // floats element_size is 4 and that side 32. Returns false if the driver cannot make the map.
 bool tensor_map_of(CUtensorMap *map, const void *base, int element_size, int rank, const uint64_t *extent,
                    const uint64_t *pitch, const uint32_t *box);
-// The same for a matrix or stack of matrices: `columns` x `rows` x `planes`, rows `pitch` elements
-// apart, planes `plane` elements apart; boxes of box_columns x box_rows.
+// The same for `columns` x `rows` x `planes`, rows `pitch`, planes `plane` elements apart.
 static inline bool tensor_map(CUtensorMap *map, const void *base, int element_size, uint64_t columns, uint64_t rows,
                               uint64_t planes, uint64_t pitch, uint64_t plane, int box_columns, int box_rows) {
     const uint64_t extent[] = { columns, rows, planes }, pitches[] = { pitch, planes > 1 ? plane : rows * pitch };
@@ -112,10 +109,9 @@ template <int STAGES> struct Pipeline {
 
 // ---- the work counter ---------------------------------------------------------------------------
 
-// The blocks of a persistent kernel take `count` pieces of work in order: a block begins with the
-// piece of its own number and draws further ones from a counter in memory (Context.work_counter)
-// until it gets a number >= count. With at most `count` blocks, these are `count` draws, after
-// which the counter is 0 again.
+// A persistent kernel's blocks take `count` pieces of work in order: first that of its own number,
+// then draws from a counter in memory (Context.work_counter), up to a number >= count. With at most
+// `count` blocks, these are `count` draws, after which the counter is 0 again.
 __device__ static inline int draw_work(unsigned *counter, int count) {
     return (int)(gridDim.x + atomicInc(counter, (unsigned)count - 1));
 }

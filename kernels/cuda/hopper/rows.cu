@@ -1,46 +1,37 @@
-// rows.cu: two of the three products of matmul.cu, with Hopper's instructions (sm_90a, bf16). For
-// every row r of every expert e
+// rows.cu: two of matmul.cu's products with Hopper's instructions (sm_90a, bf16), for row r of e:
 //
 //     FORWARD   out[r][n]  = sum over k < C of  inp[r][k]  * weight[e][n][k]        n < O
 //     INPUT     dinp[r][n] = sum over k < O of  dout[r][k] * weight[e][k][n]        n < C
 //
 // In the code c = a b: a and c have the rows, b is the weight. Rows of a may be gathered and rows
-// of c scattered. A dense product is one expert that has all rows. The kernel, its epilogue and the
-// choice of its tiles are here; the producer, the main loop and other parts that weight.cu or
-// expert.cu use as well are in gemm.cuh, barriers and copies in pipeline.cuh.
+// of c scattered. A dense product is one expert with all rows. Parts that weight.cu or expert.cu
+// use as well are in gemm.cuh, barriers and copies in pipeline.cuh.
 //
 //   block      384 threads, one block on each SM. It computes tiles of 128 rows of one expert x BN
-//              columns, one after the other. What a tile costs besides its multiplications (finding
-//              it, filling the pipeline, storing it) overlaps with the multiplications of the tiles
-//              before and after it.
+//              columns, one after the other. What else a tile costs (finding it, filling the
+//              pipeline, storing it) overlaps with the multiplications of its neighbours.
 //   producer   The first warpgroup loads a and b into a ring of stages, 64 of k each, and runs
 //              ahead across tiles. Boxes of a matrix are loaded by bulk copies (TMA), which one
-//              thread issues; gathered rows by cp.async, 16 bytes a thread, each row from its own
-//              address.
+//              thread issues; gathered rows by cp.async, 16 bytes a thread.
 //   consumers  Two warpgroups hold 64 x BN sums each, in registers. BN is 256 where possible:
-//              shared memory gives 128 bytes a clock, and smaller tiles need more. While the tensor
-//              cores work on a step, the next one is already queued.
-//   registers  The kernel is compiled for 168 a thread. The producer keeps 40, or 56 if it gathers;
-//              the consumers take the rest.
+//              shared memory gives 128 bytes a clock, and smaller tiles need more.
+//   registers  168 a thread. The producer keeps 40, or 56 if it gathers; consumers take the rest.
 //   epilogue   A warp rounds its 16 rows of sums to bf16 in shared memory (a slab), 64 columns at a
-//              time, and bulk stores take them from there. 16 rows that are scattered, or not all
-//              the expert's, form no box: they are stored row by row.
+//              time, for bulk stores. Scattered rows, and an expert's last, are stored singly.
 //   tiles      A block draws the number of its next tile from a counter. So tiles with neighbouring
 //              numbers, which share rows or weights, are computed at the same time and find them in
-//              L2. (If block i had tiles i, i + gridDim.x, ..., blocks would drift apart, since
-//              some numbers have no tile and take no time, and memory would be read five times.)
+//              L2. (With tiles i, i + gridDim.x, ... blocks would drift apart, since some numbers
+//              have no tile, and memory would be read five times.)
 //
 // A block's shared memory with BN = 256 (Layout in gemm.cuh; K_MAJOR, MN_MAJOR in wgmma.cuh):
 //
 //        0  stage 0: a, 16 KB  128 rows x 64 of k (K_MAJOR)
-//    16384           b, 32 KB  FORWARD: 256 columns x 64 of k (K_MAJOR).  INPUT: 4 times 64 of k x
-//    64 columns (MN_MAJOR) 49152  stages 1, 2, 3     the same
-//   196608  slabs, 4 x 8 KB    two for each consumer: 64 rows x 64 columns of c, bf16; a warp
-//   uses its own 16 rows
+//    16384           b, 32 KB  FORWARD: 256 x 64 of k, K_MAJOR; INPUT: 4 x 64 of k x 64, MN_MAJOR
+//    49152  stages 1, 2, 3     the same
+//   196608  slabs, 4 x 8 KB    two for each consumer: 64 rows x 64 columns of c, 16 rows a warp
 //   229376  barriers, 4 x 16 bytes  full and empty of each stage
 //   229440  tiles, 4 x 16 bytes     the Tile that each stage belongs to
-//   229504  next, 2 x 4 bytes       the number drawn, from thread 0 to the other threads of a
-//   producer that gathers
+//   229504  next, 2 x 4 bytes       the number drawn, from thread 0 to others that gather
 //   229520  starts, 424 x 4 bytes   a copy of Product.start, where every tile looks up its expert
 //
 // Timeline; sN is step N of a tile, in stage N % 4:

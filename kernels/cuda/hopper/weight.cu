@@ -1,5 +1,4 @@
-// weight.cu: the gradients of weights, with Hopper's instructions (sm_90a, bf16). For every expert
-// e
+// weight.cu: the gradients of weights, with Hopper's instructions (sm_90a, bf16). Of expert e:
 //
 //     dweight[e] (O,C) = or +=  sum over the rows of e of  dout[row]^T inp[row]
 //
@@ -14,8 +13,7 @@
 //   tiles      Block i computes tiles i, i + gridDim.x, ...
 //   split-K    Where tiles are too few to keep all SMs busy, the rows of every expert are cut into
 //              `splits` ranges with sums of their own, which add_splits adds in order.
-//   epilogue   SET: floats, from registers to memory. ADD: floats, through slabs and cp.reduce,
-//              which adds in L2.
+//   epilogue   SET: floats, from registers. ADD: floats, through slabs and cp.reduce in L2.
 //              SET_ROUNDED: bf16, through slabs and bulk stores.
 //   registers  168 a thread, of which the producer keeps 56, or 72 if it gathers right too.
 //

@@ -21,7 +21,6 @@
 
 // Byte offset of 16-byte chunk `chunk` of row `row` in a swizzled tile.
 __device__ static inline uint32_t swizzled(int row, int chunk) { return row * 128 + ((chunk ^ row % 8) << 4); }
-
 enum Major { K_MAJOR, MN_MAJOR };                   // the instruction's operands trans-a and trans-b
 
 // The operand's tile at `address`. slab: of MN_MAJOR, bytes from 64 of m (n) to the next. Fields:
@@ -110,7 +109,6 @@ __device__ static inline void stmatrix_trans(uint32_t row, uint32_t a, uint32_t 
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-
 // 16 bytes, or four floats, at an address of shared memory.
 __device__ static inline void load_shared(uint32_t (&x)[4], uint32_t address) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

@@ -1,14 +1,13 @@
 // 2_tiled.cu: softmax while keys stream past; no scores stored (Dao et al. 2022, arXiv 2205.14135).
 //
-// A softmax needs the largest score of a row before the first exp, but a maximum that was too small
-// is easily corrected. With `top` the largest score so far, keep sum = sum_j exp(s_j - top) and
-// out = sum_j exp(s_j - top) v_j. If a tile has a larger score, multiply both by exp(top - new top)
-// first. In the end out / sum is the result, and lse = top + log(sum).
+// A softmax needs a row's largest score first, but a maximum that was too small is easily
+// corrected. With `top` the largest so far, keep sum = sum_j exp(s_j - top) and out = sum_j
+// exp(s_j - top) v_j; a larger one scales both by exp(top - new top). In the end: out / sum,
+// lse = top + log(sum).
 //
 // A block owns 32 queries of one head. Keys and values pass through shared memory in tiles of 32;
 // each is read once for 32 queries. Four threads work on a query: each has every fourth element of
-// its q and its out in registers. Nothing of size T x T exists any more. The limit is now reading
-// shared memory: one element for each multiply-add.
+// its q and out in registers. The limit is now reading shared memory: an element per multiply-add.
 #include "rung.cuh"
 
 enum { QUERIES = 32, KEYS = 32, THREADS = 4 * QUERIES };

@@ -7,8 +7,7 @@
 // just these two of the operand, rounded to bf16. v is needed by columns; ldmatrix transposes it.
 //
 // W: 64 or 128, the smallest that is at least D; the rest of a row is zeros. As in rung 3 of
-// ParallelLinear, rows in shared memory are 16 bytes longer, so that ldmatrix finds them in
-// different banks, and nothing is multiplied while a tile is loaded.
+// ParallelLinear, rows are 16 bytes longer against bank conflicts, and copies overlap nothing.
 #include "rung.cuh"
 
 enum { QUERIES = 64, KEYS = 64, THREADS = 128 };

@@ -1,8 +1,7 @@
 // 2_tensor_cores.cu: tensor cores multiply codes, 16 x 32 by 32 x 8 in one instruction.
 //
 // Lane 4g + q of a warp holds four neighbouring codes of row g, from column 4q on; of row g + 8;
-// and of both 16 columns further. Of the second operand it holds column g likewise. Four codes are
-// a word of memory, so lanes load their operands where they are.
+// and of both 16 columns further; of the second operand column g likewise. It loads them as words.
 //
 // The sums of the instruction keep some 14 bits where they are added up. So there are two kinds:
 // after 128 of k, four instructions, the partial sums are multiplied by the scales of their block

@@ -1,7 +1,6 @@
 // rung.cuh: what the rungs of fp8_linear have in common: a product of codes, of sorted rows.
 //
-//     out[row i] = sum over blocks b of 128: scale(i, b) scale(e, o/128, b) code(i, b) . code(e, o,
-//     b)
+//     out[row i] = sum_b scale(i, b) scale(e, o/128, b) code(i, b) . code(e, o, b), b: 128 of C
 //
 // Scales belong to 128 elements of the sum, so they are applied to sums of 128 products.
 #pragma once

@@ -3,8 +3,7 @@
 // A block computes a tile of out, 64 x 64. In steps of 16 along C it copies 64 x 16 of inp and of
 // weight to shared memory, as floats, where all 256 threads use them: an element is read once from
 // global memory for 64 uses. A thread computes 4 x 4 of the tile in registers, with 16
-// multiply-adds for every 4 + 4 elements from shared memory. Rows of inp are gathered while they
-// are copied; elements outside of the expert or the matrix become zeros.
+// multiply-adds for every 4 + 4 elements from shared memory. Outside elements become zeros.
 //
 // The limit is now float arithmetic, 128 multiply-adds per clock and SM; tensor cores do 2048.
 #include "rung.cuh"
@@ -29,8 +28,7 @@ static __global__ __launch_bounds__(THREADS) void tiled(const Product p) {
         for (int c = 0; c < DEPTH; c++) {
             const float4 a = *(const float4 *)&x[c][down], b = *(const float4 *)&w[c][across];
             const float as[4] = { a.x, a.y, a.z, a.w }, bs[4] = { b.x, b.y, b.z, b.w };
-            for (int i = 0; i < 4; i++)
-                for (int j = 0; j < 4; j++) sum[i][j] += as[i] * bs[j];
+            for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) sum[i][j] += as[i] * bs[j];
         }
         __syncthreads();                                                    // the step is used
     }

@@ -9,8 +9,7 @@
 __device__ static inline Vec read_8(const floatX *row, int c, int C, bool vectors) {
     Vec v = {};
     if (row && vectors && c < C) v = load_vec(row + c);
-    if (row && !vectors)
-        for (int i = 0; i < VECTOR; i++) if (c + i < C) v.x[i] = row[c + i];
+    if (row && !vectors) for (int i = 0; i < VECTOR; i++) if (c + i < C) v.x[i] = row[c + i];
     return v;
 }
 

@@ -49,9 +49,8 @@ __device__ static inline int last_expert(const Product &p, int x, int height, in
 
 // A block's tile of out: `rows` rows of an expert from `row` on, columns from `column` on.
 //
-// Only the GPU knows how many rows an expert has, so the grid is sized for the worst case. The row
-// tiles of expert e have the numbers from start[e]/HEIGHT + e on: enough, and at most one too many,
-// S/HEIGHT + E in total; bisection finds e from a tile's number.
+// Only the GPU knows an expert's rows, so the grid is sized for the worst case. Expert e's row
+// tiles have numbers from start[e]/HEIGHT + e on: at most one too many, S/HEIGHT + E in total.
 typedef struct { int expert, row, rows, column; } Tile;
 template <int HEIGHT, int WIDTH> __device__ static inline Tile my_tile(const Product &p) {
     const int across = (p.O + WIDTH - 1) / WIDTH, i = blockIdx.x / across, e = last_expert(p, i, HEIGHT, 1);
