@@ -8,10 +8,8 @@
  *   - outputs first, then inputs, then sizes; matrices are row-major, weights (out, in);
  *   - OUT is overwritten, ACC added to, the rest only read; outputs alias nothing unless stated;
  *   - offsets are computed in 64 bits; there may be 0 rows or more, and 1 column or more;
- *   - sums are `real`, in an order that depends on the sizes only: the same inputs give the same
- *     bits with any thread count;
- *   - work is queued on the device's one stream. Only download, collect, copied(1), sync and the
- *     *_to_double functions wait;
+ *   - sums are `real`, in an order that depends on sizes only: the same bits with any thread count;
+ *   - work is queued on one stream. Only download, collect, copied(1), sync and *_to_double wait;
  *   - what changes from step to step (data, dropout's key, the optimizer's settings) is read from
  *     device memory, not passed by value, so that a step can be recorded once and replayed.
  *
@@ -145,8 +143,7 @@ typedef struct { const floatX *weight; const real *bias; Scores scores; int E, K
 /* A router's choice for N tokens: (N,K) each. */
 typedef struct { int *expert; real *weight; } Choice;
 
-/* What happens to new queries (Q*G*D), keys and values (2,G,D) of a token before they are rotated,
- * in this order. NULLs: nothing. */
+/* What new queries, keys and values go through before rotation, in this order; NULL: nothing. */
 typedef struct {
     const floatX *query_bias, *kv_bias;     /* (Q*G*D) (2,G,D) */
     const floatX *value_embed;              /* (V, G*D)  row *token of it is added to the values */
@@ -272,8 +269,7 @@ struct Device {
 
     /* ---- attention: causal softmax(q k^T / sqrt(D)) v, Q*G query heads over G key/value heads ---
      * q, out (B,T,Q*G,D)   kv (B,T,2,G,D): keys, then values   lse (B,T,Q*G) saved for backward
-     * A mixture of attention heads has Q = K: its slots are packed query heads; keys and values are
-     * not repeated.
+     * A mixture of attention heads has Q = K: its slots are packed query heads.
      * reach (B,T): query t sees keys t - reach[t] .. t, the first of which never decreases with t.
      * In a row of several samples that is a token's position in its own; with a window of W keys it
      * is at most W - 1. NULL: all, reach[t] = t.
@@ -383,9 +379,8 @@ struct Device {
     /* ---- optimizer ------------------------------------------------------------------------------
      * grad_sq_norms: out[i] = sum of the squares of segment i's gradient, out[count] = their sum.
      * out (count+1)   error: 4 eps_f32
-     * adamw: one Adam update of every segment, with decoupled weight decay. grad_sq_norms: the
-     * result of that operation. Gradients are scaled by min(1, clip/norm); if the norm is not
-     * finite nothing changes. a: in device memory.
+     * adamw: one Adam update of every segment, with decoupled weight decay. Gradients are scaled by
+     * min(1, clip/norm); if the norm is not finite nothing changes. a: in device memory.
      * master: a copy of the weights in real, or NULL: then the weights themselves are updated, and
      * rounded stochastically, and so is v as floatX: to one of the two neighbours, so that the
      * expectation is exact, because most updates are smaller than half a unit and would be lost.
@@ -468,8 +463,7 @@ struct Device {
                                  int key, int value);
 
     /* ---- sink: every query sees one more key, whose score is learned and whose value is zero ----
-     * H = Q*G query heads   sink (H)   out (N,H,D) and lse (N,H), which attention_forward made
-     * without it, become those with it:
+     * H = Q*G query heads   sink (H)   attention_forward's out (N,H,D) and lse (N,H) become
      *     all = log(exp(lse) + exp(sink))   out *= exp(lse - all)   lse = all
      * With these attention_backward returns the right dq and dkv. backward: dsink -= sum over n of
      * exp(sink - lse) <dout, out>.   error: forward out 2 eps + 16 eps_f32, lse 8 eps_f32; backward

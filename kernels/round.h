@@ -1,5 +1,4 @@
-/* round.h: what rounding of routing decides, the same on every device: how many rows an expert
- * keeps, and in which order it ranks tokens. */
+/* round.h: how all devices round routing: the rows an expert keeps, and how it ranks tokens. */
 #ifndef KERNELS_ROUND_H
 #define KERNELS_ROUND_H
 #include "kernels.h"

@@ -14,8 +14,7 @@ static inline SwigluGradient swiglu_backward(real g, real u, real v, real w) {
     return (SwigluGradient){ v * silu * u, w * silu * u, w * v * u * s * (1 + g * (1 - s)), w * v * silu };
 }
 
-/* The same with g sigmoid(1.702 g) for silu and u + 1 for u, clamped: the gradient beyond is zero.
- * NaN stays NaN. */
+/* With g sigmoid(1.702 g) for silu and u + 1 for u, clamped: no gradient beyond. NaN stays NaN. */
 static inline real clamp_gate(real g) { return g > (real)CLAMPED_LIMIT ? (real)CLAMPED_LIMIT : g; }
 static inline real clamp_up(real u) { return u < -(real)CLAMPED_LIMIT ? -(real)CLAMPED_LIMIT : clamp_gate(u); }
 static inline real clamped_swiglu(real g, real u) {

@@ -1,7 +1,6 @@
 /* arena.h: memory is planned before it is allocated. Every buffer of a run is added by name,
  * category and size; the plan can be printed and compared with what the device has; then one
- * allocation is made and the pointers are set. Nothing is allocated after that, so a run that
- * starts does not run out of memory later. */
+ * allocation is made and the pointers are set: a run that starts has all its memory. */
 #ifndef ARENA_H
 #define ARENA_H
 #include "llmc/base/base.h"
@@ -20,8 +19,7 @@ typedef struct {
     void  *base;
 } Arena;
 
-/* Plans `bytes` bytes for *pointer, zeroed and aligned to 256. `pointer` must stay where it is
- * until arena_allocate. */
+/* Plans bytes for *pointer, zeroed, aligned to 256. `pointer` itself must stay until arena_allocate. */
 void arena_add(Arena *a, MemCategory category, const char *name, void *pointer, size_t bytes);
 size_t arena_rounded(size_t bytes);                     /* what that takes */
 int  arena_allocate(Arena *a, const Device *dev);       /* 0 if the device does not have it; then nothing was changed */

@@ -166,8 +166,7 @@ int check_gradients(const Check *c, double bound, FILE *report, int all, double 
     return failures;
 }
 
-/* The gradients of one batch on both devices, with the weights as dev rounds them. 0: they send
- * some token to different experts; -1: no memory. */
+/* The gradients of one batch on both. 0: some token goes to different experts; -1: no memory. */
 static int in_step(Probe *a, Probe *b, const Check *c, const Device *dev, const Device *twin) {
     if (!probe_open(a, c, dev)) return -1;
     if (!probe_open(b, c, twin)) { probe_close(a); return -1; }

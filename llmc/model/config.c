@@ -15,8 +15,7 @@ int scores_by_name(const char *name, Scores *s) {
 
 /* ---- descriptor ------------------------------------------------------------------------------ */
 
-/* In the order in which config_descriptor prints them. Those from s on may be 0, which is printed
- * where it is not the default. */
+/* As config_descriptor prints them. Those from s on may be 0, printed where that is no default. */
 static const char letters[] = "chdqaxekfsnzuvliyw";
 static int may_be_zero(char letter) { return strchr(letters, letter) >= strchr(letters, 's'); }
 static const struct { const char *what, *otherwise; } fields[] = {      /* in the order of the letters */
@@ -312,7 +311,7 @@ size_t config_active(const Config *c, size_t total) {           /* less the expe
     const double gate = IS_GATED(c->activation) ? 2 : 1, C = c->channels;
     const double bias = c->expert_bias ? gate * c->width + C : 0;
     const double mlp = (c->experts - c->topk) * ((gate + 1) * c->width * C + bias)
-        * (c->universal ? 1 : config_mixtures(c));
+                     * (c->universal ? 1 : config_mixtures(c));
     const double attention = (c->attention_experts - c->attention_topk) * 2.0 * c->kv_heads * c->head_size * C
                            * (c->universal ? 1 : c->layers);
     return total - (size_t)(mlp + attention);

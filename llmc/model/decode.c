@@ -1,5 +1,4 @@
-/* decode.c: see decode.h. The model is that of pass.c; only keys and values come from a cache
- * (attention.c, step 5). */
+/* decode.c: see decode.h. The model is pass.c's; only keys and values come from a cache. */
 #include "decode.h"
 #include "batch.h"
 #include "pass.h"

@@ -1,6 +1,5 @@
 /* decode.h: generating with a key/value cache. B sequences advance together; each has read the same
- * number of tokens. They are drawn and read on the device: the host queues steps, and sees the
- * tokens a few steps later. */
+ * number of tokens. They are drawn on the device: the host queues steps, and sees tokens later. */
 #ifndef DECODE_H
 #define DECODE_H
 #include "model.h"

@@ -1,5 +1,4 @@
-/* fp8.c: experts in 8 bits: steps 3 to 6 of moe.c on codes instead of floats, for sizes that are
- * faster that way. */
+/* fp8.c: experts in 8 bits: steps 3 to 6 of moe.c on codes, for sizes that are faster that way. */
 #include "fp8.h"
 #include "sublayers.h"
 

@@ -9,8 +9,7 @@ Write gradient_write(const Model *m, int l) {
     return m->matrix_gradients == FLOATX ? SET_ROUNDED : first ? SET : ADD;
 }
 
-/* Most matrices get their gradient from one product, which overwrites it (gradient_write). All
- * others are sums and start at zero. */
+/* Most matrices' gradients are one product, which overwrites (gradient_write); others are sums. */
 void model_clear_gradients(Model *m, int range) {
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];

@@ -1,6 +1,5 @@
-/* heads.c: forms of attention heads that only some models have: biases and values from a table, in
- * step 3 of attention.c; norms, in step 4; a key without a value, in step 5. Each function does
- * nothing where a layer has none of it. */
+/* heads.c: forms of heads that only some models have, in steps of attention.c: 3 biases and values
+ * from a table; 4 norms; 5 a key without a value. For other models a function does nothing. */
 #include "sublayers.h"
 
 /* ---- 3: what is added to new heads. q (N, Q*G*D)  kv (N, 2,G,D) ----------------------------- */

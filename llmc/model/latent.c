@@ -8,9 +8,8 @@
  *     a_g, b_g = query norm(query_down x), or query x
  *     key_g = own_g, rotate(r)                     query_g = a_g, rotate(b_g)
  *
- * What follows is attention with as many heads of keys as of queries. Zeros fill values that are
- * narrower than keys, and what attention returns of them is left out of the output's product.
- * Source: DeepSeek-V2, arXiv 2405.04434. */
+ * What follows is attention with as many heads of keys as of queries. Zeros fill narrower values;
+ * the output's product leaves out their results.   Source: DeepSeek-V2, arXiv 2405.04434. */
 #include "sublayers.h"
 
 /* G heads of D, of which the last R rotate and V are a value's. */

@@ -1,6 +1,5 @@
 /* mlp.c: MLPs that every token passes, out (N,C) = down f(up x): the dense one of a layer without
- * experts, and the shared expert beside the routed ones of moe.c, added to their sum, whose output
- * may be multiplied by sigmoid(gate x). */
+ * experts, and the shared expert beside those of moe.c, perhaps times sigmoid(gate x). */
 #include "gradients.h"
 #include "sublayers.h"
 

@@ -9,8 +9,7 @@
 
 /* ---- learnable tensors --------------------------------------------------------------------------
  * Their shapes; plan.c describes them. Gradients are the same structs over `void`: those of
- * matrices may be stored as floatX (Tensor.dtype). Fields that a configuration does not have stay
- * NULL. */
+ * matrices may be stored as floatX (Tensor.dtype). What a model does not have stays NULL. */
 #define LAYER_TENSORS(T)                                                                           \
     T *att_norm;        /* (C) */                                                                  \
     T *att_router;      /* (A,C)        NULL when attention is plain */                            \
@@ -88,8 +87,7 @@ typedef enum {
     PART_UP,                            /* pre, shared_pre */
     LAYER_PARTS
 } LayerPart;
-/* How many layers recompute a part, counted back from the last but one: the last layer's is still
- * in the buffer when backward begins. */
+/* How many layers recompute it, back from the last but one: the last's is still in the buffer. */
 typedef struct { int layers[LAYER_PARTS]; } Recompute;
 
 typedef struct { Fp8 up, up_transposed, down, down_transposed; } ExpertCodes;   /* (E,2F,C) (E,C,2F) (E,C,F) (E,F,C) */
@@ -116,8 +114,7 @@ typedef struct {                        /* used by one layer at a time */
 
 /* ---- the model ------------------------------------------------------------------------------- */
 
-/* Where a micro-batch stands in its step. The first overwrites gradients, the others add to them;
- * after the last, ranks exchange them. */
+/* Of a micro-batch in its step: the first overwrites gradients; after the last, ranks exchange. */
 typedef enum { PHASE_MIDDLE = 0, PHASE_FIRST = 1, PHASE_LAST = 2, PHASE_ONLY = PHASE_FIRST | PHASE_LAST,
                PHASES = 4 } Phase;
 

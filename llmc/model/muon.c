@@ -3,8 +3,7 @@
  * A tensor is a stack of matrices: one for each expert, and two of each where gate and up
  * projection, or keys and values, are one tensor. The matrices of one shape, of all layers, are
  * orthogonalized in batches that fit into the buffers. Where experts have time slices (optim.h),
- * those of different slices are in different batches; of batches whose slice it is not, only the
- * momentum is computed.
+ * those of different slices are in different batches; the others only get their momentum.
  *
  * Where ranks shard the optimizer's state (parallel.h), a rank has the summed gradient, the
  * momentum and the master copy of its piece of every range. Pieces end between the matrices of

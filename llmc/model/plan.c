@@ -138,8 +138,7 @@ int model_recomputes(const Model *m, int l, LayerPart part) {
     return l < m->config.layers - 1 && is_shared(m, l, part);
 }
 
-/* One buffer of one layer: planned if this pass is for its kind, pointed at the shared one, or
- * measured (LAYER_PARTS). */
+/* A buffer of a layer: planned if it is of the pass's kind, pointed at the shared one, measured. */
 static void act(Model *m, int l, ActsPass pass, int part, const char *name, void *pointer, void *shared, size_t bytes,
                 size_t *measured) {
     const int one_copy = is_shared(m, l, part);

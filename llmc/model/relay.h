@@ -2,8 +2,7 @@
  * weights and the cache of some consecutive layers. The last device's part is an ordinary Model;
  * its forward first has the other devices compute the residual stream that enters its first layer.
  * The stream goes from device to device through the host's memory. The devices work one after the
- * other, each driven by a thread of its own, the last one by the caller's. The same bits as on one.
- * For generating and evaluating only.
+ * other, each driven by its thread, the last by the caller's. The same bits as on one. No training.
  *
  *     Relay *r = relay_open(dev, 1, &config, 2, B * capacity, why);  dev: open here, as device 0
  *     model_plan_dealt(&m, dev, &config, B, T, capacity, r);         or decoder_plan_dealt; then
