@@ -76,8 +76,7 @@ __device__ static uint64_t nth_largest(const Tokens &t, int r, AlternatingSum su
     }
     for (unsigned bit = 0x80000000u; bit; bit >>= 1) {                      // equal scores: the lower token
         int reach = 0;
-        each_token(t,
-                   [&](unsigned key, int n) { reach += key > high || (key == high && ~(unsigned)n >= (low | bit)); });
+        each_token(t, [&](unsigned k, int n) { reach += k > high || (k == high && ~(unsigned)n >= (low | bit)); });
         reach = sum(reach);
         if (reach >= r) low |= bit;
         if (reach == r) break;

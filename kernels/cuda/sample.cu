@@ -255,7 +255,4 @@ static void advance(int *position, int *row, int *log, const int *token, int N) 
     LAUNCH_EARLY(advance_kernel, (unsigned)divide_up((size_t)N, 256), 256, 0, position, row, log, token, N);
 }
 
-PART(sample) {
-    d->sample = sample;
-    d->advance = advance;
-}
+PART(sample) { d->sample = sample; d->advance = advance; }

@@ -7,8 +7,7 @@
 //     decode_out              product, weighted sum over experts, residual
 //     decode_in, decode_out   the same for the MLP
 //
-// Small work is repeated in every block, as passing on its result takes longer. Values are rounded
-// where the operations that these are made of round them.
+// Small work is repeated in every block: passing it on takes longer. Rounds as the operations do.
 //
 // Kernels start early (LAUNCH_EARLY). T: a block calls let_next_start; when all have, the next
 // kernel's blocks start. W: wait_for_previous returns: the kernel before has ended.

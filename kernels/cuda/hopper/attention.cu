@@ -700,7 +700,7 @@ backward_kv_mainloop(float (&dk)[D / 2], float (&dv)[D / 2], const KeysBlock<D> 
 #endif
 
 // Scores are transposed, keys down and rows across, so p^T and ds^T are the next operands a:
-//     p^T = exp(k q^T / sqrt(D) - lse), dp^T = v do^T, dv += p^T do, ds^T = p^T (dp^T - delta),
+//     p^T = exp(k q^T / sqrt(D) - lse), dp^T = v do^T, ds^T = p^T (dp^T - delta), dv += p^T do,
 //     dk += ds^T q.  8*D flop per pair.
 template <int D> __global__ static void __launch_bounds__(BackwardKV<D>::THREADS, 1)
 attention_backward_kv_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,

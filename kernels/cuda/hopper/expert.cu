@@ -4,8 +4,7 @@
 //
 //   expert_up             pre = inp weight^T, act = silu(gate) * up, where gate and up are the two
 //                         halves of a row of pre. A tile has 128 columns of gate and of up, so that
-//                         a thread holds both halves of each pair. act is computed from rounded
-//                         pre.
+//                         a thread holds both halves of each pair. act is made of pre as rounded.
 //   expert_down_backward  da = dout down is never stored; its epilogue does the work of
 //                         activation_backward: dpre, wact, and a part, over its columns, of the
 //                         gradient of each row's router weight.

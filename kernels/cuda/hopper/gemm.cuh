@@ -157,7 +157,7 @@ void load_weights(uint32_t to, const CUtensorMap *map, uint32_t full, const Prod
 }
 
 // The producer of FORWARD and INPUT: loads tiles until the block draws a number past the last.
-// gather: all four warps copy rows of a; else one thread copies all. gate_up: BN/2 of each.
+// gather: all four warps copy rows of a; else one thread copies all. gate_up: BN/2 of gate, of up.
 template <ProductKind kind, bool gather, bool gate_up, typename Layout>
 __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *a_map, const CUtensorMap *b_map,
                                     const Product &p, int tiles, unsigned *work_counter) {

@@ -333,8 +333,8 @@ template <int consumer, bool tall> __device__ static inline void make_matrix(int
 }
 
 // Every second slab of X becomes that of the polynomial times X.
-template <int consumer, bool tall> __device__ static inline void multiply_x(uint32_t base, int slabs, int again,
-        int &iteration) {
+template <int consumer, bool tall> __device__ static inline void
+multiply_x(uint32_t base, int slabs, int again, int &iteration) {
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
 #pragma unroll 1
     for (int i = 0; i < slabs; i++, iteration++) {

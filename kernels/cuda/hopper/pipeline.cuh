@@ -9,8 +9,8 @@
 //                describes the matrix. Outside elements are read as zeros, and not stored. The
 //                engine swizzles (wgmma.cuh).
 //   barriers     An mbarrier in shared memory counts arrivals and bytes in flight. A phase ends
-//                when every expected arrival and every announced byte is there. A wait names the
-//                phase's parity, first 0.
+//                when all expected arrivals and announced bytes are there; a wait names its parity,
+//                first 0.
 //   setmaxnreg   A block's producer gives registers up, the consumers take them.
 #pragma once
 #include "kernels/cuda/ptx.cuh"

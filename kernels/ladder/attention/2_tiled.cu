@@ -1,9 +1,8 @@
 // 2_tiled.cu: softmax while keys stream past; no scores stored (Dao et al. 2022, arXiv 2205.14135).
 //
-// A softmax needs a row's largest score first, but a maximum that was too small is easily
-// corrected. With `top` the largest so far, keep sum = sum_j exp(s_j - top) and out = sum_j
-// exp(s_j - top) v_j; a larger one scales both by exp(top - new top). In the end: out / sum,
-// lse = top + log(sum).
+// A softmax needs a row's largest score first, but one too small is easily corrected. With `top`
+// the largest so far, keep sum = sum_j exp(s_j - top) and out = sum_j exp(s_j - top) v_j; a larger
+// one scales both by exp(top - new top). The result is out / sum, lse top + log(sum).
 //
 // A block owns 32 queries of one head. Keys and values pass through shared memory in tiles of 32;
 // each is read once for 32 queries. Four threads work on a query: each has every fourth element of
