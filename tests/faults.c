@@ -1,12 +1,16 @@
-/* faults.c: makes one call of a program fail; tests/faults.sh builds it as a library and preloads it (glibc, Linux).
+/* faults.c: makes one call of a program fail; tests/faults.sh builds it as a library and preloads
+ * it (glibc, Linux).
  *
- *   FAULT=CALL:N:WHAT   the N-th CALL of the program itself (not of libraries inside one) does WHAT. CALL: write, fsync, rename, link,
- *                       truncate, open, mkdir, close, opendir, flush, malloc; or any: all of them but malloc.
- *                       WHAT: the name of an errno; short: write only half; kill, killed: SIGKILL before or after the call.
- *                       N+: the N-th and all later calls
- *   FAULT_HIT=FILE      FILE is created when the fault happens
- *   FAULT_MEMORY=FILE   FILE is read in place of /proc/meminfo
- *   FAULT_TRACE=FILE    FILE receives the program's create, write, fsync, link and rename calls, with their paths
+ *   FAULT=CALL:N:WHAT  the N-th CALL of the program itself (not of libraries inside one) does WHAT.
+ *                      CALL: write, fsync, rename, link, truncate, open, mkdir, close, opendir,
+ *                      flush, malloc; or any: all of them but malloc.
+ *                      WHAT: the name of an errno; short: write only half; kill, killed: SIGKILL
+ *                      before or after the call.
+ *                      N+: the N-th and all later calls
+ *   FAULT_HIT=FILE     FILE is created when the fault happens
+ *   FAULT_MEMORY=FILE  FILE is read in place of /proc/meminfo
+ *   FAULT_TRACE=FILE   FILE receives the program's create, write, fsync, link and rename calls,
+ *                      with their paths
  *
  * As a program:   faults flip FILE BIT    faults cut FILE BYTES    faults size FILE */
 #define _GNU_SOURCE
@@ -32,7 +36,8 @@ static atomic_long counted;
 static atomic_int happened;
 static uintptr_t begin, end;            /* code of the program */
 
-void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t), *__libc_memalign(size_t, size_t);
+void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t),
+    *__libc_memalign(size_t, size_t);
 
 static int main_program(struct dl_phdr_info *info, size_t size, void *unused) {
     (void)size, (void)unused;
@@ -87,15 +92,17 @@ static void trace(void *from, const char *call, int fd, const char *path, const 
     static const char *file;
     static int out = -2;
     char link[64], at[3000] = "", here[1000] = "", line[8000];
-    if (out == -2) out = (file = getenv("FAULT_TRACE")) ? (int)syscall(SYS_openat, AT_FDCWD, file, O_WRONLY | O_CREAT | O_APPEND, 0666) : -1;
+    if (out == -2) out = (file = getenv("FAULT_TRACE"))
+        ? (int)syscall(SYS_openat, AT_FDCWD, file, O_WRONLY | O_CREAT | O_APPEND, 0666) : -1;
     if (out < 0 || (uintptr_t)from < begin || (uintptr_t)from >= end) return;
     const int kept = errno;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     if (fd >= 0 && readlink(link, at, sizeof at - 1) < 0) return;
     if (!getcwd(here, sizeof here)) return;
     const int n = fd >= 0 ? snprintf(line, sizeof line, "%s %s\n", call, at)
-                : snprintf(line, sizeof line, "%s %s%s%s%s%s%s%s\n", call, *path == '/' ? "" : here, *path == '/' ? "" : "/", path,
-                           other ? " " : "", !other || *other == '/' ? "" : here, !other || *other == '/' ? "" : "/", other ? other : "");
+                : snprintf(line, sizeof line, "%s %s%s%s%s%s%s%s\n", call, *path == '/' ? "" : here,
+                           *path == '/' ? "" : "/", path, other ? " " : "", !other || *other == '/' ? "" : here,
+                           !other || *other == '/' ? "" : "/", other ? other : "");
     syscall(SYS_write, out, line, n);
     errno = kept;
 }
@@ -103,7 +110,7 @@ static void trace(void *from, const char *call, int fd, const char *path, const 
 #define FROM __builtin_return_address(0)
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
-/* ---- the calls ----------------------------------------------------------------------------------------- */
+/* ---- the calls ------------------------------------------------------------------------------- */
 
 void *malloc(size_t n)            { return hit("malloc", FROM) == ERROR ? NULL : __libc_malloc(n); }
 void *calloc(size_t n, size_t m)  { return hit("malloc", FROM) == ERROR ? NULL : __libc_calloc(n, m); }
@@ -117,17 +124,35 @@ static ssize_t any_write(int what, int fd, const void *data, size_t n, off_t at)
     after(what);
     return done;
 }
-ssize_t write(int fd, const void *data, size_t n)               { trace(FROM, "write", fd, NULL, NULL); return any_write(hit("write", FROM), fd, data, n, -1); }
-ssize_t pwrite(int fd, const void *data, size_t n, off_t at)    { trace(FROM, "write", fd, NULL, NULL); return any_write(hit("write", FROM), fd, data, n, at); }
-ssize_t pwrite64(int fd, const void *data, size_t n, off64_t at) { trace(FROM, "write", fd, NULL, NULL); return any_write(hit("write", FROM), fd, data, n, at); }
+ssize_t write(int fd, const void *data, size_t n)               {
+    trace(FROM, "write", fd, NULL, NULL);
+    return any_write(hit("write", FROM), fd, data, n, -1);
+}
+ssize_t pwrite(int fd, const void *data, size_t n, off_t at)    {
+    trace(FROM, "write", fd, NULL, NULL);
+    return any_write(hit("write", FROM), fd, data, n, at);
+}
+ssize_t pwrite64(int fd, const void *data, size_t n, off64_t at) {
+    trace(FROM, "write", fd, NULL, NULL);
+    return any_write(hit("write", FROM), fd, data, n, at);
+}
 
 #define CALL(name, result) const int what = hit(name, FROM); if (what == ERROR) return -1; \
     const int r = (int)(result); after(what); return r
-int fsync(int fd)                                   { trace(FROM, "fsync", fd, NULL, NULL); CALL("fsync", syscall(SYS_fsync, fd)); }
+int fsync(int fd)                                   {
+    trace(FROM, "fsync", fd, NULL, NULL);
+    CALL("fsync", syscall(SYS_fsync, fd));
+}
 int ftruncate(int fd, off_t n)                      { CALL("truncate", syscall(SYS_ftruncate, fd, n)); }
 int ftruncate64(int fd, off64_t n)                  { CALL("truncate", syscall(SYS_ftruncate, fd, n)); }
-int rename(const char *from, const char *to)        { trace(FROM, "rename", -1, from, to); CALL("rename", syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0)); }
-int link(const char *from, const char *to)          { trace(FROM, "link", -1, from, to); CALL("link", syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0)); }
+int rename(const char *from, const char *to)        {
+    trace(FROM, "rename", -1, from, to);
+    CALL("rename", syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
+int link(const char *from, const char *to)          {
+    trace(FROM, "link", -1, from, to);
+    CALL("link", syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
 int mkdir(const char *path, mode_t mode)            { CALL("mkdir", syscall(SYS_mkdirat, AT_FDCWD, path, mode)); }
 #define OPEN(open) int open(const char *path, int flags, ...) { \
     va_list args; \
@@ -171,7 +196,7 @@ int fflush(FILE *f)                                 {
     return r;
 }
 
-/* ---- as a program -------------------------------------------------------------------------------------- */
+/* ---- as a program ---------------------------------------------------------------------------- */
 
 int main(int argc, char **argv) {
     struct stat s;

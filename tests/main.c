@@ -1,5 +1,5 @@
-/* main.c: runs the groups of tests named on the command line, or all of them: `usage` below. -q and -d keep runs under
- * compute-sanitizer short (sanitize.sh). */
+/* main.c: runs the groups of tests named on the command line, or all of them: `usage` below. -q and
+ * -d keep runs under compute-sanitizer short (sanitize.sh). */
 #define _DEFAULT_SOURCE
 #include "test.h"
 #include "llmc/base/omp.h"
@@ -87,7 +87,9 @@ int in_part(void) {
 
 const char *wanted(void) { return only_operation; }
 int is_wanted(const char *operation) { return !strncmp(operation, only_operation, strlen(only_operation)); }
-int may_be_wanted(const char *beginning) { return is_wanted(beginning) || !strncmp(beginning, only_operation, strlen(beginning)); }
+int may_be_wanted(const char *beginning) {
+    return is_wanted(beginning) || !strncmp(beginning, only_operation, strlen(beginning));
+}
 int is_tested(const Device *d) { return !fnmatch(only_device, d->name, 0); }
 const Device *tested_device(int i) {
     const Device *d;
@@ -143,10 +145,10 @@ int in_child(void (*child)(void *), void *argument, char *said, size_t capacity)
 }
 
 static const struct { const char *name; void (*run)(void); } groups[] = {
-    { "house", test_house }, { "files", test_files }, { "data", test_data }, { "kernels", test_kernels }, { "model", test_model },
-    { "reference", test_reference }, { "train", test_train }, { "state", test_state }, { "report", test_report }, { "web", test_web },
-    { "messages", test_messages }, { "strangers", test_strangers }, { "comm", test_comm }, { "parallel", test_parallel },
-    { "gpu", test_gpu }, { "decoding", test_decoding },
+    { "house", test_house }, { "files", test_files }, { "data", test_data }, { "kernels", test_kernels },
+    { "model", test_model }, { "reference", test_reference }, { "train", test_train }, { "state", test_state },
+    { "report", test_report }, { "web", test_web }, { "messages", test_messages }, { "strangers", test_strangers },
+    { "comm", test_comm }, { "parallel", test_parallel }, { "gpu", test_gpu }, { "decoding", test_decoding },
     { "ladder", test_ladder }, { "soak", test_soak }, { "large", test_large },
 };
 enum { GROUPS = sizeof groups / sizeof *groups };
@@ -196,7 +198,8 @@ int main(int argc, char **argv) {
     uint64_t seed = (uint64_t)time(NULL);
     int wanted[GROUPS + 1] = { 0 }, named = 0, fault = 0;
     threads_settle(argv);
-    if (!getenv("OMP_NUM_THREADS") && omp_get_max_threads() > 16) omp_set_num_threads(16);      /* shapes are small: more would only wait */
+    /* shapes are small: more would only wait */
+    if (!getenv("OMP_NUM_THREADS") && omp_get_max_threads() > 16) omp_set_num_threads(16);
     signal(SIGALRM, out_of_time);
     for (int i = 1; i < argc; i++)
         if (!strcmp(argv[i], "-v")) verbose = 1;
@@ -207,9 +210,15 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "-fault")) fault = 1;
         else if (!strcmp(argv[i], "-s") && i + 1 < argc) seed = strtoull(argv[++i], NULL, 10);
         else if (!strcmp(argv[i], "-p") && i + 1 < argc) {
-            if (sscanf(argv[++i], "%d/%d", &part, &parts) != 2 || part < 1 || part > parts) { fprintf(stderr, "-p: I/N\n"); return 2; }
+            if (sscanf(argv[++i], "%d/%d", &part, &parts) != 2 || part < 1 || part > parts) {
+                fprintf(stderr, "-p: I/N\n");
+                return 2;
+            }
         } else if (!strcmp(argv[i], "-h") || !strcmp(argv[i], "--help")) explain(stdout, 0);
-        else if (find_group(argv[i]) == GROUPS) { fprintf(stderr, "%s: no option or group\n", argv[i]); explain(stderr, 2); }
+        else if (find_group(argv[i]) == GROUPS) {
+            fprintf(stderr, "%s: no option or group\n", argv[i]);
+            explain(stderr, 2);
+        }
         else wanted[find_group(argv[i])] = named = 1;
     if (fault) gpu_fault();
     if (!mkdtemp(folder)) { perror(folder); return 2; }

@@ -1,5 +1,6 @@
-/* test.h: what every test file uses. A test is a function that calls check() and its relatives; main.c runs the groups and
- * prints the line `N passed, N failed`. Comparisons are written so that NaN fails. */
+/* test.h: what every test file uses. A test is a function that calls check() and its relatives;
+ * main.c runs the groups and prints the line `N passed, N failed`. Comparisons are written so that
+ * NaN fails. */
 #ifndef TEST_H
 #define TEST_H
 #include <stddef.h>
@@ -10,30 +11,32 @@
 
 #define COUNT(a) (sizeof (a) / sizeof *(a))
 
-/* Counts a verdict; prints it if it is bad, or always with -v. what: a printf format that says what should hold. */
+/* Counts a verdict; prints it if it is bad, or always with -v. what: a printf format that says what
+ * should hold. */
 void check(int ok, const char *what, ...) PRINTF(2, 3);
 void check_error(double error, double bound, const char *what, ...) PRINTF(3, 4);   /* passes if error <= bound */
-void check_message(const Error *e, const char *words, const char *what);     /* has it all the words, which '|' separates? */
+/* has it all the words, which '|' separates? */
+void check_message(const Error *e, const char *words, const char *what);
 void skip(const char *what, ...) PRINTF(1, 2);              /* what cannot be tested here; counted separately */
 
 /* norm(got - expected) / norm(expected); NaN if an element is */
 double relative_error(const double *got, const double *expected, size_t n);
-double uniform(void);                                       /* in [0,1), from a seed that is printed at the start (-s) */
+double uniform(void);                                   /* in [0,1), from a seed that is printed at the start (-s) */
 double normal(void);
 
 int in_part(void);                                          /* does the next case belong to this process? (-p I/N) */
-/* Runs a call of a test function, a part of a group, unless -k asks for others. Random numbers begin anew, so that a part does alone
- * what it does among others. */
+/* Runs a call of a test function, a part of a group, unless -k asks for others. Random numbers
+ * begin anew, so that a part does alone what it does among others. */
 #define PART(call) do { if (part_begins(#call)) { call; part_ends(#call); } } while (0)
 int part_begins(const char *call);
 void part_ends(const char *call);
-const char *wanted(void);                                   /* -k: how the names of the operations to test begin; "": all */
+const char *wanted(void);                               /* -k: how the names of the operations to test begin; "": all */
 int is_wanted(const char *operation);                       /* is this one of them? */
 int may_be_wanted(const char *beginning);                   /* or one that begins so? */
 extern int quick;                                           /* -q: fewer and smaller cases */
 struct Device;
 int is_tested(const struct Device *d);                      /* does its name match -d? */
-const struct Device *tested_device(int i);                  /* the i-th device that does and that opens; NULL past the end */
+const struct Device *tested_device(int i);          /* the i-th device that does and that opens; NULL past the end */
 
 /* A folder of this run for files; removed at the end. */
 const char *scratch(void);

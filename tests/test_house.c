@@ -343,10 +343,10 @@ static void find_circles(Tree *t) {
     free(reach);
 }
 
-/* ---- where operations are ------------------------------------------------------------------------------------------ */
+/* ---- where operations are -------------------------------------------------------------------- */
 
-/* What kernels/cpu/x.c puts into the table of a device, kernels/cuda/x.cu does, or a file of hopper/ or
- * decode/ whose name begins with x. device.cu may, too: what is no kernel. */
+/* What kernels/cpu/x.c puts into the table of a device, kernels/cuda/x.cu does, or a file of
+ * hopper/ or decode/ whose name begins with x. device.cu may, too: what is no kernel. */
 static void find_operations(Tree *t) {
     for (int i = 0; i < t->count; i++) {
         const char *path = t->at[i].path, *file = path + strlen("kernels/cpu/");

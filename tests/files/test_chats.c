@@ -1,12 +1,12 @@
-/* test_chats.c: conversations. Chat templates and their tokens against Transformers (tests/reference/make_chats.py); JSONL of
- * messages; samples in rows (packing.c). */
+/* test_chats.c: conversations. Chat templates and their tokens against Transformers
+ * (tests/reference/make_chats.py); JSONL of messages; samples in rows (packing.c). */
 #include "tests/test.h"
 #include "llmc/data/chat.h"
 #include "llmc/data/data.h"
 
 #define GOLDENS "tests/reference/chats.json"
 
-/* ---- templates ------------------------------------------------------------------------------------------- */
+/* ---- templates ------------------------------------------------------------------------------- */
 
 /* The tokenizer of a golden template: one of tests/reference/tokenizers with more added tokens. */
 static Tokenizer *golden_tokenizer(const JsonValue *golden) {
@@ -14,7 +14,8 @@ static Tokenizer *golden_tokenizer(const JsonValue *golden) {
     Error e;
     size_t bytes;
     const char *added = json_string(json_get(golden, "added"), "");
-    char *path = text_format("tests/reference/tokenizers/%s.json", json_string(json_get(golden, "tokenizer"), "")), *text = file_read(path, &bytes, &e);
+    char *path = text_format("tests/reference/tokenizers/%s.json", json_string(json_get(golden, "tokenizer"), "")),
+        *text = file_read(path, &bytes, &e);
     char *at = text ? strstr(text, list) : NULL;
     Text all = { 0 };
     if (!at) fail(EXIT_INPUT, "%s has no list of added tokens", path);
@@ -49,7 +50,8 @@ static void test_case(const Chat *c, const Tokenizer *t, const char *name, const
           "%s: wrote %s%.300s, expected %.300s", name, e.text, text.at ? text.at : "", expected->is.string);
     const int64_t made = n ? chat_encode(c, t, messages, n, prompt, &ids, &counts, &e) : -1;
     check(same_ints(json_get(golden, "ids"), ids, NULL, made), "%s: other tokens of %.200s", name, expected->is.string);
-    if (json_is(mask, JSON_ARRAY)) check(same_ints(mask, NULL, counts, made), "%s: other tokens count of %.200s", name, expected->is.string);
+    if (json_is(mask, JSON_ARRAY))
+        check(same_ints(mask, NULL, counts, made), "%s: other tokens count of %.200s", name, expected->is.string);
     free(ids), free(counts), free(messages), free(text.at);
 }
 
@@ -73,7 +75,8 @@ static int64_t counted(const Chat *c, const Tokenizer *t, size_t turns) {
 /* In a long one each turn has as many as in a short one. */
 static void test_long(const Chat *c, const Tokenizer *t, const char *name) {
     const int64_t three = counted(c, t, 3), turn = three - counted(c, t, 2), many = counted(c, t, 203);
-    check(turn > 0 && many == three + 200 * turn, "%s: 203 turns have %lld tokens that count, 3 have %lld", name, (long long)many, (long long)three);
+    check(turn > 0 && many == three + 200 * turn, "%s: 203 turns have %lld tokens that count, 3 have %lld", name,
+          (long long)many, (long long)three);
 }
 
 static void test_template(const JsonValue *golden) {
@@ -84,10 +87,12 @@ static void test_template(const JsonValue *golden) {
     json_write(&config, json_get(golden, "config"), 0);
     free(scratch_put("tokenizer_config.json", config.at, config.length)), free(config.at);
     const int opened = chat_open(&found, "", scratch(), &e);
-    check(opened && !strcmp(chat_name(&found), name), "%s is recognized as %s%s", name, chat_name(&found), found.why ? found.why : "");
+    check(opened && !strcmp(chat_name(&found), name), "%s is recognized as %s%s", name, chat_name(&found),
+          found.why ? found.why : "");
     check(chat_open(&named, name, scratch(), &e) && named.form && named.form == found.form, "-ct %s", name);
     Tokenizer *t = golden_tokenizer(golden);
-    for (const JsonValue *one = json_first(json_get(golden, "cases")); one && found.form; one = one->next) test_case(&found, t, name, one);
+    for (const JsonValue *one = json_first(json_get(golden, "cases")); one && found.form; one = one->next)
+        test_case(&found, t, name, one);
     if (found.form) test_long(&found, t, name);
     tokenizer_free(t), chat_close(&found), chat_close(&named);
 }
@@ -99,7 +104,8 @@ static void test_goldens(void) {
     Json *json = text ? json_parse(text, bytes, &e) : NULL;
     int n = 0;
     if (!json) fail(EXIT_INPUT, "%s", e.text);
-    for (const JsonValue *one = json_first(json_get(json_root(json), "templates")); one; one = one->next, n++) test_template(one);
+    for (const JsonValue *one = json_first(json_get(json_root(json), "templates")); one; one = one->next, n++)
+        test_template(one);
     check(n == 22, "%d templates in %s", n, GOLDENS);
     json_free(json), free(text);
 }
@@ -115,7 +121,8 @@ static void test_own_templates(void) {
         char *jinja = chat_jinja(&named);
         if (jinja) {
             free(scratch_put("chat_template.jinja", jinja, strlen(jinja)));
-            check(chat_open(&found, "", scratch(), &e) && found.form == named.form && found.ours, "%s: its own Jinja is recognized", name);
+            check(chat_open(&found, "", scratch(), &e) && found.form == named.form && found.ours,
+                  "%s: its own Jinja is recognized", name);
             jinja[strlen(jinja) - 1] = '!';
             free(scratch_put("chat_template.jinja", jinja, strlen(jinja)));
             chat_close(&found);
@@ -134,24 +141,29 @@ static void test_unknown(void) {
     Chat c;
     Text text = { 0 };
     const ChatMessage hi = { CHAT_USER, "hi", 2 };
-    check(!chat_open(&c, "nonesuch", NULL, &e) && strstr(e.text, "nonesuch") && strstr(e.text, "granite"), "-ct of an unknown name: %s", e.text);
+    check(!chat_open(&c, "nonesuch", NULL, &e) && strstr(e.text, "nonesuch") && strstr(e.text, "granite"),
+          "-ct of an unknown name: %s", e.text);
     free(scratch_put("chat_template.jinja", jinja, strlen(jinja)));
     check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown && !chat_write(&c, &hi, 1, 1, &text, NULL, &e)
           && strstr(e.text, "<|turn|>") && strstr(e.text, "-ct"), "an unknown template is named: %s", e.text);
     chat_close(&c);
     /* Early versions of two published ones, which write something else than those that followed. */
     static const char *const early[] = {
-        "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}{% else %}{% set s = \" Knowledge Cutoff Date: April 2024.\n Today's Date: \" "
-        "+ strftime_now('%B %d, %Y') + \". You are Granite, developed by IBM.\" + \" You are a helpful AI assistant.\" %}{% endif %}{{ '<|start_of_role|>' }}",
-        "{% for m in messages %}{% if loop.first and m.role != 'system' %}{{ '<|im_start|>system\\nYou are a helpful assistant<|im_end|>\\n' }}{% endif %}"
-        "{{ '<|im_start|>' + m.role + '\\n' + m.content }}{% if (loop.last and add_generation_prompt) or not loop.last %}{{ '<|im_end|>\\n' }}{% endif %}{% endfor %}",
+        "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}{% else %}{% set s = \" Knowledge "
+        "Cutoff Date: April 2024.\n Today's Date: \" + strftime_now('%B %d, %Y') + \". You are Granite, developed by "
+        "IBM.\" + \" You are a helpful AI assistant.\" %}{% endif %}{{ '<|start_of_role|>' }}",
+        "{% for m in messages %}{% if loop.first and m.role != 'system' %}{{ '<|im_start|>system\\nYou are a helpful "
+        "assistant<|im_end|>\\n' }}{% endif %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}{% if (loop.last and "
+        "add_generation_prompt) or not loop.last %}{{ '<|im_end|>\\n' }}{% endif %}{% endfor %}",
     };
     for (size_t i = 0; i < COUNT(early); i++) {
         free(scratch_put("chat_template.jinja", early[i], strlen(early[i])));
-        check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown, "an early template is not taken for %s", chat_name(&c));
+        check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown, "an early template is not taken for %s",
+              chat_name(&c));
         chat_close(&c);
     }
-    check(chat_open(&c, "zephyr", NULL, &e) && !chat_write(&c, &hi, 1, 1, &text, NULL, &e) && strstr(e.text, "eos_token"), "no eos: %s", e.text);
+    check(chat_open(&c, "zephyr", NULL, &e) && !chat_write(&c, &hi, 1, 1, &text, NULL, &e)
+          && strstr(e.text, "eos_token"), "no eos: %s", e.text);
     chat_close(&c), free(text.at);
     char *path = scratch_path("chat_template.jinja");
     remove(path);
@@ -164,17 +176,21 @@ static void test_dates(void) {
     Chat c;
     Text one = { 0 }, other = { 0 };
     const ChatMessage hi = { CHAT_USER, "hi", 2 };
-    check(chat_open(&c, "granite3.1", NULL, &e) && chat_write(&c, &hi, 1, 1, &one, NULL, &e) && strstr(one.at, "Date: July 26, 2024."), "the date in training");
+    check(chat_open(&c, "granite3.1", NULL, &e) && chat_write(&c, &hi, 1, 1, &one, NULL, &e)
+          && strstr(one.at, "Date: July 26, 2024."), "the date in training");
     c.today = 1;
-    check(chat_write(&c, &hi, 1, 1, &other, NULL, &e) && !strstr(other.at, "2024.\nYou") && strstr(other.at, "Today's Date: "), "the date in a chat");
+    check(chat_write(&c, &hi, 1, 1, &other, NULL, &e) && !strstr(other.at, "2024.\nYou")
+          && strstr(other.at, "Today's Date: "), "the date in a chat");
     free(one.at), free(other.at), chat_close(&c);
 }
 
-/* ---- JSONL ----------------------------------------------------------------------------------------------- */
+/* ---- JSONL ----------------------------------------------------------------------------------- */
 
-static Data *open_chats(const char *text, size_t bytes, const char *tokenizer, const char *chat, const char *cache, Tokenizer **t, Error *e) {
+static Data *open_chats(const char *text, size_t bytes, const char *tokenizer, const char *chat, const char *cache,
+                        Tokenizer **t, Error *e) {
     char *path = scratch_put("chats.jsonl", text, bytes);
-    const DataRequest request = { .train = path, .tokenizer = tokenizer, .pattern = "cl100k", .chat = chat, .cache = cache };
+    const DataRequest request = { .train = path, .tokenizer = tokenizer, .pattern = "cl100k", .chat = chat,
+                                  .cache = cache };
     Data *d = data_open_text(&request, t, e);
     free(path);
     return d;
@@ -190,7 +206,8 @@ static void test_bad_lines(void) {
         { "chatml", "{\"messages\": [3]}", "no object" },
         { "chatml", "{\"messages\": []}", "empty" },
         { "chatml", "{\"messages\": {}}", "no list" },
-        { "chatml", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [1]}]}", "tool_calls" },
+        { "chatml", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [1]}]}",
+          "tool_calls" },
         { "chatml", "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}", "messages" },
         { "chatml", "{\"prompt\": \"x\"}", "without \"text\" and \"messages\"" },
         { "chatml", "{\"conversations\": [{\"from\": \"alien\", \"value\": \"x\"}]}", "role \"alien\"" },
@@ -204,7 +221,8 @@ static void test_bad_lines(void) {
         Text text = { 0 };
         text_add(&text, "{\"text\": \"a\"}\n\n%s\n{\"text\": \"b\"}\n", bad[i].line);
         Data *d = open_chats(text.at, text.length, "", bad[i].chat, NULL, &t, &e);
-        check(!d && strstr(e.text, "chats.jsonl: line 3: ") && strstr(e.text, bad[i].says), "%s: %s", bad[i].line, e.text);
+        check(!d && strstr(e.text, "chats.jsonl: line 3: ") && strstr(e.text, bad[i].says), "%s: %s",
+              bad[i].line, e.text);
         data_close(d), free(text.at);
     }
 }
@@ -229,26 +247,30 @@ static void test_unanswered(const char *line, int helps) {
     Text two = { 0 };
     text_add(&two, "%s\n%s\n", line, line);
     Data *d = open_chats(two.at, two.length, "", "chatml", NULL, &t, &e);
-    check(d && !data_check(d, 16, 256, &e) && (strstr(e.text, "larger -t") != NULL) == helps && (strstr(e.text, "role is assistant") != NULL) == !helps, "no answers: %s", e.text);
+    check(d && !data_check(d, 16, 256, &e) && (strstr(e.text, "larger -t") != NULL) == helps
+          && (strstr(e.text, "role is assistant") != NULL) == !helps, "no answers: %s", e.text);
     data_close(d), tokenizer_free(t), free(two.at);
 }
 
-/* ---- rows ------------------------------------------------------------------------------------------------ */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 enum { SAMPLES = 230 };
 static size_t random_length(void) { return (size_t)(uniform() * uniform() * 120); }
 
-/* A conversation of one to three rounds; some without an answer, some as ShareGPT has them, some plain texts. */
+/* A conversation of one to three rounds; some without an answer, some as ShareGPT has them, some
+ * plain texts. */
 static void add_line(Text *out, int number) {
     const int kind = number % 5, rounds = 1 + number % 3;
     if (kind == 4) { text_add(out, "{\"text\": \"text %d\"}\n", number); return; }
     text_add(out, kind == 3 ? "{\"conversations\": [" : "{\"messages\": [");
     for (int r = 0; r < rounds; r++) {
         const int open = number % 11 == 7 && r == rounds - 1;                /* ends with the user */
-        text_add(out, kind == 3 ? "%s{\"from\": \"human\", \"value\": \"" : "%s{\"role\": \"user\", \"content\": \"", r ? ", " : "");
+        text_add(out, kind == 3 ? "%s{\"from\": \"human\", \"value\": \"" : "%s{\"role\": \"user\", \"content\": \"",
+                 r ? ", " : "");
         for (size_t n = random_length(); n--; ) text_add(out, "%c", 'a' + (int)(uniform() * 26));
         if (open) { text_add(out, "\"}"); break; }
-        text_add(out, kind == 3 ? "\"}, {\"from\": \"gpt\", \"value\": \"" : "\"}, {\"role\": \"assistant\", \"content\": \"");
+        text_add(out, kind == 3 ? "\"}, {\"from\": \"gpt\", \"value\": \""
+                                : "\"}, {\"role\": \"assistant\", \"content\": \"");
         for (size_t n = random_length() + 1; n--; ) text_add(out, "%c", 'a' + (int)(uniform() * 26));
         text_add(out, "\"}");
     }
@@ -268,7 +290,10 @@ static Expected expect(const Chat *c, const Tokenizer *t, const char *line, size
         x.n = chat_encode(c, t, m, count, 0, &x.ids, &x.counts, &e);
     } else {
         x.n = (int64_t)tokenizer_encode(t, text->is.string, text->length, &x.ids);
-        if (tokenizer_eos(t) >= 0) { x.ids = mem_grow(x.ids, (size_t)(x.n + 1) * sizeof *x.ids); x.ids[x.n++] = tokenizer_eos(t); }
+        if (tokenizer_eos(t) >= 0) {
+            x.ids = mem_grow(x.ids, (size_t)(x.n + 1) * sizeof *x.ids);
+            x.ids[x.n++] = tokenizer_eos(t);
+        }
         memset(x.counts = mem_alloc((size_t)x.n + 1), 1, (size_t)x.n);
     }
     free(m), json_free(json);
@@ -280,7 +305,8 @@ static Expected *find_sample(Expected *all, int T, const int *in, const int *out
     for (int i = 0; i < SAMPLES; i++) {
         Expected *x = &all[i];
         int same = x->held_out == held_out && !x->seen && n == (x->n - 1 < T ? x->n - 1 : T);
-        for (int k = 0; same && k < n; k++) same = in[k] == x->ids[k] && out[k] == (x->counts[k + 1] ? x->ids[k + 1] : -1);
+        for (int k = 0; same && k < n; k++)
+            same = in[k] == x->ids[k] && out[k] == (x->counts[k + 1] ? x->ids[k + 1] : -1);
         if (same) return x;
     }
     return NULL;
@@ -293,7 +319,8 @@ static int take_row(Expected *all, int T, const int *in, const int *out, const i
         for (n = 1; at + n < T && position[at + n] == n; n++) {}
         for (int k = 0; k < n; k++) counted |= out[at + k] >= 0;
         Expected *x = find_sample(all, T, in + at, out + at, n, held_out);
-        if (position[at] || (!x && (counted || at + n < T)) || (x && !counted)) return 0;   /* the rest of a row may be empty */
+        /* the rest of a row may be empty */
+        if (position[at] || (!x && (counted || at + n < T)) || (x && !counted)) return 0;
         if (x) x->seen = 1;
     }
     return 1;
@@ -306,7 +333,8 @@ static void check_rows(const Data *d, Expected *all, int T, const char *what) {
     const int64_t rows = data_epoch_samples(d, T), held = data_validation_batches(d, 1, T);
     for (int i = 0; i < SAMPLES; i++) all[i].seen = 0;
     for (int64_t r = 0; r < rows + held; r++) {
-        ok &= r < rows ? data_batch(d, r, 1, T, 5, in, out, position, &e) : data_validation(d, r - rows, 1, T, in, out, position, &e);
+        ok &= r < rows ? data_batch(d, r, 1, T, 5, in, out, position, &e)
+                       : data_validation(d, r - rows, 1, T, in, out, position, &e);
         ok &= take_row(all, T, in, out, position, r >= rows);
         for (int t = 0; t < T && r < rows; t++) counted += out[t] >= 0;
     }
@@ -316,7 +344,8 @@ static void check_rows(const Data *d, Expected *all, int T, const char *what) {
         answered += has;
         seen += all[i].seen;
     }
-    check(ok && seen == answered, "%s, T %d: every sample once: %d of %d in %lld rows", what, T, seen, answered, (long long)rows);
+    check(ok && seen == answered, "%s, T %d: every sample once: %d of %d in %lld rows", what, T, seen, answered,
+          (long long)rows);
     check(data_counted(d, 0, (int)rows, T, 5, &e) == counted && counted > 0, "%s, T %d: targets that count", what, T);
 }
 
@@ -349,12 +378,14 @@ static void test_rows(const char *tokenizer, const char *what) {
         check(data_keep(d, t, cache, &e), "%s: %s", what, e.text);
         data_close(d);
         d = open_chats(text.at, text.length, tokenizer, "chatml", cache, &again, &e);
-        check(d && strstr(data_description(d), "as encoded before") && data_fingerprint(d) == print && data_check(d, 100, 1 << 20, &e),
+        check(d && strstr(data_description(d), "as encoded before") && data_fingerprint(d) == print
+              && data_check(d, 100, 1 << 20, &e),
               "%s: the cache is used", what);
         if (d) check_rows(d, all, 100, "from the cache");
         data_close(d), tokenizer_free(again);
         d = open_chats(text.at, text.length, tokenizer, "llama3", cache, &again, &e);
-        check(d && !strstr(data_description(d), "as encoded before") && data_fingerprint(d) != print, "%s: not by another template", what);
+        check(d && !strstr(data_description(d), "as encoded before") && data_fingerprint(d) != print,
+              "%s: not by another template", what);
         tokenizer_free(again);
     }
     data_close(d);
@@ -381,26 +412,30 @@ static void test_density(void) {
     data_close(d), tokenizer_free(t), free(text.at);
 }
 
-/* What goes of a conversation that is too long: pairs from the oldest on, a quarter and one more at once, never the system message or the last. */
+/* What goes of a conversation that is too long: pairs from the oldest on, a quarter and one more at
+ * once, never the system message or the last. */
 static void test_oldest(void) {
     static const struct { const char *roles; size_t first, gone; } is[] = {
-        { "u", 0, 0 }, { "su", 1, 0 }, { "uau", 0, 2 }, { "suau", 1, 2 }, { "uauauauau", 0, 4 }, { "suauauauauauauauau", 1, 6 },
-        { "uuu", 0, 1 }, { "uu", 0, 1 }, { "uaaau", 0, 4 }, { "", 0, 0 },
+        { "u", 0, 0 }, { "su", 1, 0 }, { "uau", 0, 2 }, { "suau", 1, 2 }, { "uauauauau", 0, 4 },
+        { "suauauauauauauauau", 1, 6 }, { "uuu", 0, 1 }, { "uu", 0, 1 }, { "uaaau", 0, 4 }, { "", 0, 0 },
     };
     for (size_t i = 0; i < COUNT(is); i++) {
         const size_t n = strlen(is[i].roles);
         ChatMessage m[32] = { { 0 } };
         size_t first, gone;
-        for (size_t j = 0; j < n; j++) m[j].role = is[i].roles[j] == 's' ? CHAT_SYSTEM : is[i].roles[j] == 'u' ? CHAT_USER : CHAT_ASSISTANT;
+        for (size_t j = 0; j < n; j++)
+            m[j].role = is[i].roles[j] == 's' ? CHAT_SYSTEM : is[i].roles[j] == 'u' ? CHAT_USER : CHAT_ASSISTANT;
         gone = chat_oldest(m, n, &first);
-        check(gone == is[i].gone && first == is[i].first, "chats: of the messages %s those from %zu go, %zu", is[i].roles, first, gone);
+        check(gone == is[i].gone && first == is[i].first, "chats: of the messages %s those from %zu go, %zu",
+              is[i].roles, first, gone);
     }
 }
 
 void test_chats(void) {
     PART(test_oldest()); PART(test_goldens()); PART(test_own_templates()); PART(test_unknown());
     PART(test_dates()); PART(test_bad_lines()); PART(test_lone()); PART(test_no_calls());
-    PART(test_unanswered(ASKED "]}", 0)); PART(test_unanswered(ASKED ", {\"role\": \"assistant\", \"content\": \"y\"}]}", 1));
+    PART(test_unanswered(ASKED "]}", 0));
+    PART(test_unanswered(ASKED ", {\"role\": \"assistant\", \"content\": \"y\"}]}", 1));
     PART(test_rows("", "bytes")); PART(test_rows("tests/reference/tokenizers/qwen2.json", "qwen2"));
     PART(test_rows("tests/reference/tokenizers/llama2.json", "llama2")); PART(test_density());
 }

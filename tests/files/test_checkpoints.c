@@ -1,5 +1,6 @@
-/* test_checkpoints.c: checkpoints, which must restore every bit, survive damage and exclude a second trainer; and files, which are
- * replaced as a whole. Part of the group train. Damage in single values: test_state.c. */
+/* test_checkpoints.c: checkpoints, which must restore every bit, survive damage and exclude a
+ * second trainer; and files, which are replaced as a whole. Part of the group train. Damage in
+ * single values: test_state.c. */
 #define _DEFAULT_SOURCE
 #include "tests/model/trainee.h"
 #include "tests/test.h"
@@ -34,7 +35,8 @@ static Progress progress_at(int64_t step) {
 static int same_progress(const Progress *a, const Progress *b) {
     return a->step == b->step && a->samples == b->samples && a->tokens == b->tokens
         && a->updates == b->updates && a->bad_steps == b->bad_steps
-        && a->seconds == b->seconds && a->best.loss == b->best.loss && a->best.step == b->best.step && a->best.tokens == b->best.tokens && a->best.length == b->best.length
+        && a->seconds == b->seconds && a->best.loss == b->best.loss && a->best.step == b->best.step
+        && a->best.tokens == b->best.tokens && a->best.length == b->best.length
         && a->seed == b->seed && a->data == b->data
         && !memcmp(&a->loss, &b->loss, sizeof a->loss) && !memcmp(&a->norm, &b->norm, sizeof a->norm);
 }
@@ -42,7 +44,8 @@ static int progress_usable(const JsonValue *run, Error *e) {
     Progress p;
     return progress_from_json(run, &p, e);
 }
-static int save_with(const char *folder, const Trainee *t, const Progress *p, const char *options, Keep keep, Error *e) {
+static int save_with(const char *folder, const Trainee *t, const Progress *p, const char *options,
+                     Keep keep, Error *e) {
     Text json = { 0 };
     progress_to_json(p, t->m.dev->name, &json);
     const Snapshot s = { .model = &t->m, .optimizer = &t->o, .step = p->step, .progress = json.at, .options = options };
@@ -61,7 +64,8 @@ static char *step_file(const char *folder, int64_t step, const char *name) {
     return text_format("%s/state/step-%08lld/%s", folder, (long long)step, name);
 }
 
-/* A checkpoint whose optimizer state has other types than the reader's: converted, with a warning. */
+/* A checkpoint whose optimizer state has other types than the reader's: converted, with a
+ * warning. */
 static int conversions;
 static void count_conversion(const char *text) {
     conversions += strstr(text, "in BF16 and was converted") != NULL || strstr(text, "in F32 and was converted") != NULL
@@ -86,13 +90,15 @@ static void conversion(void) {
         warn_hook(count_conversion);
         check(from && checkpoint_load(from, &b.m, &b.o, &e), "loaded with other types: %s", e.text);
         warn_hook(NULL);
-        check(conversions == 2, "moments are converted and a master copy is made or dropped; %d warnings (above)", conversions);
+        check(conversions == 2, "moments are converted and a master copy is made or dropped; %d warnings (above)",
+              conversions);
         for (int i = 0; i < 2; i++) {
             const Trainee *t = i ? &b : &a;
             if (t->o.moments == REAL) dev->reals_to_double(v[i], t->o.v, n);
             else dev->to_double(v[i], t->o.v, n);
         }
-        check_error(relative_error(v[1], v[0], n), lean ? 0 : 0x1p-8, "v is restored, %s", lean ? "exactly" : "rounded");
+        check_error(relative_error(v[1], v[0], n), lean ? 0 : 0x1p-8, "v is restored, %s",
+                    lean ? "exactly" : "rounded");
         checkpoint_close(from), trainee_close(&a), trainee_close(&b), free(v[0]), free(v[1]), free(folder);
     }
 }
@@ -110,19 +116,22 @@ static void round_trip(const char *device, int lean, float momentum) {
     for (int s = 0; s < 5; s++) trainee_do(&a, s);
     for (int i = 0; i < 16; i++) bias[i] = (float)normal();
     dev->reals_from_double(a.m.bias, bias, 16);
-    check(save_with(folder, &a, &p, "{\"lr\": 0.001, \"train\": \"a \\\"b\\\"\"}", (Keep){ 2, 0, 0 }, &e), "%s: saved %s", device, e.text);
+    check(save_with(folder, &a, &p, "{\"lr\": 0.001, \"train\": \"a \\\"b\\\"\"}", (Keep){ 2, 0, 0 }, &e),
+          "%s: saved %s", device, e.text);
 
     Checkpoint *from = checkpoint_open(folder, progress_usable, &e);
     check(from != NULL, "%s: opened %s", device, e.text);
     if (from) {
-        open_trainee(&b, device, &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 99, .momentum = momentum }, lean);     /* other weights, to be overwritten */
+        /* other weights, to be overwritten */
+        open_trainee(&b, device, &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 99, .momentum = momentum }, lean);
         check(trainee_hash(&a) != trainee_hash(&b), "%s: before loading they differ", device);
         read = checkpoint_config(from);
         check(config_same(&read, &c, &e), "%s: the configuration is restored", device);
         check(checkpoint_load(from, &b.m, &b.o, &e), "%s: loaded %s", device, e.text);
         check(progress_from_json(checkpoint_run(from), &q, &e), "%s: %s", device, e.text);
         dev->reals_to_double(back, b.m.bias, 16);
-        check(trainee_hash(&a) == trainee_hash(&b), "%s: weights, moments and master copy are restored bit for bit", device);
+        check(trainee_hash(&a) == trainee_hash(&b), "%s: weights, moments and master copy are restored bit for bit",
+              device);
         check(!memcmp(bias, back, sizeof bias), "%s: the routers' biases are restored bit for bit", device);
         check(same_progress(&p, &q), "%s: and the progress with its windows", device);
         check(b.o.updates == p.updates, "%s: Adam's clock goes on", device);
@@ -168,7 +177,8 @@ static void fallback(void) {
         fflush(stderr);
         dup2(null, STDERR_FILENO);
         Checkpoint *from = checkpoint_open(folder, progress_usable, &e);
-        check(from && checkpoint_load(from, &t.m, &t.o, &e) && json_int(json_get(checkpoint_run(from), "step"), 0) == 10,
+        check(from && checkpoint_load(from, &t.m, &t.o, &e)
+              && json_int(json_get(checkpoint_run(from), "step"), 0) == 10,
               "%s: the newest intact checkpoint is used", what[kind]);
         checkpoint_close(from);
         damage(folder, 10, kind);
@@ -180,7 +190,8 @@ static void fallback(void) {
         dup2(stderr_copy, STDERR_FILENO);
         close(stderr_copy), close(null);
         save(folder, &t, 30, 3, 0);                       /* the same step again replaces the damaged one */
-        check((from = checkpoint_open(folder, progress_usable, &e)) != NULL, "%s: saving again replaces the damaged checkpoint", what[kind]);
+        check((from = checkpoint_open(folder, progress_usable, &e)) != NULL,
+              "%s: saving again replaces the damaged checkpoint", what[kind]);
         checkpoint_close(from), free(folder);
     }
     trainee_close(&t);
@@ -202,8 +213,10 @@ static void pruning(void) {
     Trainee t;
     open_trainee(&t, "cpu-f32", &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 }, 0);
     check(checkpoint_exists(folder, &e) == HOLDS_NOTHING, "a missing folder holds nothing");
-    check(folder_make(stale, &e) && checkpoint_exists(folder, &e) == HOLDS_NOTHING, "a folder with a partial save holds nothing");
-    check(checkpoint_lock(folder, &e) && !is_folder(stale), "the temporary folder of a killed save is deleted by the next trainer");
+    check(folder_make(stale, &e) && checkpoint_exists(folder, &e) == HOLDS_NOTHING,
+          "a folder with a partial save holds nothing");
+    check(checkpoint_lock(folder, &e) && !is_folder(stale),
+          "the temporary folder of a killed save is deleted by the next trainer");
     for (int i = 1; i <= 9; i++) save(folder, &t, i, 2, 4);
     int right = 1;
     for (int i = 1; i <= 9; i++) right &= has_step(folder, i) == (i >= 8 || i == 4);
@@ -254,7 +267,7 @@ static void lock(void) {
     free(folder), free(own), free(file);
 }
 
-/* ---- files --------------------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 static void sums(void) {
     char text[100];

@@ -1,4 +1,5 @@
-/* test_configs.c: config.json of every family, read and written, and what is refused. Part of the group train. */
+/* test_configs.c: config.json of every family, read and written, and what is refused. Part of the
+ * group train. */
 #include "tests/model/trainee.h"
 #include "tests/test.h"
 #include "llmc/base/json.h"
@@ -50,7 +51,8 @@ static void configs(void) {
         config_to_json(&c, "BF16", 1, &json);
         const int read = from_text(&back, json.at, &e);
         if (kinds[i].family == FAMILY_GRANITE_SHARED)       /* nothing: 1 / sqrt(4), and not 0 */
-            check(strstr(json.at, "\"attention_multiplier\": 0.5,") != NULL, "%s: its scores have the usual scale", kinds[i].descriptor);
+            check(strstr(json.at, "\"attention_multiplier\": 0.5,") != NULL, "%s: its scores have the usual scale",
+                  kinds[i].descriptor);
         check(config_family(&c) == kinds[i].family, "%s is a %s", kinds[i].descriptor, family_name(kinds[i].family));
         check(read && config_same(&c, &back, &e), "%s comes back from config.json: %s", kinds[i].descriptor, e.text);
         if (read) {
@@ -65,7 +67,8 @@ static void configs(void) {
 }
 
 /* What is refused, and what the message names. */
-#define LATENTS "\"moe_intermediate_size\": 8, \"n_routed_experts\": 8, \"num_experts_per_tok\": 2, \"n_group\": 1, \"topk_group\": 1, " \
+#define LATENTS "\"moe_intermediate_size\": 8, \"n_routed_experts\": 8, \"num_experts_per_tok\": 2, \"n_group\": 1, " \
+    "\"topk_group\": 1, " \
                 "\"first_k_dense_replace\": 1, \"num_key_value_heads\": 4, "
 static const struct { const char *type, *extra, *names; } wrong[] = {
     { "mixtral", "\"num_key_value_heads\": 4, \"attention_bias\": true",                          "attention_bias" },
@@ -82,15 +85,19 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "qwen2_moe", "\"moe_intermediate_size\": 8",                  "shared_expert_intermediate_size" },
     { "qwen3",   "\"num_key_value_heads\": 4, \"use_sliding_window\": true, \"sliding_window\": 8, "
                  "\"layer_types\": [\"full_attention\", \"chunked_attention\"]", "chunked_attention" },
-    { "qwen3",   "\"num_key_value_heads\": 4, \"sliding_window\": 8, \"layer_types\": [\"full_attention\", \"sliding_attention\"]", "no \"sliding_window\"" },
-    { "qwen3",   "\"num_key_value_heads\": 4, \"use_sliding_window\": true, \"layer_types\": [\"full_attention\"]", "of layer 1" },
+    { "qwen3",   "\"num_key_value_heads\": 4, \"sliding_window\": 8, \"layer_types\": [\"full_attention\", "
+      "\"sliding_attention\"]", "no \"sliding_window\"" },
+    { "qwen3",   "\"num_key_value_heads\": 4, \"use_sliding_window\": true, \"layer_types\": [\"full_attention\"]",
+      "of layer 1" },
     { "mixtral", "\"num_key_value_heads\": 4, \"sliding_window\": -1", "sliding_window" },
     { "mixtral", "\"num_key_value_heads\": 4, \"sliding_window\": 3.5", "sliding_window" },
-    { "dots1",   "\"moe_intermediate_size\": 8, \"n_shared_experts\": 1, \"n_routed_experts\": 8, \"num_experts_per_tok\": 2, "
-                 "\"num_key_value_heads\": 4, \"n_group\": 3, \"topk_group\": 2", "3 groups" },
+    { "dots1",   "\"moe_intermediate_size\": 8, \"n_shared_experts\": 1, \"n_routed_experts\": "
+                 "8, \"num_experts_per_tok\": 2, \"num_key_value_heads\": 4, \"n_group\": 3, \"topk_group\": 2",
+                 "3 groups" },
     { "ernie4_5_moe", "\"moe_intermediate_size\": 8, \"use_bias\": true", "use_bias" },
     { "ernie4_5_moe", "\"moe_intermediate_size\": 8, \"moe_layer_start_index\": 5", "no layer" },
-    { "glm4_moe", "\"moe_intermediate_size\": 8, \"num_key_value_heads\": 4, \"partial_rotary_factor\": 0.3", "partial_rotary_factor" },
+    { "glm4_moe", "\"moe_intermediate_size\": 8, \"num_key_value_heads\": 4, \"partial_rotary_factor\": 0.3",
+      "partial_rotary_factor" },
     { "granitemoe", "\"residual_multiplier\": 0.0",                 "residual_multiplier" },
     { "llama", "\"hidden_act\": \"gelu\"", "hidden_act" }, /* exact GELU; ours is the tanh form */
     { "llama", "\"hidden_act\": \"gelu_pytorch_tanh\"", "hidden_act" }, /* gated GELU: not supported */
@@ -100,7 +107,8 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "gpt2",    "\"n_embd\": 16",                                    "gpt2" },
     { "gpt_oss", "\"num_local_experts\": 4, \"num_key_value_heads\": 2, \"swiglu_limit\": 6.0", "swiglu_limit" },
     { "gpt_oss", "\"num_local_experts\": 4, \"num_key_value_heads\": 2, \"swiglu_alpha\": 1.0", "swiglu_alpha" },
-    { "gpt_oss", "\"num_local_experts\": 4, \"num_key_value_heads\": 2, \"quantization_config\": {\"quant_method\": \"gptq\"}", "gptq" },
+    { "gpt_oss", "\"num_local_experts\": 4, \"num_key_value_heads\": 2, \"quantization_config\": "
+      "{\"quant_method\": \"gptq\"}", "gptq" },
     { "qwen3_moe", "\"num_experts\": 8, \"num_key_value_heads\": 2, \"moe_intermediate_size\": 8, "
                    "\"quantization_config\": {\"quant_method\": \"mxfp4\"}", "quantized weights" },
     { "gpt_oss", "\"num_local_experts\": 1, \"num_experts_per_tok\": 1, \"num_key_value_heads\": 2", "two experts" },
@@ -117,10 +125,12 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "deepseek_v3", LATENTS "\"kv_lora_rank\": 16777217",            "kv_lora_rank" },
     { "deepseek_v3", LATENTS "\"q_lora_rank\": 0",                    "null is none" },
     { "deepseek_v3", LATENTS "\"partial_rotary_factor\": 0.5",        "partial_rotary_factor" },
-    { "deepseek_v3", "\"moe_intermediate_size\": 8, \"n_group\": 1, \"topk_group\": 1, \"num_key_value_heads\": 2", "2 key/value heads and 4" },
+    { "deepseek_v3", "\"moe_intermediate_size\": 8, \"n_group\": 1, \"topk_group\": 1, \"num_key_value_heads\": 2",
+      "2 key/value heads and 4" },
     { "deepseek_v2", LATENTS "\"norm_topk_prob\": true",              "norm_topk_prob" },
     { "deepseek_v2", LATENTS "\"topk_method\": \"noaux_tc\"",         "greedy and group_limited_greedy" },
-    { "smoe",    "\"routed_scaling_factor\": 3e81",                   "multiplier of 3e+81" },    /* more than a float holds */
+    /* more than a float holds */
+    { "smoe",    "\"routed_scaling_factor\": 3e81",                   "multiplier of 3e+81" },
     { "smoe",    "\"final_logit_softcapping\": 1e300",                "multiplier of 1e+300" },
     { "smoe",    "\"initializer_fan_in_scale\": 1e300",               "multiplier of" },
     { "smoe",    "\"rms_norm_eps\": 1e300",                           "multiplier of" },
@@ -136,7 +146,8 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "llama",   "\"tie_word_embeddings\": 1",                        "tie_word_embeddings" },
     { "llama",   "\"rms_norm_eps\": -1.0",                            "epsilon" },
     { "llama",   "\"rms_norm_eps\": \"small\"",                       "rms_norm_eps" },
-    { "jetmoe",  "\"kv_channels\": 4, \"num_key_value_heads\": 1, \"num_local_experts\": 1, \"num_experts_per_tok\": 1", "two experts" },
+    { "jetmoe",  "\"kv_channels\": 4, \"num_key_value_heads\": 1, \"num_local_experts\": 1, \"num_experts_per_tok\": 1",
+      "two experts" },
     { "jetmoe",  "\"num_key_value_heads\": 1",                        "kv_channels" },
 };
 
@@ -164,16 +175,19 @@ static void refused_configs(void) {
     }
     static const char *const layers[] = { "10001", "1000000000" };     /* 10^9 once took 7 GB and 25 s */
     for (int i = 0; i < 2; i++) {
-        char *text = text_format("{\"model_type\": \"llama\", \"vocab_size\": 32, \"hidden_size\": 16, \"num_hidden_layers\": %s, "
-                                 "\"intermediate_size\": 8, \"num_attention_heads\": 4}", layers[i]);
+        char *text = text_format("{\"model_type\": \"llama\", \"vocab_size\": 32, \"hidden_size\": 16, "
+                                 "\"num_hidden_layers\": %s, \"intermediate_size\": 8, \"num_attention_heads\": 4}",
+                                 layers[i]);
         check(!from_text(&c, text, &e) && strstr(e.text, "layers"), "%s layers are refused: %s", layers[i], e.text);
         free(text);
     }
-    check(!from_text(&c, "{\"model_type\": \"llama\", \"vocab_size\": 16777216, \"hidden_size\": 16777216, \"num_hidden_layers\": 10000, "
-                         "\"intermediate_size\": 8, \"num_attention_heads\": 4}", &e), "a model whose size overflows is refused: %s", e.text);
+    check(!from_text(&c, "{\"model_type\": \"llama\", \"vocab_size\": 16777216, \"hidden_size\": 16777216, "
+                         "\"num_hidden_layers\": 10000, \"intermediate_size\": 8, \"num_attention_heads\": 4}", &e),
+          "a model whose size overflows is refused: %s", e.text);
     check(!from_text(&c, "{\"model_type\": \"llama\", \"vocab_size\": 32}", &e)
           && strstr(e.text, "\"hidden_size\" is missing"), "a missing key is named: %s", e.text);
-    check(config_parse(&c, "m2:c32l1000000", &e) && !config_parse(&c, "m2:c32l1000001", &e) && strstr(e.text, "multiplier of"),
+    check(config_parse(&c, "m2:c32l1000000", &e) && !config_parse(&c, "m2:c32l1000001", &e)
+          && strstr(e.text, "multiplier of"),
           "a descriptor has the same limits: %s", e.text);
 }
 
@@ -184,26 +198,29 @@ static void windows_of_configs(void) {
         { "mistral", "\"sliding_window\": 63", 63, 15 },         { "mistral", "\"sliding_window\": null", 0, 0 },
         { "qwen3",   "\"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 1", 8, 14 },
         { "qwen3",   "\"use_sliding_window\": false, \"sliding_window\": 8, \"max_window_layers\": 1", 0, 0 },
-        { "qwen3",   "\"use_sliding_window\": true, \"sliding_window\": 8, \"layer_types\": [\"full_attention\", \"sliding_attention\", "
-                     "\"full_attention\", \"sliding_attention\"]", 8, 10 },
+        { "qwen3",   "\"use_sliding_window\": true, \"sliding_window\": 8, \"layer_types\": [\"full_attention\", "
+                     "\"sliding_attention\", \"full_attention\", \"sliding_attention\"]", 8, 10 },
         { "qwen3_moe", "\"use_sliding_window\": true, \"sliding_window\": 8, \"moe_intermediate_size\": 8", 8, 15 },
-        { "qwen2_moe", "\"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 3, \"moe_intermediate_size\": 8, "
-                       "\"shared_expert_intermediate_size\": 8", 8, 5 },
-        { "dots1",   "\"sliding_window\": 8, \"max_window_layers\": 2, \"moe_intermediate_size\": 8, \"n_shared_experts\": 1, "
-                     "\"n_routed_experts\": 8, \"num_experts_per_tok\": 2", 8, 12 },
+        { "qwen2_moe", "\"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 3, "
+                       "\"moe_intermediate_size\": 8, \"shared_expert_intermediate_size\": 8", 8, 5 },
+        { "dots1",   "\"sliding_window\": 8, \"max_window_layers\": 2, \"moe_intermediate_size\": 8, "
+                     "\"n_shared_experts\": 1, \"n_routed_experts\": 8, \"num_experts_per_tok\": 2", 8, 12 },
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
-        char *text = text_format("{\"model_type\": \"%s\", \"vocab_size\": 32, \"hidden_size\": 16, \"num_hidden_layers\": 4, "
-                                 "\"intermediate_size\": 8, \"num_attention_heads\": 4, \"num_key_value_heads\": 4, \"head_dim\": 4, "
-                                 "\"max_position_embeddings\": 64, %s}", cases[i].type, cases[i].extra);
+        char *text = text_format("{\"model_type\": \"%s\", \"vocab_size\": 32, \"hidden_size\": "
+                                 "16, \"num_hidden_layers\": 4, \"intermediate_size\": 8, \"num_attention_heads\": "
+                                 "4, \"num_key_value_heads\": 4, \"head_dim\": 4, \"max_position_embeddings\": 64, %s}",
+                                 cases[i].type, cases[i].extra);
         Config c, again;
         Error e = { 0 };
         Text json = { 0 };
         const int read = from_text(&c, text, &e);
-        check(read && c.window == cases[i].window && c.windowed.bits[0] == cases[i].layers, "%s with %s: a window of %d in layers %llx %s", cases[i].type,
-              cases[i].extra, c.window, (unsigned long long)c.windowed.bits[0], e.text);
+        check(read && c.window == cases[i].window && c.windowed.bits[0] == cases[i].layers,
+              "%s with %s: a window of %d in layers %llx %s", cases[i].type, cases[i].extra, c.window,
+              (unsigned long long)c.windowed.bits[0], e.text);
         if (read) config_to_json(&c, "BF16", 1, &json);
-        check(read && from_text(&again, json.at, &e) && config_same(&c, &again, &e), "%s with %s comes back: %s", cases[i].type, cases[i].extra, e.text);
+        check(read && from_text(&again, json.at, &e) && config_same(&c, &again, &e), "%s with %s comes back: %s",
+              cases[i].type, cases[i].extra, e.text);
         free(json.at), free(text);
     }
 }
@@ -214,12 +231,13 @@ static void same_when_written(const Config *c, const char *what) {
     Config again;
     Error e;
     config_to_json(c, "F32", 1, &written);
-    check(from_text(&again, written.at, &e) && config_same(c, &again, &e), "%s is the same when it is written and read: %s", what, e.text);
+    check(from_text(&again, written.at, &e) && config_same(c, &again, &e),
+          "%s is the same when it is written and read: %s", what, e.text);
     free(written.at);
 }
 
-/* A key that is missing means what Transformers takes it to be, in every family; or it is asked for by its name. defaults.json has
- * all keys of each family's own configuration. */
+/* A key that is missing means what Transformers takes it to be, in every family; or it is asked for
+ * by its name. defaults.json has all keys of each family's own configuration. */
 static void default_configs(void) {
     Error e;
     size_t bytes;
@@ -248,9 +266,11 @@ static void default_configs(void) {
             }
             text_add(&some, "}");
             char *missing = text_format("\"%s\" is missing", left->key);
-            const int window = !strcmp(f->key, "mistral") && !strcmp(left->key, "sliding_window");     /* then there is one */
+            /* then there is one */
+            const int window = !strcmp(f->key, "mistral") && !strcmp(left->key, "sliding_window");
             if (from_text(&without, some.at, &e)) {
-                check(window ? without.window == 4096 && config_window(&without, 0) == 4096 : config_same(&full, &without, &e),
+                check(window ? without.window == 4096 && config_window(&without, 0) == 4096
+                             : config_same(&full, &without, &e),
                       "%s without \"%s\" is the same: %s", f->key, left->key, e.text);
                 accepted++;
             } else check(strstr(e.text, missing) != NULL, "%s without \"%s\": %s", f->key, left->key, e.text);

@@ -14,7 +14,7 @@
 
 enum { GPT2 = 20240520, LLAMA3 = 20240801 };
 
-/* ---- making files -------------------------------------------------------------------------------------- */
+/* ---- making files ---------------------------------------------------------------------------- */
 
 static char *at(const char *name) {                         /* a path in scratch(), valid for the next 127 calls */
     static char path[128][512];
@@ -23,7 +23,10 @@ static char *at(const char *name) {                         /* a path in scratch
     snprintf(p, sizeof path[0], "%s/%s", scratch(), name);
     return p;
 }
-static char *put(const char *name, const void *data, size_t bytes) { free(scratch_put(name, data, bytes)); return at(name); }
+static char *put(const char *name, const void *data, size_t bytes) {
+    free(scratch_put(name, data, bytes));
+    return at(name);
+}
 static char *put_text(const char *name, const char *text) { return put(name, text, strlen(text)); }
 static char *put_folder(const char *name) { free(scratch_folder(name)); return at(name); }
 
@@ -65,7 +68,7 @@ static void refused(const char *what, const char *train, const char *validation,
     data_close(d);
 }
 
-/* ---- layouts ------------------------------------------------------------------------------------------- */
+/* ---- layouts --------------------------------------------------------------------------------- */
 
 static int starts_with(const Data *d, int first) {              /* of the validation split */
     Error e;
@@ -151,8 +154,8 @@ static void test_text(void) {
     data_close(d), tokenizer_free(t);
 }
 
-/* A byte-level tokenizer.json: 256 bytes (GPT-2 writes those that do not print as U+0100 and up), `unused` ids that no merge
- * gives, and two merges. Unused ids make the others large. */
+/* A byte-level tokenizer.json: 256 bytes (GPT-2 writes those that do not print as U+0100 and up),
+ * `unused` ids that no merge gives, and two merges. Unused ids make the others large. */
 static Tokenizer *small_bpe(int unused) {
     Error e = { 0 };
     Text json = { 0 };
@@ -201,8 +204,9 @@ static void test_fallback(void) {
     Error e;
     static const struct { const char *name, *text; } files[] = {            /* in the order in which they are read */
         { "project/README.md", "readme " }, { "project/docs/a.md", "a " }, { "project/docs/b.md", "b " },
-        { "project/kernels/kernels.h", "kernels " }, { "project/llmc/base/a.c", "a.c " }, { "project/llmc/base/a.h", "a.h " },
-        { "project/llmc/files/b.c", "b.c " }, { "project/kernels/cpu/z.c", "z.c, the last one" },
+        { "project/kernels/kernels.h", "kernels " },
+        { "project/llmc/base/a.c", "a.c " }, { "project/llmc/base/a.h", "a.h " }, { "project/llmc/files/b.c", "b.c " },
+        { "project/kernels/cpu/z.c", "z.c, the last one" },
     };
     char *folder = put_folder("project/data/tinyshakespeare"), full[200] = "";
     put_folder("project/docs");
@@ -232,9 +236,10 @@ static void test_fallback(void) {
     data_close(d);
 }
 
-/* ---- order --------------------------------------------------------------------------------------------- */
+/* ---- order ----------------------------------------------------------------------------------- */
 
-/* Samples first ... first+count-1: each a run of T+1 consecutive tokens; start[i] is where it begins. */
+/* Samples first ... first+count-1: each a run of T+1 consecutive tokens; start[i] is where it
+ * begins. */
 static int starts(const Data *d, int64_t first, int count, int T, uint64_t seed, int *start) {
     Error e;
     int *in = mem_alloc((size_t)count * (size_t)T * sizeof *in);
@@ -248,8 +253,8 @@ static int starts(const Data *d, int64_t first, int count, int T, uint64_t seed,
     return ok;
 }
 
-/* Are these the windows of one epoch? Files of `size[f]` tokens that begin with the id base[f]: as many windows as
- * expected in each, consecutive from one phase, inside the file, none twice. */
+/* Are these the windows of one epoch? Files of `size[f]` tokens that begin with the id base[f]: as
+ * many windows as expected in each, consecutive from one phase, inside the file, none twice. */
 static int is_epoch(const int *start, int count, int T, const int *base, const int *size, int files) {
     int seen = 0;
     for (int f = 0; f < files; f++) {
@@ -280,7 +285,8 @@ static void test_epochs(void) {
     for (int f = 0; f < FILES; f++) put_numbered("order/", f, base[f], size[f]);
     Data *d = must_open(at("order/*.bin"), at("order/v"), NULL);
     for (size_t l = 0; l < COUNT(lengths); l++) {
-        int T = lengths[l], n = (int)data_epoch_samples(d, T), good = 0, moved = 0, shifted = 0, seeds = 0, capacity = 0;
+        int T = lengths[l], n = (int)data_epoch_samples(d, T), good = 0, moved = 0, shifted = 0, seeds = 0,
+            capacity = 0;
         int *a = mem_alloc(3 * (size_t)n * sizeof *a), *b = a + n, *c = b + n;
         for (int f = 0; f < FILES; f++) capacity += size[f] - T > 1;            /* are there two ways to cut? */
         for (int epoch = 0; epoch < 6; epoch++) {
@@ -292,7 +298,8 @@ static void test_epochs(void) {
             for (int i = 0; i < n; i++) shifted |= b[i] % T != a[0] % T;
         }
         check(good == 6, "T=%d: each of 6 epochs visits its %d windows once", T, n);
-        check(!capacity || (moved >= 5 && seeds >= 5), "T=%d: epochs and seeds differ (%d and %d of 6)", T, moved, seeds);
+        check(!capacity || (moved >= 5 && seeds >= 5), "T=%d: epochs and seeds differ (%d and %d of 6)", T,
+              moved, seeds);
         check(!capacity || T == 1 || shifted, "T=%d: epochs cut the text at different positions", T);
         free(a);
     }
@@ -312,7 +319,8 @@ static void test_every_token(void) {
     check(data_epoch_samples(d, T) == 1 && !missing, "400 epochs of one window in %d tokens miss none", tokens);
     data_close(d);
 }
-/* Every window is equally likely at every position of an epoch: 7 windows, 7000 epochs, 1000 +- 29 expected. */
+/* Every window is equally likely at every position of an epoch: 7 windows, 7000 epochs, 1000 +- 29
+ * expected. */
 static void test_uniform_order(void) {
     int where[7][7] = { { 0 } }, order[7], worst = 0;
     Data *d = must_open(put_tokens("eight.bin", GPT2, 0, 8), at("order/v"), NULL);
@@ -422,7 +430,7 @@ static void test_fingerprint(void) {
     data_close(d);
 }
 
-/* ---- faults -------------------------------------------------------------------------------------------- */
+/* ---- faults ---------------------------------------------------------------------------------- */
 
 static void test_bad_files(void) {
     uint32_t header[261] = { GPT2, 1, 10 };                 /* and ten tokens */
@@ -465,7 +473,8 @@ static void test_bad_files(void) {
     refused("one token to split", put_tokens("single.bin", GPT2, 3, 1), NULL, "single.bin|1 token,|at least 2|-j");
     refused("one byte to split", put_text("single.txt", "a"), NULL, "single.txt|at least 2");
     refused("id beyond int", put_tokens("huge.bin", LLAMA3, 0xfffffff0u, 16), NULL,
-            "huge.bin|4294967293|1076|2147483647");             /* the id of the training part; that of the other part is bad, too */
+            /* the id of the training part; that of the other part is bad, too */
+            "huge.bin|4294967293|1076|2147483647");
     refused("tokens for training, text for validation", good, put_text("v.txt", "some text"), "v.txt|text|uint16");
     refused("uint16 and uint32", good, at("wide.bin"), "wide.bin|uint32|uint16");
 
@@ -500,7 +509,8 @@ static void test_check(void) {
     data_close(d);
 }
 
-/* A file that changes while it is open causes an error with its name, not a signal and not a wrong token. */
+/* A file that changes while it is open causes an error with its name, not a signal and not a wrong
+ * token. */
 static void test_changes(void) {
     Error e = { 0 };
     int in[64], out[64];
@@ -555,8 +565,9 @@ static void test_many_files(void) {
     setrlimit(RLIMIT_NOFILE, &old);
 }
 
-/* More than 2^31 tokens for training, a tenth of all for validation: counts exceed int, offsets 32 bits. The file is sparse,
- * with data only at its end; in memory if possible, for reading a hole of a file on disk can take ten seconds. */
+/* More than 2^31 tokens for training, a tenth of all for validation: counts exceed int, offsets 32
+ * bits. The file is sparse, with data only at its end; in memory if possible, for reading a hole of
+ * a file on disk can take ten seconds. */
 static void test_large_file(void) {
     enum { T = 64, MARKS = 100 };
     const int64_t tokens = INT64_C(2386160000), train = tokens / 10 * 9, held = tokens - train;
@@ -597,9 +608,10 @@ static void test_large_file(void) {
     unlink(path), rmdir(folder), free(path), free(folder);
 }
 
-/* ---- the fetch script ---------------------------------------------------------------------------------- */
+/* ---- the fetch script ------------------------------------------------------------------------ */
 
-static int script(const char *data_dir, const char *arguments) {     /* its exit code; the proxy is a closed port, so there is no network */
+static int script(const char *data_dir, const char *arguments) {
+    /* its exit code; the proxy is a closed port, so there is no network */
     char *command = text_format("MOE_DATA_DIR='%s' https_proxy=http://127.0.0.1:9 sh '%s' %s 2>'%s'", data_dir,
                                 at("fetch/fetch.sh"), arguments, at("fetch.log"));
     int status = system(command);
@@ -632,7 +644,8 @@ static void test_fetch(void) {
     else {
         text[bytes - 1] ^= 1;
         put("local/tinyshakespeare/input.txt", text, bytes);
-        check(script(at("local"), "--strict") == 1 && !is_file(at("fetch/input.txt")), "fetch.sh detects one wrong bit");
+        check(script(at("local"), "--strict") == 1 && !is_file(at("fetch/input.txt")),
+              "fetch.sh detects one wrong bit");
         text[bytes - 1] ^= 1;
         put("local/tinyshakespeare/input.txt", text, bytes);
         put_text("fetch/input.txt", "an old one");

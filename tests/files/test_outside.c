@@ -1,5 +1,5 @@
-/* test_outside.c: what strangers may send: text that a terminal would obey, input that costs too much, and what `make fuzz` has
- * found. Part of the group files. */
+/* test_outside.c: what strangers may send: text that a terminal would obey, input that costs too
+ * much, and what `make fuzz` has found. Part of the group files. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/test.h"
 #include "llmc/base/text.h"
@@ -12,15 +12,16 @@
 #include <unistd.h>
 
 
-/* ---- text on its way to a terminal --------------------------------------------------------------------------------- */
+/* ---- text on its way to a terminal ----------------------------------------------------------- */
 
-/* Every kind of character that a terminal obeys, and what is shown instead. The last ones are shown as they are. */
+/* Every kind of character that a terminal obeys, and what is shown instead. The last ones are shown
+ * as they are. */
 static const struct { const char *text, *shown; } outside[] = {
-    { "\x1B]0;title\x07", "\xE2\x90\x9B]0;title\xE2\x90\x87" }, { "\r\x08", "\xE2\x90\x8D\xE2\x90\x88" }, { "\x7F", "\xE2\x90\xA1" },
-    { "a\xC2\x9B[31mb", "a\xEF\xBF\xBD[31mb" }, { "\xC2\x80\xC2\x9F", "\xEF\xBF\xBD\xEF\xBF\xBD" },
-    { "\x9B[31m", "\xEF\xBF\xBD[31m" }, { "\xC3(", "\xEF\xBF\xBD(" }, { "\xEF\xBF\xBF", "\xEF\xBF\xBD" }, { "\xEF(", "\xEF\xBF\xBD(" },
-    { "tab\tline\n", "tab\tline\n" }, { "caf\xC3\xA9 \xC2\xA0 \xF0\x9F\x98\x80", "caf\xC3\xA9 \xC2\xA0 \xF0\x9F\x98\x80" }, { "", "" },
-};
+    { "\x1B]0;title\x07", "\xE2\x90\x9B]0;title\xE2\x90\x87" },
+    { "\r\x08", "\xE2\x90\x8D\xE2\x90\x88" }, { "\x7F", "\xE2\x90\xA1" }, { "a\xC2\x9B[31mb", "a\xEF\xBF\xBD[31mb" }, {
+    "\xC2\x80\xC2\x9F", "\xEF\xBF\xBD\xEF\xBF\xBD" }, { "\x9B[31m", "\xEF\xBF\xBD[31m" }, { "\xC3(", "\xEF\xBF\xBD(" },
+    { "\xEF\xBF\xBF", "\xEF\xBF\xBD" }, { "\xEF(", "\xEF\xBF\xBD(" }, { "tab\tline\n", "tab\tline\n" },
+    { "caf\xC3\xA9 \xC2\xA0 \xF0\x9F\x98\x80", "caf\xC3\xA9 \xC2\xA0 \xF0\x9F\x98\x80" }, { "", "" }, };
 static void fail_of(int i)   { fail(EXIT_INPUT, "%s", outside[i].text); }
 static void warn_of(int i)   { warn("%s", outside[i].text); }
 static void print_of(int i)  { text_print(stderr, "%s", outside[i].text); }
@@ -69,10 +70,14 @@ static void test_text_from_outside(void) {
             waitpid(child, NULL, 0);
             char *got = file_read(path, &bytes, &e), *shown = text_format("%s", outside[i].shown);
             if (ways[w].write == options_of && !*shown) { free(shown); shown = text_format("-"); }
-            if (ways[w].write == fail_of && !*shown) { free(shown); shown = text_format("the reason is unknown; exit code %d", EXIT_INPUT); }
+            if (ways[w].write == fail_of && !*shown) {
+                free(shown);
+                shown = text_format("the reason is unknown; exit code %d", EXIT_INPUT);
+            }
             end = strcspn(ways[w].form, "%");
             check(got && bytes == strlen(ways[w].form) - 2 + strlen(shown) && !memcmp(got, ways[w].form, end)
-                  && !memcmp(got + end, shown, strlen(shown)) && !strcmp(got + end + strlen(shown), ways[w].form + end + 2),
+                  && !memcmp(got + end, shown, strlen(shown))
+                  && !strcmp(got + end + strlen(shown), ways[w].form + end + 2),
                   "text from outside: %s writes case %zu as a terminal may show it", ways[w].name, i);
             free(got), free(shown);
         }
@@ -91,7 +96,7 @@ static void test_text_from_outside(void) {
     free(quoted.at), free(written), free(long_one.at);
 }
 
-/* ---- input that costs too much -------------------------------------------------------------------------------------- */
+/* ---- input that costs too much --------------------------------------------------------------- */
 
 /* The tokenizer of bytes with these added tokens, a list of JSON objects. */
 static Tokenizer *with_added(const char *added, Error *e) {
@@ -105,13 +110,13 @@ static Tokenizer *with_added(const char *added, Error *e) {
     return t;
 }
 
-/* Of added tokens that begin alike the longest is taken, and the time does not grow with their number: of 30,000, or of 120
- * that are each other's beginnings. */
+/* Of added tokens that begin alike the longest is taken, and the time does not grow with their
+ * number: of 30,000, or of 120 that are each other's beginnings. */
 static void test_added_tokens(void) {
     static const struct { const char *text; int count, ids[4]; } cases[] = {
-        { "<a", 1, { 257 } }, { "<ab", 1, { 258 } }, { "<abc", 2, { 258, 'c' } }, { "<abcd", 1, { 259 } }, { "<", 1, { '<' } },
-        { "<abce", 3, { 258, 'c', 'e' } }, { "<b<az", 4, { '<', 'b', 257, 'z' } }, { "=xy", 2, { 260, 'y' } }, { "=xyz", 1, { 256 } },
-    };
+        { "<a", 1, { 257 } }, { "<ab", 1, { 258 } }, { "<abc", 2, { 258, 'c' } }, { "<abcd", 1, { 259 } },
+        { "<", 1, { '<' } }, { "<abce", 3, { 258, 'c', 'e' } }, { "<b<az", 4, { '<', 'b', 257, 'z' } },
+        { "=xy", 2, { 260, 'y' } }, { "=xyz", 1, { 256 } }, };
     Error e = { 0 };
     Tokenizer *t = with_added("{\"id\":259,\"content\":\"<abcd\"},{\"id\":258,\"content\":\"<ab\"},"
                               "{\"id\":260,\"content\":\"=x\",\"normalized\":true},{\"id\":257,\"content\":\"<a\"},"
@@ -134,7 +139,10 @@ static void test_added_tokens(void) {
         const int count = nested ? 120 : 30000;
         for (int i = 0; i < count; i++) {
             text_add(&added, "%s{\"id\":%d,\"content\":\"", i ? "," : "", 256 + i);
-            if (nested) { for (int k = 0; k < 2 * i + 2; k++) text_add_string(&added, "<"); text_add_string(&added, "|\"}"); }
+            if (nested) {
+                for (int k = 0; k < 2 * i + 2; k++) text_add_string(&added, "<");
+                text_add_string(&added, "|\"}");
+            }
             else text_add(&added, "<%d>\"}", i);
         }
         char *text = mem_alloc(BYTES);
@@ -158,20 +166,21 @@ static void test_added_tokens(void) {
 /* What SentencePiece loses, and nothing else: Metaspace one leading space, and both U+2581. */
 static void test_lost_by_sentencepiece(void) {
     static const struct { const char *text, *llama2, *metaspace; } cases[] = {
-        { " ", " ", "" }, { "  ", "  ", " " }, { " a", " a", "a" }, { "a ", "a ", "a " }, { "\n ", "\n ", "\n " }, { "", "", "" },
-        { "\xE2\x96\x81", " ", "" }, { "a\xE2\x96\x81", "a ", "a " },
+        { " ", " ", "" }, { "  ", "  ", " " }, { " a", " a", "a" }, { "a ", "a ", "a " }, { "\n ", "\n ", "\n " },
+        { "", "", "" }, { "\xE2\x96\x81", " ", "" }, { "a\xE2\x96\x81", "a ", "a " },
     };
     for (int metaspace = 0; metaspace < 2; metaspace++) {
         Error e = { 0 };
-        Tokenizer *t = tokenizer_load(metaspace ? "tests/reference/tokenizers/llama2_v5.json" : "tests/reference/tokenizers/llama2.json", &e);
+        Tokenizer *t = tokenizer_load(metaspace ? "tests/reference/tokenizers/llama2_v5.json"
+                                                : "tests/reference/tokenizers/llama2.json", &e);
         check(t != NULL, "SentencePiece: a tokenizer loads %s", e.text);
         for (size_t i = 0; t && i < COUNT(cases); i++) {
             int *ids;
             const size_t n = tokenizer_encode(t, cases[i].text, strlen(cases[i].text), &ids);
             size_t bytes;
             char *back = tokenizer_decode(t, ids, n, &bytes);
-            check(!strcmp(back, metaspace ? cases[i].metaspace : cases[i].llama2), "SentencePiece %d: \"%s\" becomes \"%s\"",
-                  metaspace, cases[i].text, back);
+            check(!strcmp(back, metaspace ? cases[i].metaspace : cases[i].llama2),
+                  "SentencePiece %d: \"%s\" becomes \"%s\"", metaspace, cases[i].text, back);
             free(back), free(ids);
         }
         tokenizer_free(t);

@@ -1,5 +1,6 @@
-/* test_report.c: the page of a run. Its data are read back and compared with the log. Truncated and damaged logs must still give a
- * whole page. Steps that a resumed run has redone must not appear. How the page draws them: tests/report.sh, in a browser. */
+/* test_report.c: the page of a run. Its data are read back and compared with the log. Truncated and
+ * damaged logs must still give a whole page. Steps that a resumed run has redone must not appear.
+ * How the page draws them: tests/report.sh, in a browser. */
 #include "tests/test.h"
 #include "llmc/run/plot.h"
 #include "llmc/run/report.h"
@@ -7,7 +8,7 @@
 #include "llmc/base/text.h"
 #include <math.h>
 
-/* ---- helpers ----------------------------------------------------------------------------------------------------- */
+/* ---- helpers --------------------------------------------------------------------------------- */
 
 /* The page of a log; NULL and a message if there is none. free() it. */
 static char *page_of(const char *log, size_t bytes) {
@@ -22,8 +23,8 @@ static char *page_of(const char *log, size_t bytes) {
 }
 static char *page_of_text(const Text *log) { return page_of(log->at ? log->at : "", log->length); }
 
-/* The data of a page, parsed; NULL and a message if they are not there or not JSON. The page must be whole, and its data must not
- * contain what HTML would read: json_free() them. */
+/* The data of a page, parsed; NULL and a message if they are not there or not JSON. The page must
+ * be whole, and its data must not contain what HTML would read: json_free() them. */
 static const char mark[] = "<script type=\"application/json\" id=\"data\">\n";
 static Json *data_of(const char *page, const char *what) {
     Error e = { .text = "no page" };
@@ -55,7 +56,9 @@ static int count(const char *text, const char *what) {
     return n;
 }
 static double number_of(const JsonValue *o, const char *key) { return json_double(json_get(o, key), NAN); }
-static const JsonValue *curve_of(const Json *json, const char *name) { return json_get(json_get(json_root(json), "curves"), name); }
+static const JsonValue *curve_of(const Json *json, const char *name) {
+    return json_get(json_get(json_root(json), "curves"), name);
+}
 /* Of an array of numbers; NaN for null. Returns how many. */
 static int values_of(const JsonValue *array, double *x, int capacity) {
     int n = 0;
@@ -97,10 +100,11 @@ static void add_everything(Text *log) {
              "\"tokens\":819200,\"tok_s\":10234,\"fingerprint\":\"abc123\"}");
 }
 
-/* ---- what is in the data ------------------------------------------------------------------------------------------ */
+/* ---- what is in the data --------------------------------------------------------------------- */
 
 static void test_contents(void) {
-    static const char *const curves[] = { "loss", "val", "lr", "norm", "balance", "att_balance", "max_load", "tok_s", "z", "ms" };
+    static const char *const curves[] = { "loss", "val", "lr", "norm", "balance", "att_balance", "max_load", "tok_s",
+                                          "z", "ms" };
     Text log = {0};
     add_everything(&log);
     char *page = page_of_text(&log);
@@ -108,28 +112,38 @@ static void test_contents(void) {
     const JsonValue *d = json ? json_root(json) : NULL, *start = json_get(d, "start"), *end = json_get(d, "end");
     const JsonValue *samples = json_get(json_get(d, "samples"), "list"), *options = json_get(start, "options");
     check(json != NULL, "report: data with every event");
-    for (size_t i = 0; json && i < COUNT(curves); i++) check(curve_of(json, curves[i]) != NULL, "report: a curve of %s", curves[i]);
+    for (size_t i = 0; json && i < COUNT(curves); i++)
+        check(curve_of(json, curves[i]) != NULL, "report: a curve of %s", curves[i]);
     check(json && !curve_of(json, "dead"), "report: no curve of zeros");
     check(!strcmp(json_string(json_get(start, "data"), ""), "one <line> & \"two\""), "report: the data's name");
-    check(json_int(json_get(start, "parameters"), 0) == 1921408 && !strcmp(json_string(json_get(end, "fingerprint"), ""), "abc123"),
+    check(json_int(json_get(start, "parameters"), 0) == 1921408
+          && !strcmp(json_string(json_get(end, "fingerprint"), ""), "abc123"),
           "report: start and end of the run");
-    check(json_bool(json_get(options, "tied"), 0) && json_get(options, "prompt") && number_of(options, "rate") == 0.001, "report: options");
-    check(number_of(d, "best") == 3.5 && number_of(d, "best_step") == 20 && number_of(d, "best_bits") == 3.25 && number_of(d, "step") == 20,
+    check(json_bool(json_get(options, "tied"), 0) && json_get(options, "prompt") && number_of(options, "rate") == 0.001,
+          "report: options");
+    check(number_of(d, "best") == 3.5 && number_of(d, "best_step") == 20 && number_of(d, "best_bits") == 3.25
+          && number_of(d, "step") == 20,
           "report: the best validation");
-    check(number_of(d, "validation_seconds") == 0.5 && number_of(d, "peak_memory") == 5e7, "report: seconds of validation, memory");
+    check(number_of(d, "validation_seconds") == 0.5 && number_of(d, "peak_memory") == 5e7,
+          "report: seconds of validation, memory");
     check(!strcmp(json_string(json_get(json_first(samples), "text"), ""),
-                  "\n\xE2\x90\x80<script>alert('x')</script> \"&amp; 10\xE2\x80\xAE\xEF\xBF\xBD"), "report: a sample as it is, but for control characters");
-    check(number_of(json_first(samples), "step") == 10 && number_of(json_first(samples)->next, "step") == 20, "report: samples in order");
+                  "\n\xE2\x90\x80<script>alert('x')</script> \"&amp; 10\xE2\x80\xAE\xEF\xBF\xBD"),
+          "report: a sample as it is, but for control characters");
+    check(number_of(json_first(samples), "step") == 10 && number_of(json_first(samples)->next, "step") == 20,
+          "report: samples in order");
     const JsonValue *warnings = json_get(json_get(d, "warnings"), "list");
     check(!strcmp(json_string(json_get(json_first(warnings), "text"), ""), "slow <disk>") &&
           strstr(json_string(json_get(json_first(warnings)->next, "text"), ""), "layers.0.up"), "report: warnings");
     check(number_of(d, "damaged") == 0 && number_of(d, "every") == 0, "report: no complaints, and no further page");
-    check(page && count(page, "://") == 1 && strstr(page, "://www.w3.org/2000/svg'") && !strstr(page, "<link") && !strstr(page, "@import") &&
-          !strstr(page, " src=") && strstr(page, "default-src 'none'"), "report: nothing from elsewhere, but the name of SVG");
+    check(page && count(page, "://") == 1 && strstr(page, "://www.w3.org/2000/svg'") && !strstr(page, "<link")
+          && !strstr(page, "@import") &&
+          !strstr(page, " src=") && strstr(page, "default-src 'none'"),
+          "report: nothing from elsewhere, but the name of SVG");
     json_free(json), free(page), free(log.at);
 }
 
-/* A long run: data are bounded, and one bad step out of many is still visible, at the right step. */
+/* A long run: data are bounded, and one bad step out of many is still visible, at the right
+ * step. */
 static void test_thinning(void) {
     enum { STEPS = 50000, SPIKE = 31000, MOST = 1100 };
     static double x[MOST], y[MOST], high[MOST], low[MOST];
@@ -141,7 +155,8 @@ static void test_thinning(void) {
     Json *json = data_of(page, "thinning");
     const JsonValue *loss = curve_of(json, "loss");
     const int n = values_of(json_get(loss, "x"), x, MOST);
-    check(n >= 512 && n <= 1024 && values_of(json_get(loss, "y"), y, MOST) == n && values_of(json_get(loss, "high"), high, MOST) == n &&
+    check(n >= 512 && n <= 1024 && values_of(json_get(loss, "y"), y, MOST) == n
+          && values_of(json_get(loss, "high"), high, MOST) == n &&
           values_of(json_get(loss, "low"), low, MOST) == n, "report: %d steps thinned to %d points", STEPS, n);
     check(page && strlen(page) < 300000, "report: page of %zu bytes", page ? strlen(page) : 0);
     for (int i = 0; i < n; i++) {
@@ -168,7 +183,8 @@ static void test_gaps(void) {
     check(good, "report: null leaves a gap");
     n = values_of(json_get(curve_of(json, "norm"), "y"), y, 16);
     check(n == 9 && isnan(y[3]) && y[4] == 1.5, "report: an outlier is a gap");
-    check(number_of(json_root(json), "best") == 4 && json_get(json_root(json), "end")->type == JSON_NULL, "report: best, and no end");
+    check(number_of(json_root(json), "best") == 4 && json_get(json_root(json), "end")->type == JSON_NULL,
+          "report: best, and no end");
     json_free(json), free(log.at);
 }
 
@@ -190,17 +206,20 @@ static void test_heat(void) {
     Json *json = data_of_text(&log);
     const JsonValue *loads = json_get(json_root(json), "loads"), *router = json_first(json_get(loads, "routers"));
     const int columns = values_of(json_get(loads, "steps"), steps, 300);
-    check(columns >= 128 && columns <= 256 && steps[columns - 1] == EVENTS, "report: %d load events in %d columns", EVENTS, columns);
+    check(columns >= 128 && columns <= 256 && steps[columns - 1] == EVENTS, "report: %d load events in %d columns",
+          EVENTS, columns);
     int even = columns > 0;
     for (int i = 0; i < columns - 1; i++) even &= steps[i] == (i + 1) * steps[0];
     check(even, "report: a column is named by its last step");
-    check(!strcmp(json_string(json_get(router, "name"), ""), "<r>") && number_of(router, "experts") == E, "report: a router's name and experts");
+    check(!strcmp(json_string(json_get(router, "name"), ""), "<r>") && number_of(router, "experts") == E,
+          "report: a router's name and experts");
     int good = values_of(json_get(router, "load"), values, 300 * E) == columns * E;
     for (int i = 0; good && i < columns * E; i++) good &= values[i] == 5 * load[i % E];
     check(good, "report: the load of each expert in each column");
     good = values_of(json_get(router->next, "load"), values, 300 * E) == columns * 2;
     for (int i = 1; good && i < columns; i++)
-        if (steps[i] <= 800 || steps[i - 1] >= 800) good &= values[2*i] == (steps[i] <= 800 ? 200 : 0) && values[2*i] + values[2*i + 1] == 200;
+        if (steps[i] <= 800 || steps[i - 1] >= 800)
+            good &= values[2*i] == (steps[i] <= 800 ? 200 : 0) && values[2*i] + values[2*i + 1] == 200;
     check(good, "report: loads change at their step");
     good = values_of(json_get(router->next->next, "load"), values, 300 * E) == columns * 3 && !router->next->next->next;
     for (int i = 0; good && i < columns * 3; i++) good &= values[i] == 0;
@@ -208,7 +227,7 @@ static void test_heat(void) {
     json_free(json), free(log.at);
 }
 
-/* ---- steps that were redone ------------------------------------------------------------------------------------ */
+/* ---- steps that were redone ------------------------------------------------------------------ */
 
 static void add_part(Text *log, int from, int to, double loss) {
     for (int s = from; s <= to; s++) {
@@ -274,7 +293,8 @@ static void test_resume(void) {
     free(clean.at); free(lost.at); free(twice.at); free(again.at); free(shorter.at); free(shorter_lost.at);
 }
 
-/* A page that is renewed while the log grows, by any number of bytes at a time, is in the end that of the whole log. */
+/* A page that is renewed while the log grows, by any number of bytes at a time, is in the end that
+ * of the whole log. */
 static void test_live(void) {
     Error e = { 0 };
     Text log = {0};
@@ -296,7 +316,8 @@ static void test_live(void) {
             at += n;
         }
         char *page = file_read(html, &bytes, &e);
-        check(good && page && expected && !strcmp(page, expected), "report: a page renewed while the log grows is that of the whole log %s", e.text);
+        check(good && page && expected && !strcmp(page, expected),
+              "report: a page renewed while the log grows is that of the whole log %s", e.text);
         free(page), report_close(r);
         if (f) fclose(f);
     }
@@ -314,7 +335,8 @@ static void test_live(void) {
         char *page = report_update(r, 1, &e) ? file_read(html, &bytes, &e) : NULL;
         Json *json = data_of(page, "live");
         const double every = json ? number_of(json_root(json), "every") : NAN;
-        check(ended ? every == 0 : every >= 3 && number_of(json_root(json), "written") > 1.7e9, "report: the next page in %g seconds", every);
+        check(ended ? every == 0 : every >= 3 && number_of(json_root(json), "written") > 1.7e9,
+              "report: the next page in %g seconds", every);
         json_free(json), free(page);
     }
     report_close(r);
@@ -334,7 +356,8 @@ static void test_damage(void) {
         good += json && number_of(json_root(json), "damaged") == 0;
         json_free(json), free(page);
     }
-    check(cuts > 20 && good == cuts, "report: %zu of %zu truncated logs give a complete page without complaint", good, cuts);
+    check(cuts > 20 && good == cuts, "report: %zu of %zu truncated logs give a complete page without complaint",
+          good, cuts);
 
     /* that any damage gives a whole page: fuzz/log.c */
     *strstr(log.at, "{\"event\":\"step\",\"step\":12") = '[';
@@ -367,19 +390,22 @@ static void test_bounds(void) {
     }
     char *page = page_of_text(&log);
     Json *json = data_of(page, "bounds");
-    const JsonValue *d = json ? json_root(json) : NULL, *samples = json_get(d, "samples"), *list = json_get(samples, "list");
-    const JsonValue *routers = json_get(json_get(d, "loads"), "routers"), *options = json_get(json_get(d, "start"), "options");
+    const JsonValue *d = json ? json_root(json) : NULL, *samples = json_get(d, "samples"),
+        *list = json_get(samples, "list");
+    const JsonValue *routers = json_get(json_get(d, "loads"), "routers"),
+        *options = json_get(json_get(d, "start"), "options");
     check(page && strlen(page) < 1000000, "report: %zu bytes of log, %zu of page", log.length, page ? strlen(page) : 0);
     int good = list && list->length == 32 && number_of(samples, "hidden") == 68, s = 1;
     for (const JsonValue *v = json_first(list); v; v = v->next, s += s == 8 ? 69 : 1)
         good &= number_of(v, "step") == s && json_get(v, "text")->length <= 4003;
     check(good, "report: the first 8 and the last 24 samples in order, cut");
-    check(routers && routers->length == 128 && number_of(json_get(d, "loads"), "hidden") == 72, "report: the first 128 routers");
+    check(routers && routers->length == 128 && number_of(json_get(d, "loads"), "hidden") == 72,
+          "report: the first 128 routers");
     check(options && options->length == 512 && json_get(options, "option 511"), "report: the first 512 options");
     json_free(json), free(page), free(log.at);
 }
 
-/* ---- the terminal ------------------------------------------------------------------------------------------------ */
+/* ---- the terminal ---------------------------------------------------------------------------- */
 
 static char *plot_of(const double *x, const double *y, int n, int width, int height, int utf8) {
     FILE *f = tmpfile();

@@ -1,5 +1,5 @@
-/* test_settings.c: what surrounds the model in a run: the learning rate, what is sampled, scores of losses, options and
- * defaults, against their definitions. Part of the group train. */
+/* test_settings.c: what surrounds the model in a run: the learning rate, what is sampled, scores of
+ * losses, options and defaults, against their definitions. Part of the group train. */
 #include "tests/test.h"
 #include "kernels/kernels.h"
 #include "llmc/base/json.h"
@@ -10,7 +10,7 @@
 #include "llmc/run/settings.h"
 #include <math.h>
 
-/* ---- the learning rate --------------------------------------------------------------------------------- */
+/* ---- the learning rate ----------------------------------------------------------------------- */
 
 static void schedules(void) {
     static const char *const names[] = { "cosine", "linear", "constant", "wsd" };
@@ -47,7 +47,7 @@ static void schedules(void) {
     }
 }
 
-/* ---- sampling ------------------------------------------------------------------------------------------ */
+/* ---- sampling -------------------------------------------------------------------------------- */
 
 typedef struct { float temperature, top_p, min_p; int top_k; uint64_t key; } Draw;
 static int draw(Draw s, const double *logits, int count, uint64_t position) {
@@ -59,8 +59,9 @@ static int draw(Draw s, const double *logits, int count, uint64_t position) {
     return token;
 }
 
-/* The tokens order[0..n-1] must be drawn in proportion to p, and no others: counts of 20000 draws, and their largest distance from
- * the expectation in standard deviations (plus one draw, for tokens that are hardly ever drawn). */
+/* The tokens order[0..n-1] must be drawn in proportion to p, and no others: counts of 20000 draws,
+ * and their largest distance from the expectation in standard deviations (plus one draw, for tokens
+ * that are hardly ever drawn). */
 static void proportions(const char *what, Draw s, const double *logits, const double *p, const int *order,
                         int count, int n) {
     enum { DRAWS = 20000 };
@@ -69,7 +70,8 @@ static void proportions(const char *what, Draw s, const double *logits, const do
     for (int i = 0; i < DRAWS; i++) seen[draw(s, logits, count, (uint64_t)i)]++;
     for (int r = 0; r < n; r++) kept += p[order[r]];
     for (int r = 0; r < count; r++) {
-        const double fraction = r < n ? p[order[r]] / kept : 0, deviation = sqrt(DRAWS * fraction * (1 - fraction)) + (r < n);
+        const double fraction = r < n ? p[order[r]] / kept : 0,
+            deviation = sqrt(DRAWS * fraction * (1 - fraction)) + (r < n);
         const double off = fabs(seen[order[r]] - DRAWS * fraction) / fmax(deviation, 1e-9);
         if (!(off <= worst)) worst = off;
     }
@@ -116,7 +118,8 @@ static void sampling(void) {
     const double even[V] = { 0 };
     static const struct { Draw how; const char *what; } certain[] = {
         { { .temperature = 0, .top_p = 1 }, "temperature 0" }, { { .temperature = 1, .top_p = 0 }, "top-p 0" },
-        { { .temperature = 9, .top_p = 1, .top_k = 1 }, "top-k 1" }, { { .temperature = 1, .top_p = 1, .min_p = 1 }, "min-p 1" },
+        { { .temperature = 9, .top_p = 1, .top_k = 1 }, "top-k 1" },
+        { { .temperature = 1, .top_p = 1, .min_p = 1 }, "min-p 1" },
         { { .temperature = 1e-30f, .top_p = 1 }, "a temperature near 0" },
     };
     for (size_t c = 0; c < COUNT(certain); c++) {
@@ -162,7 +165,7 @@ static void odd_logits(void) {
     check(right && seen[0] > 100 && seen[1] > 100, "NaN and masked tokens are never drawn, all others are");
 }
 
-/* ---- z-scores ------------------------------------------------------------------------------------------ */
+/* ---- z-scores -------------------------------------------------------------------------------- */
 
 static void windows(void) {
     Window w = { 0 };
@@ -182,7 +185,7 @@ static void windows(void) {
     check(window_score(&flat, 5) == 0, "a window without spread has score 0");
 }
 
-/* ---- options ------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 typedef struct { int count; int64_t large; float rate; const char *kind; } Small;
 static const Option table[] = {
@@ -212,10 +215,10 @@ static void parse_line(void *line) {
 /* What -cf reads, after a command line that gave -c and -ra. */
 static void settings_files(Options o, Small *s) {
     static const struct { const char *text, *says; } files[] = {
-        { "# a comment\n\n  kind = wsd  \r\n c=9\n--rate 3\n", "" },  { "k wsd", "" },  { "k = \"wsd\"", "" },  { "", "" },  { "\xef\xbb\xbfk wsd", "" },
-        { "kind = wsd\n\nk wsd\n", "line 3: kind (-k) is given twice" },  { "colour = red", "line 1: colour: no such option" },
-        { "kind = step", "line 1: -k step: expected one of" }, { "kind\n", "line 1: -k : expected one of" },
-    };
+        { "# a comment\n\n  kind = wsd  \r\n c=9\n--rate 3\n", "" },  { "k wsd", "" },  { "k = \"wsd\"", "" },
+        { "", "" },  { "\xef\xbb\xbfk wsd", "" }, { "kind = wsd\n\nk wsd\n", "line 3: kind (-k) is given twice" },
+        { "colour = red", "line 1: colour: no such option" }, { "kind = step", "line 1: -k step: expected one of" },
+        { "kind\n", "line 1: -k : expected one of" }, };
     Error e = { 0 };
     const Small before = *s;
     char given[ROWS];
@@ -224,7 +227,8 @@ static void settings_files(Options o, Small *s) {
         char text[128];
         const size_t n = (size_t)snprintf(text, sizeof text, "%s", files[i].text);
         const int ok = options_read(o, text, n, &e);
-        check(ok == !*files[i].says && (ok || strstr(e.text, files[i].says)), "settings file \"%s\": %s", files[i].text, e.text);
+        check(ok == !*files[i].says && (ok || strstr(e.text, files[i].says)), "settings file \"%s\": %s",
+              files[i].text, e.text);
         check(s->count == before.count && s->rate == before.rate, "the command line counts more than the file");
         if (i == 0) check(!strcmp(s->kind, "wsd"), "the file is read, to the end of the value: \"%s\"", s->kind);
         *s = before;
@@ -232,31 +236,35 @@ static void settings_files(Options o, Small *s) {
     }
     Text written = { 0 };
     options_write(o, &written);
-    check(strstr(written.at, "\ncount             = 7\n") != NULL, "settings are written as name = value: %s", written.at);
+    check(strstr(written.at, "\ncount             = 7\n") != NULL, "settings are written as name = value: %s",
+          written.at);
     s->kind = " \"a ";
     written.length = 0;
     options_write(o, &written);
     s->kind = before.kind;
-    check(strstr(written.at, "\nkind              = \" \"a \"\n") != NULL, "blanks at the ends are in quotes: %s", written.at);
+    check(strstr(written.at, "\nkind              = \" \"a \"\n") != NULL, "blanks at the ends are in quotes: %s",
+          written.at);
     char nul[] = "c 8\0x";
-    check(!options_read(o, nul, sizeof nul - 1, &e) && strstr(e.text, "binary"), "a binary file is refused: %s", e.text);
+    check(!options_read(o, nul, sizeof nul - 1, &e) && strstr(e.text, "binary"),
+          "a binary file is refused: %s", e.text);
     free(written.at);
 }
 
 static void options(void) {
     static const struct { const char *line, *says; } wrong[] = {
-        { "-x 3", "no such option" },           { "--conut 3", "nearest is -c (--count)" }, { "--rte=1", "nearest is -ra (--rate)" },
-        { "-", "" },
+        { "-x 3", "no such option" },           { "--conut 3", "nearest is -c (--count)" },
+        { "--rte=1", "nearest is -ra (--rate)" }, { "-", "" },
         { "-c 3 -c 3", "given twice" },         { "-c 3 --count=4", "given twice" },
         { "-c", "needs a value" }, { "-k wsd --rate", "needs a value" }, { "-c=3", "after a space: -c 3" },
         { "-c3", "after a space: -c 3" },       { "-ra=", "after a space: -ra" },
         { "-c 3x", "a whole number" }, { "-c 3.5", "a whole number" }, { "--count=", "a whole number" },
         { "-c 0", "from 1 to 100" }, { "-c 101", "from 1 to 100" }, { "-c 4294967298", "from 1 to 100" },
-        { "-l 9223372036854775808", "whole" },  { "-l -9223372036854775809", "whole" },     { "-l 9000000000000001", "from -1" },
-        { "-ra nan", "a number from 0 to 10" }, { "-ra inf", "a number from 0 to 10" },     { "-ra -0.1", "a number from 0 to 10" },
-        { "-ra 1e400", "a number from 0 to" },  { "-ra 0,1", "a number from 0 to 10" },     { "-ra ten", "a number from 0 to 10" },
-        { "-k step", "one of cosine|wsd" }, { "-k cos", "one of cosine|wsd" }, { "-k cosine|wsd", "one of cosine|wsd" },
-        { "one two", "two: not an option" },
+        { "-l 9223372036854775808", "whole" },  { "-l -9223372036854775809", "whole" },
+        { "-l 9000000000000001", "from -1" }, { "-ra nan", "a number from 0 to 10" },
+        { "-ra inf", "a number from 0 to 10" },     { "-ra -0.1", "a number from 0 to 10" },
+        { "-ra 1e400", "a number from 0 to" },  { "-ra 0,1", "a number from 0 to 10" },
+        { "-ra ten", "a number from 0 to 10" }, { "-k step", "one of cosine|wsd" }, { "-k cos", "one of cosine|wsd" },
+        { "-k cosine|wsd", "one of cosine|wsd" }, { "one two", "two: not an option" },
     };
     char said[2048];
     for (size_t i = 0; i < COUNT(wrong); i++) {
@@ -308,7 +316,8 @@ static void options(void) {
 
 /* What is given stays; the rest suits the machine and the text. */
 static void defaults(void) {
-    static const struct { const char *arguments; int gpu; int64_t tokens; const char *model; Updates optimizer; float lr; int batch; } cases[] = {
+    static const struct { const char *arguments; int gpu; int64_t tokens; const char *model; Updates optimizer;
+                          float lr; int batch; } cases[] = {
         { "",                   0, 1000000,   "m4:z1", MUON, 6e-3f, 24 },
         { "",                   0, 100000000, "m4:z1", MUON, 4e-3f, 32 },
         { "",                   1, 1000000,   "m6:z1", MUON, 4e-3f, 64 },
@@ -328,17 +337,21 @@ static void defaults(void) {
         check(!strcmp(s.model, cases[i].model) && s.optimizer == cases[i].optimizer && s.lr == cases[i].lr
               && s.batch == cases[i].batch && s.period == (cases[i].gpu && cases[i].tokens == 100000000 ? 2 : 1),
               "defaults of \"%s\" for %s and %lld tokens: -e %s -wo %d -wp %d -l %g -b %d", cases[i].arguments,
-              cases[i].gpu ? "a GPU" : "a CPU", (long long)cases[i].tokens, s.model, s.optimizer, s.period, (double)s.lr, s.batch);
+              cases[i].gpu ? "a GPU" : "a CPU", (long long)cases[i].tokens, s.model, s.optimizer, s.period,
+              (double)s.lr, s.batch);
     }
 }
 
-/* Of a model of a folder: rate and rows follow the model, batch and warm-up the conversations. What is given stays. */
+/* Of a model of a folder: rate and rows follow the model, batch and warm-up the conversations. What
+ * is given stays. */
 static void fine_tuning_defaults(void) {
-    static const struct { const char *argument; int gpu, channels, context, chats; int64_t rows; float lr; int batch, seq; int64_t steps, warmup; } cases[] = {
-        { "-v 9",   1, 2048, 4096,  1, 10000, 2e-5f, 8, 2048, -2, 10 },  { "-v 9",   1, 1024, 1000, 1, 100, 4e-5f, 5, 1000, -2, 4 },
+    static const struct { const char *argument; int gpu, channels, context, chats; int64_t rows; float lr; int batch,
+                          seq; int64_t steps, warmup; } cases[] = {
+        { "-v 9",   1, 2048, 4096,  1, 10000, 2e-5f, 8, 2048, -2, 10 },
+        { "-v 9",   1, 1024, 1000, 1, 100, 4e-5f, 5, 1000, -2, 4 },
         { "-v 9", 0, 64, 128, 1, 3, 6.4e-4f, 1, 128, -2, 0 }, { "-b 3", 0, 8, 4096, 1, 600, 1e-3f, 3, 512, -2, 10 },
-        { "-l 0.5", 1, 2048, 4096,  0, 0,     0.5f, 64, 256, 800, 10 },  { "-x 50",  1, 4096, 4096, 1, 1000, 1e-5f, 8, 2048, 50, 5 },
-    };
+        { "-l 0.5", 1, 2048, 4096,  0, 0,     0.5f, 64, 256, 800, 10 },
+        { "-x 50",  1, 4096, 4096, 1, 1000, 1e-5f, 8, 2048, 50, 5 }, };
     for (size_t i = 0; i < COUNT(cases); i++) {
         char *argv[16];
         Settings s;
@@ -348,7 +361,8 @@ static void fine_tuning_defaults(void) {
         if (cases[i].chats) settings_fit_rows(&s, cases[i].rows);
         check(s.lr == cases[i].lr && s.batch == cases[i].batch && s.seq == cases[i].seq && s.steps == cases[i].steps
               && s.warmup == cases[i].warmup && !(s.decay > 0) && !(s.dropout > 0),
-              "fine-tuning case %zu: -l %g -b %d -t %d -x %lld -u %lld", i, (double)s.lr, s.batch, s.seq, (long long)s.steps, (long long)s.warmup);
+              "fine-tuning case %zu: -l %g -b %d -t %d -x %lld -u %lld", i, (double)s.lr, s.batch, s.seq,
+              (long long)s.steps, (long long)s.warmup);
     }
 }
 void test_settings(void) {

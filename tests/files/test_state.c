@@ -1,5 +1,6 @@
-/* test_state.c: damaged and half-saved checkpoints. The readers of run.json and of log.jsonl's first line; impossible optimizer states with
- * valid checksums; saves that failed half-way. Whole runs with kills and failing calls: tests/faults.sh. */
+/* test_state.c: damaged and half-saved checkpoints. The readers of run.json and of log.jsonl's
+ * first line; impossible optimizer states with valid checksums; saves that failed half-way. Whole
+ * runs with kills and failing calls: tests/faults.sh. */
 #define _DEFAULT_SOURCE
 #include "llmc/model/plan.h"
 #include "tests/model/trainee.h"
@@ -17,11 +18,12 @@
 
 #define MODEL "m1:c16h4d4e4k2f12a4x2n0"
 
-/* ---- readers -------------------------------------------------------------------------------------------- */
+/* ---- readers --------------------------------------------------------------------------------- */
 
-static const char good[] = "{\"format\": 1, \"step\": 7, \"samples\": 70, \"tokens\": 700, \"updates\": 6, \"bad_steps\": 1, "
-    "\"seed\": \"00000000000000ff\", \"data\": \"1\", \"device\": \"cpu-f32\", \"seconds\": 1.5, \"best_loss\": 2, \"best_step\": 5, "
-    "\"loss_window\": {\"next\": 2, \"x\": [1, 2.5]}, \"norm_window\": {\"next\": 0, \"x\": []}, \"files\": {}, \"config\": {}, \"options\": {}}";
+static const char good[] = "{\"format\": 1, \"step\": 7, \"samples\": 70, \"tokens\": 700, \"updates\": "
+    "6, \"bad_steps\": 1, \"seed\": \"00000000000000ff\", \"data\": \"1\", \"device\": \"cpu-f32\", \"seconds\": 1.5, "
+    "\"best_loss\": 2, \"best_step\": 5, \"loss_window\": {\"next\": 2, \"x\": [1, 2.5]}, \"norm_window\": {\"next\": "
+    "0, \"x\": []}, \"files\": {}, \"config\": {}, \"options\": {}}";
 
 /* `good` with one text in place of another. */
 static char *with(const char *from, const char *to) {
@@ -38,26 +40,29 @@ static int reads(const char *text, size_t bytes, Progress *p, Error *e) {
 static void progress(void) {
     static const struct { const char *from, *to, *names; } wrong[] = {
         { "\"samples\": 70", "\"samples\": -5", "samples" },        /* once an endless loop, deaf to SIGTERM */
-        { "\"samples\": 70", "\"samples\": 9000000000000001", "samples" },  { "\"samples\": 70", "\"samples\": 7.5", "samples" },
-        { "\"samples\": 70", "\"samples\": \"70\"", "samples" },    { "\"samples\": 70, ", "", "samples" },
-        { "\"samples\"", "\"sbmples\"", "samples" },                { "\"step\": 7", "\"step\": -1", "step" },
-        { "\"step\": 7", "\"step\": 1000000000001", "step" },       { "\"tokens\": 700", "\"tokens\": null", "tokens" },
-        { "\"updates\": 6", "\"updates\": 8", "updates" },          { "\"updates\": 6", "\"updates\": -6", "updates" },
-        { "\"bad_steps\": 1", "\"bad_steps\": 9", "bad_steps" }, { "\"seconds\": 1.5", "\"seconds\": -1", "seconds" },
-        { "\"best_loss\": 2", "\"best_loss\": [2]", "best_loss" },  { "\"best_step\": 5", "\"best_step\": 8", "best_step" },
-        { "\"best_step\": 5", "\"best_step\": -2", "best_step" },   { "\"00000000000000ff\"", "\"00000000000000fg\"", "seed" },
-        { "\"00000000000000ff\"", "255", "seed" },                  { "\"data\": \"1\"", "\"data\": \"\"", "data" },
-        { "\"data\": \"1\"", "\"data\": \"12345678901234567\"", "data" }, { "\"next\": 2", "\"next\": 3", "loss_window" },
+        { "\"samples\": 70", "\"samples\": 9000000000000001", "samples" },
+        { "\"samples\": 70", "\"samples\": 7.5", "samples" }, { "\"samples\": 70", "\"samples\": \"70\"", "samples" },
+        { "\"samples\": 70, ", "", "samples" }, { "\"samples\"", "\"sbmples\"", "samples" },
+        { "\"step\": 7", "\"step\": -1", "step" }, { "\"step\": 7", "\"step\": 1000000000001", "step" },
+        { "\"tokens\": 700", "\"tokens\": null", "tokens" }, { "\"updates\": 6", "\"updates\": 8", "updates" },
+        { "\"updates\": 6", "\"updates\": -6", "updates" }, { "\"bad_steps\": 1", "\"bad_steps\": 9", "bad_steps" },
+        { "\"seconds\": 1.5", "\"seconds\": -1", "seconds" }, { "\"best_loss\": 2", "\"best_loss\": [2]", "best_loss" },
+        { "\"best_step\": 5", "\"best_step\": 8", "best_step" },
+        { "\"best_step\": 5", "\"best_step\": -2", "best_step" },
+        { "\"00000000000000ff\"", "\"00000000000000fg\"", "seed" }, { "\"00000000000000ff\"", "255", "seed" },
+        { "\"data\": \"1\"", "\"data\": \"\"", "data" }, { "\"data\": \"1\"", "\"data\": \"12345678901234567\"",
+                                                           "data" }, { "\"next\": 2", "\"next\": 3", "loss_window" },
         { "\"next\": 2", "\"next\": -1", "loss_window" },           { "[1, 2.5]", "[1, null]", "loss_window" },
-        { "{\"next\": 0, \"x\": []}", "[]", "norm_window" },        { "\"device\"", "\"davice\"", "davice" },
-    };
+        { "{\"next\": 0, \"x\": []}", "[]", "norm_window" },        { "\"device\"", "\"davice\"", "davice" }, };
     Progress p;
     Error e;
-    check(reads(good, strlen(good), &p, &e) && p.step == 7 && p.samples == 70 && p.tokens == 700 && p.updates == 6 && p.bad_steps == 1
-          && p.seed == 255 && p.data == 1 && p.best.step == 5 && p.loss.count == 2 && p.loss.next == 2 && p.norm.count == 0, "a progress is read");
+    check(reads(good, strlen(good), &p, &e) && p.step == 7 && p.samples == 70 && p.tokens == 700
+          && p.updates == 6 && p.bad_steps == 1 && p.seed == 255 && p.data == 1 && p.best.step == 5 && p.loss.count == 2
+          && p.loss.next == 2 && p.norm.count == 0, "a progress is read");
     for (size_t i = 0; i < COUNT(wrong); i++) {
         char *text = with(wrong[i].from, wrong[i].to);
-        check(!reads(text, strlen(text), &p, &e) && strstr(e.text, wrong[i].names), "%s is refused: %s", wrong[i].to, e.text);
+        check(!reads(text, strlen(text), &p, &e) && strstr(e.text, wrong[i].names), "%s is refused: %s",
+              wrong[i].to, e.text);
         free(text);
     }
     Text full = { 0 };
@@ -78,26 +83,33 @@ static void settings(void) {
     static const struct { const char *text, *names; } wrong[] = {
         { "[1]", "options" }, { "7", "options" },                                       /* once a crash */
         { "{\"train\": 5}", "train" }, { "{\"schedule\": 1}", "schedule" }, /* once a pointer into a dead stack frame */
-        { "{\"schedule\": \"steps\"}", "cosine" }, { "{\"train\": \"a\\u0000b\"}", "train" }, { "{\"batch\": 0}", "batch" },
-        { "{\"batch\": 2.5}", "batch" }, { "{\"batch\": \"2\"}", "batch" }, { "{\"batch\": 2000000}", "batch" }, { "{\"batch\": null}", "batch" },
-        { "{\"lr\": -1}", "lr" }, { "{\"lr\": \"1e-3\"}", "lr" }, { "{\"seed\": 1e300}", "seed" }, { "{\"bbtch\": 2}", "bbtch" },
+        { "{\"schedule\": \"steps\"}", "cosine" }, { "{\"train\": \"a\\u0000b\"}", "train" },
+        { "{\"batch\": 0}", "batch" }, { "{\"batch\": 2.5}", "batch" }, { "{\"batch\": \"2\"}", "batch" },
+        { "{\"batch\": 2000000}", "batch" }, { "{\"batch\": null}", "batch" }, { "{\"lr\": -1}", "lr" },
+        { "{\"lr\": \"1e-3\"}", "lr" }, { "{\"seed\": 1e300}", "seed" }, { "{\"bbtch\": 2}", "bbtch" },
         { "{\"resume\": 7}", "resume" }, { "{\"port\": 80}", "port" }, /* where a run runs is not kept */
     };
     static char *none[] = { "train_moe", "-b", "3", NULL }, *nearest[] = { "train_moe", "-rt", "nearest", NULL };
     Settings s, before;
     Error e;
     settings_parse(&s, 3, none);
-    check(restores(&s, "{\"batch\": 7, \"seq\": 9, \"lr\": 0.00123456789, \"total\": 600, \"train\": \"x y\", \"out\": \"elsewhere\"}", &e)
-          && s.batch == 3 && s.seq == 9 && s.total == 600 && s.lr == 0.00123456789f && !strcmp(s.train, "x y") && !strcmp(s.out, "out"),
+    check(restores(&s, "{\"batch\": 7, \"seq\": 9, \"lr\": 0.00123456789, \"total\": 600, \"train\": \"x y\", \"out\": "
+                   "\"elsewhere\"}", &e)
+          && s.batch == 3 && s.seq == 9 && s.total == 600 && s.lr == 0.00123456789f && !strcmp(s.train, "x y")
+          && !strcmp(s.out, "out"),
           "settings are restored, but not those that the user gives, nor the folder: %s", e.text);
-    check(!restores(&s, "{\"rounding\": \"up\"}", &e) && strstr(e.text, "was removed"), "a value that is gone is refused: %s", e.text);
-    check(restores(&s, "{\"tensorboard\": 0}", &e) && restores(&s, "{\"tensorboard\": 1}", &e), "an option that is gone is ignored: %s", e.text);
+    check(!restores(&s, "{\"rounding\": \"up\"}", &e) && strstr(e.text, "was removed"),
+          "a value that is gone is refused: %s", e.text);
+    check(restores(&s, "{\"tensorboard\": 0}", &e) && restores(&s, "{\"tensorboard\": 1}", &e),
+          "an option that is gone is ignored: %s", e.text);
     settings_parse(&before, 3, nearest);
-    check(restores(&before, "{\"rounding\": \"up\"}", &e) && before.rounding == 1, "unless another is given: %s", e.text);
+    check(restores(&before, "{\"rounding\": \"up\"}", &e) && before.rounding == 1,
+          "unless another is given: %s", e.text);
     for (size_t i = 0; i < COUNT(wrong); i++) {
         before = s;
         const int read = restores(&s, wrong[i].text, &e);
-        check(!read && strstr(e.text, wrong[i].names) && !memcmp(&before, &s, sizeof s), "options %s are refused: %s", wrong[i].text, e.text);
+        check(!read && strstr(e.text, wrong[i].names) && !memcmp(&before, &s, sizeof s), "options %s are refused: %s",
+              wrong[i].text, e.text);
     }
     free((void *)s.train);
 }
@@ -120,12 +132,13 @@ static void seals(void) {
         silent += read;
         t.at[bit / 8] = (char)(t.at[bit / 8] ^ 1 << bit % 8);
     }
-    check(silent == 0 && wrong > 8 * ((int)strlen(good) - 1), "of %zu flipped bits none goes unnoticed: %d", 8 * t.length, silent);
+    check(silent == 0 && wrong > 8 * ((int)strlen(good) - 1), "of %zu flipped bits none goes unnoticed: %d",
+          8 * t.length, silent);
     check(json_sealed("", 0, &e) && json_sealed("{}", 2, &e), "short texts have no seal");
     free(t.at);
 }
 
-/* ---- checkpoints ------------------------------------------------------------------------------------------ */
+/* ---- checkpoints ----------------------------------------------------------------------------- */
 
 static char *file_of(const char *folder, int64_t step, const char *name) {
     return text_format("%s/state/step-%08lld/%s", folder, (long long)step, name);
@@ -161,7 +174,8 @@ static void seal_again(const char *folder, int64_t step, uint64_t bytes, uint32_
     free(t.at), free(text), free(path);
 }
 
-/* Rewrites the optimizer's file: the last tensor whose name ends with `suffix` gets the first element x and, if count > 0, count elements. */
+/* Rewrites the optimizer's file: the last tensor whose name ends with `suffix` gets the first
+ * element x and, if count > 0, count elements. */
 static void rewrite_state(const char *folder, int64_t step, const char *suffix, float x, uint64_t count) {
     char *path = file_of(folder, step, "optimizer.safetensors");
     Error e = { 0 };
@@ -186,7 +200,8 @@ static void rewrite_state(const char *folder, int64_t step, const char *suffix, 
     SafetensorsWriter *w = safetensors_create(path, list, n, NULL, 0, &e);
     int ok = w != NULL;
     for (size_t i = 0; i < n && ok; i++)
-        ok = safetensors_append(w, data[i], i == chosen && count ? (size_t)count * sizeof(float) : (size_t)list[i].bytes, &e);
+        ok = safetensors_append(w, data[i],
+                                i == chosen && count ? (size_t)count * sizeof(float) : (size_t)list[i].bytes, &e);
     ok = ok && safetensors_finish(w, &e, &bytes, &crc);
     check(ok && chosen < n, "the state is written again with another %s: %s", suffix, e.text);
     seal_again(folder, step, bytes, crc);
@@ -194,12 +209,13 @@ static void rewrite_state(const char *folder, int64_t step, const char *suffix, 
     safetensors_close(s), free(data), free(list), free(path);
 }
 
-/* With valid checksums: values that no optimizer produces, and a wrong number of router biases (once a heap overflow). */
+/* With valid checksums: values that no optimizer produces, and a wrong number of router biases
+ * (once a heap overflow). */
 static void impossible_state(Trainee *t) {
     static const struct { const char *suffix; float x; uint64_t count; const char *says; } wrong[] = {
         { ".v", -1, 0, "is -1" }, { ".v", NAN, 0, "nan" }, { ".m", INFINITY, 0, "inf" }, { ".m", -INFINITY, 0, "inf" },
-        { "router_bias", NAN, 0, "not finite" }, { "router_bias", 0, 4000000, "router_bias has 4000000" }, { "router_bias", 0, 1, "router_bias has 1 " },
-        { ".v", 1, 1, "another size" },
+        { "router_bias", NAN, 0, "not finite" }, { "router_bias", 0, 4000000, "router_bias has 4000000" },
+        { "router_bias", 0, 1, "router_bias has 1 " }, { ".v", 1, 1, "another size" },
     };
     Error e = { 0 };
     for (size_t i = 0; i < COUNT(wrong); i++) {
@@ -209,30 +225,38 @@ static void impossible_state(Trainee *t) {
         Checkpoint *c = checkpoint_open(folder, NULL, &e);
         check(c != NULL, "its checksums are right: %s", e.text);
         const int loaded = c && checkpoint_load(c, &t->m, &t->o, &e);
-        check(c && !loaded && strstr(e.text, wrong[i].says), "%s of %g, %llu elements: refused: %s", wrong[i].suffix, (double)wrong[i].x,
-              (unsigned long long)wrong[i].count, e.text);
+        check(c && !loaded && strstr(e.text, wrong[i].says), "%s of %g, %llu elements: refused: %s", wrong[i].suffix,
+              (double)wrong[i].x, (unsigned long long)wrong[i].count, e.text);
         checkpoint_close(c), free(folder);
     }
 }
 
 /* The model at the top is old, a small file is damaged, best/ is missing or holds another step. */
 static void brought_up_to_date(Trainee *t) {
-    char *folder = scratch_path("stale"), *top = text_format("%s/model.safetensors", folder), *config = text_format("%s/config.json", folder);
+    char *folder = scratch_path("stale"), *top = text_format("%s/model.safetensors", folder),
+        *config = text_format("%s/config.json", folder);
     char *best = text_format("%s/best/model.safetensors", folder), *newest = file_of(folder, 4, "model.safetensors");
     char *before = file_of(folder, 2, "model.safetensors");
     Error e = { 0 };
     size_t n, n2;
-    check(save(folder, t, 2, 2, 2, &e) == SAVED_ALL && save(folder, t, 4, 2, 2, &e) == SAVED_ALL, "saved twice: %s", e.text);
+    check(save(folder, t, 2, 2, 2, &e) == SAVED_ALL && save(folder, t, 4, 2, 2, &e) == SAVED_ALL,
+          "saved twice: %s", e.text);
     char *was = file_read(config, &n, &e);
-    check(file_link(before, top, &e) && file_write(config, "{}", 2, &e) && !same_file(top, newest), "the top is of the step before");
+    check(file_link(before, top, &e) && file_write(config, "{}", 2, &e) && !same_file(top, newest),
+          "the top is of the step before");
     Checkpoint *c = checkpoint_open(folder, NULL, &e);
-    check(c && checkpoint_publish(c, &t->m, NULL, NULL, &e) && same_file(top, newest), "it is published again: %s", e.text);
+    check(c && checkpoint_publish(c, &t->m, NULL, NULL, &e) && same_file(top, newest),
+          "it is published again: %s", e.text);
     char *is = file_read(config, &n2, &e);
     check(was && is && n == n2 && !memcmp(was, is, n), "and its config.json is repaired");
-    check(checkpoint_best(c, 2, &t->m, NULL, NULL, &e) && same_file(best, before), "best/ is missing: it comes from the state of that step: %s", e.text);
-    check(checkpoint_best(c, 4, &t->m, NULL, NULL, &e) && same_file(best, newest), "best/ is of an older step: likewise");
-    check(!checkpoint_best(c, 3, &t->m, NULL, NULL, &e) && strstr(e.text, "not step 3"), "a best that is nowhere is told: %s", e.text);
-    check(checkpoint_save_best(folder, &t->m, 9, NULL, NULL, &e) && checkpoint_best(c, 2, &t->m, NULL, NULL, &e) && !same_file(best, before),
+    check(checkpoint_best(c, 2, &t->m, NULL, NULL, &e) && same_file(best, before),
+          "best/ is missing: it comes from the state of that step: %s", e.text);
+    check(checkpoint_best(c, 4, &t->m, NULL, NULL, &e) && same_file(best, newest),
+          "best/ is of an older step: likewise");
+    check(!checkpoint_best(c, 3, &t->m, NULL, NULL, &e) && strstr(e.text, "not step 3"),
+          "a best that is nowhere is told: %s", e.text);
+    check(checkpoint_save_best(folder, &t->m, 9, NULL, NULL, &e) && checkpoint_best(c, 2, &t->m, NULL, NULL, &e)
+          && !same_file(best, before),
           "a best/ of a later step stays: the part of the run that is repeated saves it again");
     checkpoint_close(c);
     free(was), free(is), free(folder), free(top), free(config), free(best), free(newest), free(before);
@@ -240,15 +264,19 @@ static void brought_up_to_date(Trainee *t) {
 
 /* The state is saved, but the model at the top cannot be replaced. */
 static void half_saved(Trainee *t) {
-    char *folder = scratch_path("half"), *top = text_format("%s/model.safetensors", folder), *newest = file_of(folder, 2, "model.safetensors");
+    char *folder = scratch_path("half"), *top = text_format("%s/model.safetensors", folder),
+        *newest = file_of(folder, 2, "model.safetensors");
     char *first = file_of(folder, 1, "run.json");
     Error e = { 0 };
-    check(save(folder, t, 1, -1, 1, &e) == SAVED_ALL && !unlink(top) && folder_make(top, &e), "a folder is where the model should be");
-    check(save(folder, t, 2, -1, 1, &e) == SAVED_STATE && strstr(e.text, "model.safetensors"), "the state alone is saved, and the rest told: %s", e.text);
+    check(save(folder, t, 1, -1, 1, &e) == SAVED_ALL && !unlink(top) && folder_make(top, &e),
+          "a folder is where the model should be");
+    check(save(folder, t, 2, -1, 1, &e) == SAVED_STATE && strstr(e.text, "model.safetensors"),
+          "the state alone is saved, and the rest told: %s", e.text);
     check(is_file(first) && checkpoint_newest(folder) == 2, "nothing older is removed");
     rmdir(top);
     Checkpoint *c = checkpoint_open(folder, NULL, &e);
-    check(c && checkpoint_publish(c, &t->m, NULL, NULL, &e) && same_file(top, newest), "a resume publishes it: %s", e.text);
+    check(c && checkpoint_publish(c, &t->m, NULL, NULL, &e) && same_file(top, newest),
+          "a resume publishes it: %s", e.text);
     checkpoint_close(c);
     char *state = text_format("%s/state", folder), *aside = text_format("%s-aside", state);
     check(!rename(state, aside) && file_write(state, "", 0, &e) && save(folder, t, 3, -1, 1, &e) == SAVED_NOTHING
@@ -265,7 +293,8 @@ static void tokenizer(Trainee *t) {
     Error e = { 0 };
     size_t n;
     progress_to_json(&p, "cpu-f32", &json);
-    const Snapshot s = { .model = &t->m, .optimizer = &t->o, .tokenizer = bytes, .step = 1, .progress = json.at, .options = "{}" };
+    const Snapshot s = { .model = &t->m, .optimizer = &t->o, .tokenizer = bytes, .step = 1, .progress = json.at,
+                         .options = "{}" };
     check(checkpoint_save(folder, &s, (Keep){ 1, 0, 0 }, &e) == SAVED_ALL, "saved with a tokenizer: %s", e.text);
     Checkpoint *c = checkpoint_open(folder, NULL, &e);
     check(c && checkpoint_has_tokenizer(c, path), "its tokenizer.json is the run's");
@@ -276,7 +305,7 @@ static void tokenizer(Trainee *t) {
     checkpoint_close(c), tokenizer_free(bytes), free(text), free(json.at), free(path), free(folder);
 }
 
-/* ---- files as a whole ------------------------------------------------------------------------------------- */
+/* ---- files as a whole ------------------------------------------------------------------------ */
 
 static int writes_half(const char *temporary, const void *unused, Error *e) {
     (void)unused;
@@ -288,15 +317,18 @@ static int patches(const char *temporary, const void *data, Error *e) {
     Error why;
     FileWriter *w = file_create(temporary, e);
     if (!w) return 0;
-    const int ok = file_add(w, data, 3000000, e) && file_patch(w, 2999990, "end of it.", 10, e) && file_patch(w, 0, "head", 4, e);
-    return ok && file_finish(w, e) && (w = file_create("/dev/null", e)) && !file_patch(w, 1, "x", 1, &why) && (file_abandon(w), 1);
+    const int ok = file_add(w, data, 3000000, e) && file_patch(w, 2999990, "end of it.", 10, e)
+        && file_patch(w, 0, "head", 4, e);
+    return ok && file_finish(w, e) && (w = file_create("/dev/null", e)) && !file_patch(w, 1, "x", 1, &why)
+        && (file_abandon(w), 1);
 }
 static void replaced_files(void) {
     char *path = scratch_path("replaced"), *again = scratch_path("linked"), *data = mem_alloc(3000000);
     Error e = { 0 };
     size_t n = 0;
     memset(data, 'x', 3000000);
-    check(file_write(path, "old", 3, &e) && !file_replace(path, writes_half, NULL, &e) && strstr(e.text, "rest failed"), "a body that fails is told: %s", e.text);
+    check(file_write(path, "old", 3, &e) && !file_replace(path, writes_half, NULL, &e) && strstr(e.text, "rest failed"),
+          "a body that fails is told: %s", e.text);
     char *text = file_read(path, &n, &e);
     check(text && n == 3 && !memcmp(text, "old", 3), "and changes nothing");
     free(text);
@@ -306,10 +338,12 @@ static void replaced_files(void) {
     memcpy(data + 2999990, "end of it.", 10);
     check(text && n == 3000000 && !memcmp(text, data, n), "the file is as it was patched");
     free(text);
-    check(file_link(path, again, &e) && same_file(path, again) && file_link(path, again, &e), "a second name, also a second time: %s", e.text);
-    check(file_is_temporary("x.tmp.12") && file_is_temporary("model.safetensors.tmp") && !file_is_temporary("x.tmp.") && !file_is_temporary("x.tmp.1a")
-          && !file_is_temporary("notes.tmp"), "temporary names are known");
-    check(!folder_sync("/nowhere/at/all", &e) && strstr(e.text, "/nowhere"), "a folder that cannot be synced is an error: %s", e.text);
+    check(file_link(path, again, &e) && same_file(path, again) && file_link(path, again, &e),
+          "a second name, also a second time: %s", e.text);
+    check(file_is_temporary("x.tmp.12") && file_is_temporary("model.safetensors.tmp") && !file_is_temporary("x.tmp.")
+          && !file_is_temporary("x.tmp.1a") && !file_is_temporary("notes.tmp"), "temporary names are known");
+    check(!folder_sync("/nowhere/at/all", &e) && strstr(e.text, "/nowhere"),
+          "a folder that cannot be synced is an error: %s", e.text);
     free(path), free(again), free(data);
 }
 
@@ -353,9 +387,11 @@ static void closed_early(void) {
 /* Memory for copies is taken by a thread, and given back whether that has ended or not. */
 static void host_buffers(void) {
     const Device *dev = device_find("cpu-f32");
-    HostBuffer *none = host_buffer_open(dev, NULL, SIZE_MAX), *some = host_buffer_open(dev, NULL, 1), *much = host_buffer_open(dev, NULL, 8 * (size_t)HOST_PIECE);
+    HostBuffer *none = host_buffer_open(dev, NULL, SIZE_MAX), *some = host_buffer_open(dev, NULL, 1),
+        *much = host_buffer_open(dev, NULL, 8 * (size_t)HOST_PIECE);
     check(host_buffer_state(none, 1) == BUFFER_NONE, "more memory than any host has");
-    check(host_buffer_state(some, 1) == BUFFER_READY && host_buffer_state(some, 0) == BUFFER_READY, "little memory is there, and stays");
+    check(host_buffer_state(some, 1) == BUFFER_READY && host_buffer_state(some, 0) == BUFFER_READY,
+          "little memory is there, and stays");
     char *memory = host_buffer_memory(some);
     check(memory && !memory[0], "of zeros");
     host_buffer_close(none), host_buffer_close(some), host_buffer_close(much), host_buffer_close(NULL);
@@ -364,12 +400,15 @@ static void host_buffers(void) {
 }
 /* The best weights are a second name of a state's. */
 static void best_linked(Trainee *t) {
-    char *folder = scratch_path("link"), *best = text_format("%s/best/model.safetensors", folder), *state = file_of(folder, 1, "model.safetensors");
+    char *folder = scratch_path("link"), *best = text_format("%s/best/model.safetensors", folder),
+        *state = file_of(folder, 1, "model.safetensors");
     char *in = text_format("%s/best", folder);
     Error e = { 0 };
-    check(save(folder, t, 1, 1, 1, &e) == SAVED_ALL && !is_folder(in) && checkpoint_link_best(folder, 1, &t->m, NULL, NULL, &e) && same_file(best, state),
+    check(save(folder, t, 1, 1, 1, &e) == SAVED_ALL && !is_folder(in)
+          && checkpoint_link_best(folder, 1, &t->m, NULL, NULL, &e) && same_file(best, state),
           "one file of weights for the state and best/: %s", e.text);
-    check(!checkpoint_link_best(folder, 2, &t->m, NULL, NULL, &e) && same_file(best, state), "of a step that was not saved there are none: %s", e.text);
+    check(!checkpoint_link_best(folder, 2, &t->m, NULL, NULL, &e) && same_file(best, state),
+          "of a step that was not saved there are none: %s", e.text);
     free(folder), free(best), free(state), free(in);
 }
 static FileSum sum_of(const char *path) {
@@ -392,9 +431,12 @@ static void copied_later(Trainee *t) {
     check(saver_use_buffer(s, 0) == BUFFER_NONE && saver_use_buffer(s, 1) == BUFFER_NONE, "no memory was asked for");
     saver_make_buffer(s);
     for (int i = 0; i < 2; i++) {
-        const Snapshot what = { .model = &t->m, .optimizer = &t->o, .step = i + 1, .progress = json.at, .options = "{}" };
-        check(!i || (saver_use_buffer(s, 1) == BUFFER_READY && saver_use_buffer(s, 0) == BUFFER_READY), "the memory is there");
-        check(saver_begin(s, folder, &what, (Keep){ 2, 0, 0 }, &e) && saver_end(s, &e) == SAVED_ALL, "saved %s it: %s", i ? "with" : "without", e.text);
+        const Snapshot what = { .model = &t->m, .optimizer = &t->o, .step = i + 1, .progress = json.at,
+                                .options = "{}" };
+        check(!i || (saver_use_buffer(s, 1) == BUFFER_READY && saver_use_buffer(s, 0) == BUFFER_READY),
+              "the memory is there");
+        check(saver_begin(s, folder, &what, (Keep){ 2, 0, 0 }, &e) && saver_end(s, &e) == SAVED_ALL, "saved %s it: %s",
+              i ? "with" : "without", e.text);
         path[i] = file_of(folder, i + 1, "optimizer.safetensors");
         sum[i] = sum_of(path[i]);
     }
@@ -402,9 +444,11 @@ static void copied_later(Trainee *t) {
     saver_close(s), free(path[0]), free(path[1]), free(folder), free(json.at);
 }
 
-/* From the copy, while the weights change. A failed attempt is repeated from the same copy; the second one counts. */
+/* From the copy, while the weights change. A failed attempt is repeated from the same copy; the
+ * second one counts. */
 static void best_from_copy(Trainee *t) {
-    char *folder = scratch_path("behind"), *path = text_format("%s/best/model.safetensors", folder), *inside = text_format("%s/x", path);
+    char *folder = scratch_path("behind"), *path = text_format("%s/best/model.safetensors", folder),
+        *inside = text_format("%s/x", path);
     float *weights = (float *)t->m.params;
     const float was = weights[0];
     for (int obstacles = 0; obstacles < 3; obstacles++) {
@@ -413,7 +457,8 @@ static void best_from_copy(Trainee *t) {
         const Snapshot what = { .model = &t->m, .step = 1 };
         Saver *s = saver_open(&t->m, &t->o);
         saver_make_buffer(s);
-        check(checkpoint_save_best(folder, &t->m, 1, NULL, NULL, &e) && saver_use_buffer(s, 1) == BUFFER_READY, "the best weights of a step: %s", e.text);
+        check(checkpoint_save_best(folder, &t->m, 1, NULL, NULL, &e) && saver_use_buffer(s, 1) == BUFFER_READY,
+              "the best weights of a step: %s", e.text);
         const FileSum before = sum_of(path);
         unlink(path);
         if (obstacles) check(folder_make(inside, &e), "%s", e.text);         /* nothing can be renamed to it */
@@ -423,9 +468,11 @@ static void best_from_copy(Trainee *t) {
         if (obstacles) check(!saver_next(s, &saved, &e) && saved == SAVED_NOTHING, "is tried again");
         if (obstacles == 1) rmdir(inside), rmdir(path);
         saved = saver_end(s, &e);
-        check(saved == (obstacles < 2 ? SAVED_ALL : SAVED_NOTHING) && (saved == SAVED_ALL || strstr(e.text, "best")), "with %d obstacles: %s", obstacles, e.text);
+        check(saved == (obstacles < 2 ? SAVED_ALL : SAVED_NOTHING) && (saved == SAVED_ALL || strstr(e.text, "best")),
+              "with %d obstacles: %s", obstacles, e.text);
         const FileSum after = saved == SAVED_ALL ? sum_of(path) : (FileSum){ 0 };
-        check(obstacles == 2 || (after.bytes && after.bytes == before.bytes && after.crc == before.crc), "the weights of that step, with %d obstacles", obstacles);
+        check(obstacles == 2 || (after.bytes && after.bytes == before.bytes && after.crc == before.crc),
+              "the weights of that step, with %d obstacles", obstacles);
         saver_close(s);
         weights[0] = was;
     }
@@ -449,7 +496,8 @@ static void buffer_as_planned(void) {
             copy_bytes[i] = saver_copy_bytes(s);
             saver_close(s);
         }
-        check(copy_bytes[0] == copy_bytes[1] && copy_bytes[0] >= (size_t)(master ? 14 : 10) * (size_t)m.manifest.learnable, "%zu bytes are planned, %zu copied", copy_bytes[0], copy_bytes[1]);
+        check(copy_bytes[0] == copy_bytes[1] && copy_bytes[0] >= (size_t)(master ? 14 : 10)
+              * (size_t)m.manifest.learnable, "%zu bytes are planned, %zu copied", copy_bytes[0], copy_bytes[1]);
         model_free(&m);
     }
 }
@@ -466,7 +514,8 @@ void test_state(void) {
     const Config c = trainee_config(MODEL, 32, 8);
     PART(progress()); PART(settings()); PART(seals()); PART(replaced_files()); PART(host_buffers());
     PART(buffer_as_planned()); PART(empty_reason());
-    if (!trainee_open(&t, device_find("cpu-f32"), &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 })) fail(EXIT_MEMORY, "no memory for a small model");
+    if (!trainee_open(&t, device_find("cpu-f32"), &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 }))
+        fail(EXIT_MEMORY, "no memory for a small model");
     for (int i = 0; i < 2; i++) trainee_do(&t, i);
     PART(impossible_state(&t)); PART(brought_up_to_date(&t)); PART(half_saved(&t)); PART(copied_later(&t));
     PART(best_from_copy(&t)); PART(best_linked(&t)); PART(tokenizer(&t));

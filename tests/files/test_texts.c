@@ -1,5 +1,5 @@
-/* test_texts.c: from raw text to tokens: training a tokenizer, documents of folders and JSONL, encoding on several threads,
- * and the cache of tokens. */
+/* test_texts.c: from raw text to tokens: training a tokenizer, documents of folders and JSONL,
+ * encoding on several threads, and the cache of tokens. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/test.h"
 #include "llmc/data/kinds.h"
@@ -13,13 +13,14 @@
 
 #define GOLDENS "tests/reference/tokenizers"
 
-/* ---- helpers ------------------------------------------------------------------------------------------- */
+/* ---- helpers --------------------------------------------------------------------------------- */
 
 static char *put_text(const char *name, const char *text) { return scratch_put(name, text, strlen(text)); }
 
 /* Words that often recur, in paragraphs, with some rare ones: about `bytes` bytes. */
 static Text random_text(size_t bytes) {
-    static const char *const syllables[] = { "ka", "to", "mi", "re", "so", "lu", "na", "ti", "_", "'s", "12", "\xC3\xA9",
+    static const char *const syllables[] = { "ka", "to", "mi", "re", "so", "lu", "na", "ti", "_", "'s",
+                                             "12", "\xC3\xA9",
                                              "\xE4\xB8\xAD", "--", "A", "the", "ing" };
     static const char *const spaces[] = { " ", " ", " ", " ", "\n", "\n\n", "  ", "\t", ", ", ". " };
     Text t = { 0 };
@@ -36,7 +37,7 @@ static Tokenizer *train(const char *text, size_t bytes, int tokens, const char *
     return bpe_train(&d, 1, tokens, pattern, 0, e);
 }
 
-/* ---- training ------------------------------------------------------------------------------------------ */
+/* ---- training -------------------------------------------------------------------------------- */
 
 /* A merge as "left right", from either spelling. */
 static char *merge_text(const JsonValue *v) {
@@ -44,7 +45,8 @@ static char *merge_text(const JsonValue *v) {
     return text_format("%s %s", json_string(json_first(v), ""), json_string(json_first(v)->next, ""));
 }
 
-/* The reference is what Hugging Face's trainer makes of the same text, down to the last pair that occurs twice. */
+/* The reference is what Hugging Face's trainer makes of the same text, down to the last pair that
+ * occurs twice. */
 static void test_trained_as_reference(void) {
     static const char *const names[] = { "cl100k", "gpt2" };
     size_t bytes = 0, json_bytes, length;
@@ -93,7 +95,8 @@ static void test_training(void) {
     const size_t n = tokenizer_encode(t, text, sizeof text - 1, &ids);
     size_t bytes;
     char *back = tokenizer_decode(t, ids, n, &bytes);
-    check(tokenizer_vocab(t) == 263 && tokenizer_eos(t) == 0 && !tokenizer_is_bytes(t), "bpe: 263 tokens, the first ends text");
+    check(tokenizer_vocab(t) == 263 && tokenizer_eos(t) == 0 && !tokenizer_is_bytes(t),
+          "bpe: 263 tokens, the first ends text");
     check(tokenizer_id(t, "low") > 256 && tokenizer_id(t, " low") > 256, "bpe: \"low\" and \" low\" are tokens");
     check(ids[n - 1] == 0 && ids[n - 3] == 0 && tokenizer_id(t, "endoftext") < 0 && tokenizer_id(t, "<|") < 0,
           "bpe: the end of text is one token, and none is made of its letters");
@@ -153,7 +156,8 @@ static void test_threads(void) {
         const uint16_t *narrow = many;
         int same = all > one + 4 && tokenizer_width(t) == 2 && narrow[one] == 7 && narrow[all - 1] == 7;
         for (size_t k = 0; k < one && same; k++) same = ids[k] == narrow[k];
-        check(same, "tokenizer %s: documents on 3 threads as one text of %zu bytes", path ? path : "trained", text.length);
+        check(same, "tokenizer %s: documents on 3 threads as one text of %zu bytes", path ? path : "trained",
+              text.length);
         free(many), free(ids), free(path);
         if (t != first) tokenizer_free(t);
     }
@@ -162,7 +166,8 @@ static void test_threads(void) {
     free(text.at);
 }
 
-/* Words that share their first eight bytes, so that many of them fall into one slot of the encoder's table. */
+/* Words that share their first eight bytes, so that many of them fall into one slot of the
+ * encoder's table. */
 static void test_slots(void) {
     Text prefix = { 0 }, text = { 0 };
     Error e = { 0 };
@@ -189,8 +194,8 @@ static void test_jobs(void) {
     enum { N = 5 << 20 };
     char *text = mem_alloc(N);
     for (size_t i = 0; i < N; i++) text[i] = "a  ,.\n\n-1"[(int)(uniform() * 9)];
-    const Document d[] = { { text, 3 << 20, 0 }, { text, 0, 0 }, { text + (3 << 20), 1000, 0 }, { text + (3 << 20) + 1000, 100000, 0 },
-                           { text, N, 0 } };
+    const Document d[] = { { text, 3 << 20, 0 }, { text, 0, 0 }, { text + (3 << 20), 1000, 0 },
+                           { text + (3 << 20) + 1000, 100000, 0 }, { text, N, 0 } };
     for (int divisible = 0; divisible < 2; divisible++) {
         Job *jobs;
         size_t at[COUNT(d)] = { 0 }, ends = 0, cuts = 0, bad = 0;
@@ -208,16 +213,17 @@ static void test_jobs(void) {
                 cuts += !last;
             }
         for (size_t i = 0; i < COUNT(d); i++) bad += at[i] != d[i].bytes;
-        check(!bad && ends == COUNT(d) && (divisible ? cuts > 5 : !cuts), "jobs: %zu with %zu cuts, %zu are wrong", n, cuts, bad);
+        check(!bad && ends == COUNT(d) && (divisible ? cuts > 5 : !cuts), "jobs: %zu with %zu cuts, %zu are wrong",
+              n, cuts, bad);
         free(jobs);
     }
     free(text);
 }
 
-/* ---- documents ----------------------------------------------------------------------------------------- */
+/* ---- documents ------------------------------------------------------------------------------- */
 
-static Data *open_text(const char *train, const char *validation, const char *tokenizer, const char *cache, Tokenizer **t,
-                       Error *e) {
+static Data *open_text(const char *train, const char *validation, const char *tokenizer, const char *cache,
+                       Tokenizer **t, Error *e) {
     const DataRequest request = { .train = train, .validation = validation, .tokenizer = tokenizer, .pattern = "cl100k",
                                   .cache = cache };
     return data_open_text(&request, t, e);
@@ -267,11 +273,14 @@ static void test_documents(void) {
     free(put_text("docs/out/main.log", "run "));
     free(put_text("docs/out/log.jsonl", "{\"event\": \"start\"}\n")), free(scratch_folder("docs/logs"));
     free(put_text("docs/logs/main.log", "inner log "));
-    holds("a folder of documents", folder, NULL, "257", "first |inner |line 1 |l\xC3\xADnea 2 |inner log |", "last one |");
-    holds("a folder, and bytes as tokens", folder, NULL, "", "first inner line 1 l\xC3\xADnea 2 inner log ", "last one ");
+    holds("a folder of documents", folder, NULL, "257", "first |inner |line 1 |l\xC3\xADnea 2 |inner log |",
+          "last one |");
+    holds("a folder, and bytes as tokens", folder, NULL, "", "first inner line 1 l\xC3\xADnea 2 inner log ",
+          "last one ");
     one = put_text("one.jsonl", "{\"text\":\"only this one, cut as a text\"}");
     holds("a JSONL file of one document", one, NULL, "257", "only this one, cut as a t|", "ext|");
-    other = put_text("other.jsonl", "\xEF\xBB\xBF\n {\"text\": \"held\"}\r\n\n{\"text\": \"\"}\n   \n{\"text\": \"out\"}");
+    other = put_text("other.jsonl",
+                     "\xEF\xBB\xBF\n {\"text\": \"held\"}\r\n\n{\"text\": \"\"}\n   \n{\"text\": \"out\"}");
     holds("a JSONL file for validation, a byte-order mark, blank lines and empty texts", folder, other, "257",
           "first |inner |line 1 |l\xC3\xADnea 2 |inner log |last one |", "held|out|");
     Text many = { 0 };
@@ -280,7 +289,8 @@ static void test_documents(void) {
     holds("25 documents", lines, NULL, "257", "a|b|c|d|e|f|g|h|i|k|l|m|n|o|p|q|r|s|u|v|w|x|y|", "j|t|");
     char *link = scratch_path("docs/b/nothing");
     if (symlink("nowhere", link)) skip("no symbolic links here");
-    else holds("a folder with a link to nothing", folder, other, "257", "first |inner |line 1 |l\xC3\xADnea 2 |inner log |last one |",
+    else holds("a folder with a link to nothing", folder, other, "257",
+               "first |inner |line 1 |l\xC3\xADnea 2 |inner log |last one |",
                "held|out|");
     char *paths[] = { folder, inner, lines, one, other, link };
     for (size_t i = 0; i < COUNT(paths); i++) free(paths[i]);
@@ -298,8 +308,10 @@ static void refused(const char *what, const char *path, const char *tokenizer, c
 
 static void test_refused(void) {
     static const struct { const char *what, *text, *words; } lines[] = {
-        { "JSONL with a broken line", "{\"text\": \"a\"}\n\n{\"text\": \"b\"\n{\"text\": 1}\n", "bad.jsonl: line 3|ends too early|{\"text\": \"b\"" },
-        { "JSONL without text", "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n", "bad.jsonl: line 2|without \"text\"|{\"txt\": \"b\"}" },
+        { "JSONL with a broken line", "{\"text\": \"a\"}\n\n{\"text\": \"b\"\n{\"text\": 1}\n",
+          "bad.jsonl: line 3|ends too early|{\"text\": \"b\"" },
+        { "JSONL without text", "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n",
+          "bad.jsonl: line 2|without \"text\"|{\"txt\": \"b\"}" },
         { "JSONL with a number as text", "{\"text\": 17}\n", "bad.jsonl: line 1|a number as \"text\"|17" },
         { "JSONL of arrays", "{\"text\": \"a\"}\r\n[\"text\"]\r\n", "bad.jsonl: line 2|found an array" },
         { "JSONL with a raw tab", "{\"text\": \"a\tb\"}\n", "bad.jsonl: line 1|byte 11" },
@@ -323,7 +335,8 @@ static void test_refused(void) {
     path = scratch_put("train.bin", "abcdefgh", 8);
     refused("a tokenizer to be trained on tokens", path, "300", "train.bin|nanoGPT tokens|expected text|300");
     free(path);
-    char *folder = scratch_folder("shut"), *file = put_text("shut/secret.txt", "secret"), *more = put_text("shut/a", "a");
+    char *folder = scratch_folder("shut"), *file = put_text("shut/secret.txt", "secret"),
+        *more = put_text("shut/a", "a");
     chmod(file, 0);
     if (geteuid() == 0) skip("root may read everything: an unreadable file in a folder");
     else refused("a folder with an unreadable file", folder, "", "shut/secret.txt|Permission denied");
@@ -339,9 +352,10 @@ static void test_refused(void) {
     for (size_t i = 0; i < COUNT(paths); i++) free(paths[i]);
 }
 
-/* ---- the cache ----------------------------------------------------------------------------------------- */
+/* ---- the cache ------------------------------------------------------------------------------- */
 
-/* Opens the text, keeps its tokens, and tells whether they came from the cache and are those of `expected`. */
+/* Opens the text, keeps its tokens, and tells whether they came from the cache and are those of
+ * `expected`. */
 static int opens_cached(const char *path, const char *tokenizer, const char *folder, const char *expected) {
     Tokenizer *t;
     Error e = { 0 };
@@ -372,8 +386,8 @@ static void keep_warning(const char *text) { snprintf(warned, sizeof warned, "%s
 
 static void test_cache(void) {
     static const struct { const char *what; long at; } damages[] = {
-        { "the number of the format", 0 }, { "a token", -3 }, { "the tokenizer", 200 }, { "the tokens of a row", 72 }, { "the bytes of a row", 80 },
-        { "the number of rows", 52 }, { "the size", 32 }, { "what was held out", 56 },
+        { "the number of the format", 0 }, { "a token", -3 }, { "the tokenizer", 200 }, { "the tokens of a row", 72 },
+        { "the bytes of a row", 80 }, { "the number of rows", 52 }, { "the size", 32 }, { "what was held out", 56 },
     };
     Text text = random_text(20000);
     const size_t cut = text.length / 10 * 9 + text.length % 10 * 9 / 10;
@@ -403,7 +417,8 @@ static void test_cache(void) {
     Tokenizer *t = train(text.at, at, 401, "cl100k", &e);
     const char *json = t ? tokenizer_json(t, &bytes) : NULL;
     char *saved = t ? scratch_put("saved.json", json, bytes) : NULL;
-    if (t) check(opens_cached(path, saved, folder, expected) == 1, "cache: of the tokenizer that was trained, as a file");
+    if (t)
+        check(opens_cached(path, saved, folder, expected) == 1, "cache: of the tokenizer that was trained, as a file");
     tokenizer_free(t);
     text.at[100] ^= 1;
     expected[100] ^= 1;
@@ -424,10 +439,11 @@ static void test_kinds(void) {
     const char *remedy;
     for (size_t i = 0; i < COUNT(cases); i++) {
         const char *what = kind_of_binary(cases[i].bytes, cases[i].count, &remedy);
-        check(cases[i].what ? what && strstr(what, cases[i].what) && *remedy : !what, "kind of file %zu: %s", i, what ? what : "text");
+        check(cases[i].what ? what && strstr(what, cases[i].what) && *remedy : !what, "kind of file %zu: %s", i,
+              what ? what : "text");
     }
-    check(kind_is_json(" {\"a\": 1}\n", 11) && kind_is_json("[1]", 3) && !kind_is_json("{ x }", 5) && !kind_is_json("{\"a\": 1", 7)
-          && !kind_is_json("", 0) && !kind_is_json("}", 1), "JSON is told from text");
+    check(kind_is_json(" {\"a\": 1}\n", 11) && kind_is_json("[1]", 3) && !kind_is_json("{ x }", 5)
+          && !kind_is_json("{\"a\": 1", 7) && !kind_is_json("", 0) && !kind_is_json("}", 1), "JSON is told from text");
 }
 
 void test_texts(void) {

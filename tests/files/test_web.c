@@ -1,4 +1,5 @@
-/* test_web.c: what infer_moe -m web reads from the network: heads of requests. The server and its page: tests/web.py. */
+/* test_web.c: what infer_moe -m web reads from the network: heads of requests. The server and its
+ * page: tests/web.py. */
 #include "tests/test.h"
 #include "llmc/run/http.h"
 
@@ -46,12 +47,14 @@ static void test_heads(void) {
         check(!status || strcmp(http_reason(status), "Error"), "http: %d has a reason", status);
         free(own);
     }
-    static const char text[] = "POST /a?b=c HTTP/1.1\r\nhOST:\t localhost:8080 \r\nOrigin: o\r\nSec-Fetch-Site: s\r\nAuthorization: Bearer t\r\n"
+    static const char text[] = "POST /a?b=c HTTP/1.1\r\nhOST:\t localhost:8080 \r\nOrigin: o\r\nSec-Fetch-Site: "
+        "s\r\nAuthorization: Bearer t\r\n"
                                "Content-Type: Application/JSON\r\nContent-Length: 7\r\n\r\n{\"a\": 1";
     check(http_parse(text, sizeof text - 1, &r) == 200 && r.body == 7 && text[r.head] == '{', "http: head and body");
-    check(http_is(r.method, "POST") && http_is(r.path, "/a") && http_is(r.query, "b=c") && http_is(r.host, "localhost:8080")
-          && http_is(r.origin, "o") && http_is(r.site, "s") && http_is(r.authorization, "Bearer t")
-          && http_is_name(r.type, "application/json") && !http_is(r.type, "application/json"), "http: the parts of a request");
+    check(http_is(r.method, "POST") && http_is(r.path, "/a")
+          && http_is(r.query, "b=c") && http_is(r.host, "localhost:8080") && http_is(r.origin, "o")
+          && http_is(r.site, "s") && http_is(r.authorization, "Bearer t") && http_is_name(r.type, "application/json")
+          && !http_is(r.type, "application/json"), "http: the parts of a request");
 }
 static void test_limits(void) {
     HttpRequest r;
@@ -79,7 +82,8 @@ static void test_limits(void) {
 static void test_answer(void) {
     Text t = { 0 };
     http_answer(&t, 404, "text/plain", 3, "Allow: GET\r\n");
-    check(strstr(t.at, "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\nContent-Length: 3\r\nConnection: close\r\n") == t.at
+    check(strstr(t.at, "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\nContent-Length: "
+                 "3\r\nConnection: close\r\n") == t.at
           && !strcmp(t.at + t.length - 16, "\r\nAllow: GET\r\n\r\n"), "http: an answer\n%s", t.at);
     t.length = 0;
     http_answer(&t, 200, "text/plain", -1, "");

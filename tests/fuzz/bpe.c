@@ -1,5 +1,6 @@
-/* bpe.c: training a tokenizer on any text. What it makes has exactly as many tokens as asked for, is readable, and gives the text back.
- * The first two bytes say how many tokens, and which pattern cuts the text; the rest is documents. */
+/* bpe.c: training a tokenizer on any text. What it makes has exactly as many tokens as asked for,
+ * is readable, and gives the text back. The first two bytes say how many tokens, and which pattern
+ * cuts the text; the rest is documents. */
 #define _GNU_SOURCE
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/bpe.h"

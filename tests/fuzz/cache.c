@@ -1,12 +1,13 @@
-/* cache.c: tokens.cache. The input is its header and what follows; sizes, hashes and the checksum are set right, so that what lies
- * behind them is reached, but for every fourth input. What is accepted is read to the last token. The source is included: the form of
- * the header is its own. */
+/* cache.c: tokens.cache. The input is its header and what follows; sizes, hashes and the checksum
+ * are set right, so that what lies behind them is reached, but for every fourth input. What is
+ * accepted is read to the last token. The source is included: the form of the header is its own. */
 #define _GNU_SOURCE
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/token_cache.c"
 
 static void seed(void) {
-    char *given = getenv("FUZZ_SEEDS"), *path = given ? text_format("%s/cache", given) : NULL, *text = text_format("%s/t.txt", fuzz_folder());
+    char *given = getenv("FUZZ_SEEDS"), *path = given ? text_format("%s/cache", given) : NULL,
+        *text = text_format("%s/t.txt", fuzz_folder());
     Tokenizer *t = NULL;
     Error e;
     size_t bytes;
@@ -28,7 +29,8 @@ static void read_all(const Data *d) {
         for (int i = 0; i < d->segments[k]; i++) {
             Segment *s = &d->segment[k][i];
             char *tokens = mem_alloc((size_t)s->tokens * (size_t)s->width);
-            if (data_scan(s, &e)) fuzz_check(data_read_at(s, tokens, (size_t)s->tokens * (size_t)s->width, s->start, &e));
+            if (data_scan(s, &e))
+                fuzz_check(data_read_at(s, tokens, (size_t)s->tokens * (size_t)s->width, s->start, &e));
             fuzz_check(s->tokens > 0 && (s->width == 2 || s->width == 4));
             free(tokens);
         }

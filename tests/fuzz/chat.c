@@ -1,6 +1,7 @@
-/* chat.c: conversations. The first byte says which: a line of JSONL, written by every template; a Jinja program and a
- * tokenizer_config.json, in which a template is looked for; a JSONL file, whose samples are packed into rows. What is written is the same
- * each time, answers lie in it one after another, and a row has only tokens of its samples, whose positions count up. */
+/* chat.c: conversations. The first byte says which: a line of JSONL, written by every template; a
+ * Jinja program and a tokenizer_config.json, in which a template is looked for; a JSONL file, whose
+ * samples are packed into rows. What is written is the same each time, answers lie in it one after
+ * another, and a row has only tokens of its samples, whose positions count up. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/chat.h"
 #include "llmc/data/data.h"
@@ -29,7 +30,8 @@ static void write_one(const Chat *c, const ChatMessage *m, size_t n) {
     int *ids;
     unsigned char *counts;
     const int ok = chat_write(c, m, n, 0, &text, &turns, &e);
-    fuzz_check(ok == chat_write(c, m, n, 0, &again, NULL, &e) && text.length == again.length && (!ok || !memcmp(text.at, again.at, text.length)));
+    fuzz_check(ok == chat_write(c, m, n, 0, &again, NULL, &e) && text.length == again.length
+               && (!ok || !memcmp(text.at, again.at, text.length)));
     size_t before = 0, at, answers = 0;
     for (size_t i = 0; i < n; i++) answers += m[i].role == CHAT_ASSISTANT;
     for (size_t i = 0; ok && i < turns.length / sizeof at; i++, before = at) {
@@ -40,7 +42,8 @@ static void write_one(const Chat *c, const ChatMessage *m, size_t n) {
         fuzz_check(turns.length == 2 * answers * sizeof at && utf8_valid(text.at, text.length) == text.length);
         const int64_t tokens = chat_encode(c, tokenizer, m, n, 0, &ids, &counts, &e);
         fuzz_check(tokens >= 0);
-        for (int64_t i = 0; i < tokens; i++) fuzz_check(ids[i] >= 0 && ids[i] < tokenizer_vocab(tokenizer) && counts[i] <= 1);
+        for (int64_t i = 0; i < tokens; i++)
+            fuzz_check(ids[i] >= 0 && ids[i] < tokenizer_vocab(tokenizer) && counts[i] <= 1);
         free(ids), free(counts);
     } else fuzz_check(*e.text);
     free(text.at), free(again.at), free(turns.at);
@@ -61,7 +64,8 @@ static void jinja(Part rest) {
     const Part program = fuzz_part(&rest);
     Error e = { 0 };
     Chat c;
-    if (program.bytes) fuzz_file("chat_template.jinja", program.at, program.bytes); else fuzz_remove("chat_template.jinja");
+    if (program.bytes) fuzz_file("chat_template.jinja", program.at, program.bytes);
+    else fuzz_remove("chat_template.jinja");
     fuzz_file("tokenizer_config.json", rest.at, rest.bytes);
     fuzz_check(chat_open(&c, "", fuzz_folder(), &e));
     fuzz_check(c.form ? *chat_name(&c) != 0 && !c.why : c.why != NULL);
@@ -84,7 +88,8 @@ static void files(Part rest) {
         for (int64_t r = 0; r < rows && r < 50; r++) {
             fuzz_check(data_batch(d, r, 1, T, 3, in, out, position, &e));
             for (int t = 0; t < T; t++) {
-                fuzz_check(in[t] >= 0 && in[t] < 256 && out[t] >= -1 && out[t] < 256 && (!position[t] || position[t] == position[t - 1] + 1));
+                fuzz_check(in[t] >= 0 && in[t] < 256 && out[t] >= -1 && out[t] < 256
+                           && (!position[t] || position[t] == position[t - 1] + 1));
                 fuzz_check(t == T - 1 || !position[t + 1] || out[t] < 0 || out[t] == in[t + 1]);
                 counted += out[t] >= 0;
             }

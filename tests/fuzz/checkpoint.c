@@ -1,6 +1,8 @@
-/* checkpoint.c: the state of a run: run.json, then header and data of model.safetensors and of optimizer.safetensors. In run.json @b0, @c0,
- * @b1 and @c1 stand for the sizes and checksums of the two, which are right wherever they are written so: the bounds behind them are
- * reached. So is the checksum at the end of run.json. What is accepted is loaded into a model, as a resumed run does. Texts of restored settings live as long as the program. */
+/* checkpoint.c: the state of a run: run.json, then header and data of model.safetensors and of
+ * optimizer.safetensors. In run.json @b0, @c0, @b1 and @c1 stand for the sizes and checksums of the
+ * two, which are right wherever they are written so: the bounds behind them are reached. So is the
+ * checksum at the end of run.json. What is accepted is loaded into a model, as a resumed run does.
+ * Texts of restored settings live as long as the program. */
 #define _GNU_SOURCE
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/files/checkpoint.h"
@@ -38,7 +40,8 @@ static void seed(const char *folder) {
     Text input = { 0 }, progress = { 0 }, options = { 0 };
     static char *nothing[] = { "train_moe", NULL };
     Settings s;
-    Progress p = { .step = 1, .samples = 2, .tokens = 8, .updates = 1, .best = { .loss = 2.5, .step = 1 }, .seed = 1337 };
+    Progress p = { .step = 1, .samples = 2, .tokens = 8, .updates = 1, .best = { .loss = 2.5, .step = 1 },
+                   .seed = 1337 };
     settings_parse(&s, 1, nothing);
     settings_json(&s, &options);
     window_score(&p.loss, 2);
@@ -47,7 +50,8 @@ static void seed(const char *folder) {
     optimizer_start(&o, &m);
     const Snapshot all = { .model = &m, .optimizer = &o, .step = 1, .progress = progress.at, .options = options.at };
     if (checkpoint_save(fuzz_folder(), &all, (Keep){ 1, 0, 0 }, &e) != SAVED_ALL) fail(EXIT_DISK, "%s", e.text);
-    char *path = text_format("%s/state/step-00000001/run.json", fuzz_folder()), *to = text_format("%s/checkpoint", folder);
+    char *path = text_format("%s/state/step-00000001/run.json", fuzz_folder()),
+        *to = text_format("%s/checkpoint", folder);
     size_t bytes;
     char *run = file_read(path, &bytes, &e);
     for (char *c = run, *number, *end; c && (number = strstr(c, "\"bytes\": ")); c = end) {
@@ -101,7 +105,8 @@ static int usable(const JsonValue *run, Error *e) {
     Progress p;
     settings_parse(&s, 1, nothing);
     if (!settings_restore(&s, json_get(run, "options"), e) || !progress_from_json(run, &p, e)) return 0;
-    fuzz_check(p.loss.count <= WINDOW && p.loss.next >= 0 && p.loss.next < WINDOW && p.samples >= 0 && p.step >= 0 && p.updates >= 0 && p.updates <= p.step);
+    fuzz_check(p.loss.count <= WINDOW && p.loss.next >= 0 && p.loss.next < WINDOW && p.samples >= 0 && p.step >= 0
+               && p.updates >= 0 && p.updates <= p.step);
     return 1;
 }
 
@@ -118,7 +123,8 @@ static void check_state(void) {
 }
 
 void fuzz_one(const uint8_t *data, size_t size) {
-    static const char *const names[] = { "state/step-00000001/model.safetensors", "state/step-00000001/optimizer.safetensors" };
+    static const char *const names[] = { "state/step-00000001/model.safetensors",
+                                         "state/step-00000001/optimizer.safetensors" };
     Part rest = { (const char *)data, size };
     const Part run = fuzz_part(&rest);
     uint64_t sizes[2];

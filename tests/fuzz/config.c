@@ -1,4 +1,5 @@
-/* config.c: config.json of a model, and the descriptor of -e. What is accepted can be counted, written and read again as the same. */
+/* config.c: config.json of a model, and the descriptor of -e. What is accepted can be counted,
+ * written and read again as the same. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/files/config_json.h"
 #include "llmc/files/hf.h"

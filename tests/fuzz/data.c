@@ -1,6 +1,7 @@
-/* data.c: files of training data. The first byte says which: an llm.c shard as it is; tokens of 16 or 32 bits, with the header that
- * belongs to them; nanoGPT's train.bin and val.bin; a text; a folder of texts. All samples and validation batches of what is accepted
- * are read: every id is at most the largest, every target the id that follows. */
+/* data.c: files of training data. The first byte says which: an llm.c shard as it is; tokens of 16
+ * or 32 bits, with the header that belongs to them; nanoGPT's train.bin and val.bin; a text; a
+ * folder of texts. All samples and validation batches of what is accepted are read: every id is at
+ * most the largest, every target the id that follows. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/data.h"
 #include <limits.h>
@@ -20,7 +21,8 @@ void fuzz_start(void) {
 
 static void write_shard(const char *name, Part tokens, int width) {
     char *file = mem_alloc(1024 + tokens.bytes);
-    const uint32_t header[3] = { width == 2 ? 20240520 : 20240801, width == 2 ? 1 : 7, (uint32_t)(tokens.bytes / (size_t)width) };
+    const uint32_t header[3] = { width == 2 ? 20240520 : 20240801, width == 2 ? 1 : 7,
+                                 (uint32_t)(tokens.bytes / (size_t)width) };
     memcpy(file, header, sizeof header);
     if (tokens.bytes) memcpy(file + 1024, tokens.at, tokens.bytes);
     fuzz_file(name, file, 1024 + header[2] * (size_t)width);
@@ -49,12 +51,14 @@ static void read_all(Data *d) {
     const int64_t samples = data_epoch_samples(d, T), batches = data_validation_batches(d, B, T);
     for (int64_t first = 0; first < samples + 3 && first < 200; first += B) {
         fuzz_check(data_batch(d, first, B, T, 7, inputs, targets, NULL, &e));
-        for (int i = 0; i < B * T; i++) fuzz_check(inputs[i] >= 0 && inputs[i] <= most && targets[i] >= 0 && targets[i] <= most);
+        for (int i = 0; i < B * T; i++)
+            fuzz_check(inputs[i] >= 0 && inputs[i] <= most && targets[i] >= 0 && targets[i] <= most);
         for (int i = 0; i < B * T; i++) fuzz_check(i % T == T - 1 || targets[i] == inputs[i + 1]);
     }
     for (int64_t first = 0; first < batches && first < 100; first++) {
         fuzz_check(data_validation(d, first, B, T, inputs, targets, NULL, &e));
-        for (int i = 0; i < B * T; i++) fuzz_check(inputs[i] >= 0 && inputs[i] <= most && targets[i] >= -1 && targets[i] <= most);
+        for (int i = 0; i < B * T; i++)
+            fuzz_check(inputs[i] >= 0 && inputs[i] <= most && targets[i] >= -1 && targets[i] <= most);
     }
     fuzz_check(data_batch(d, INT64_C(1) << 40, B, T, 7, inputs, targets, NULL, &e));
 }

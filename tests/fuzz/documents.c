@@ -1,5 +1,5 @@
-/* documents.c: JSONL. Documents lie one after another in the text, in the order of their lines; holding some out and cutting all of
- * them into jobs loses no byte. */
+/* documents.c: JSONL. Documents lie one after another in the text, in the order of their lines;
+ * holding some out and cutting all of them into jobs loses no byte. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/chat.h"
 #include "llmc/data/documents.h"
@@ -50,7 +50,8 @@ void fuzz_one(const uint8_t *data, size_t size) {
         const char *before = s.text;
         for (size_t i = 0; i < s.documents; i++) {
             const Document d = s.document[i];
-            fuzz_check(d.bytes && d.at >= before && d.at + d.bytes <= s.text + s.bytes && utf8_valid(d.at, d.bytes) == d.bytes);
+            fuzz_check(d.bytes && d.at >= before && d.at + d.bytes <= s.text + s.bytes
+                       && utf8_valid(d.at, d.bytes) == d.bytes);
             before = d.at + d.bytes;
         }
         check_jobs(&s, 0);

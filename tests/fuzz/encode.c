@@ -1,17 +1,20 @@
-/* encode.c: any text with the tokenizers of tests/reference, and Unicode's NFC. Encoding and decoding give the text back, but for what
- * tokenizer.h names; cutting it into documents and jobs changes nothing. The first byte picks the tokenizer. */
+/* encode.c: any text with the tokenizers of tests/reference, and Unicode's NFC. Encoding and
+ * decoding give the text back, but for what tokenizer.h names; cutting it into documents and jobs
+ * changes nothing. The first byte picks the tokenizer. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/tokenizer_impl.h"
 #include "llmc/data/unicode.h"
 
-static const char *const names[] = { "", "gpt2", "qwen2", "neox", "llama3", "o200k", "starcoder", "llama2", "llama2_v5", "trained_gpt2", "trained_cl100k" };
+static const char *const names[] = { "", "gpt2", "qwen2", "neox", "llama3", "o200k", "starcoder", "llama2", "llama2_v5",
+                                     "trained_gpt2", "trained_cl100k" };
 enum { TOKENIZERS = COUNT(names) };
 static Tokenizer *tokenizer[TOKENIZERS];
 
 void fuzz_start(void) { fuzz_tokenizers(tokenizer, names, TOKENIZERS); }
 
-/* What decoding gives for `text`: after NFC, with a space for each U+2581 if it is SentencePiece, less one in front if it is the newer
- * spelling. Special tokens have no text: a text that contains one is left out. */
+/* What decoding gives for `text`: after NFC, with a space for each U+2581 if it is SentencePiece,
+ * less one in front if it is the newer spelling. Special tokens have no text: a text that contains
+ * one is left out. */
 static int expected(const Tokenizer *t, const int *ids, size_t n, const char *text, size_t bytes, Text *out) {
     for (size_t i = 0; i < n; i++) {
         size_t length;
@@ -24,7 +27,8 @@ static int expected(const Tokenizer *t, const int *ids, size_t n, const char *te
     text_add_bytes(out, "", 0);
     for (size_t at = 0; at < composed.length; at++) {
         const int mark = !t->byte_level && composed.length - at >= 3 && !memcmp(composed.at + at, UNDERLINE, 3);
-        if (!(at == 0 && t->metaspace && (mark || composed.at[0] == ' '))) text_add_bytes(out, mark ? " " : composed.at + at, 1);
+        if (!(at == 0 && t->metaspace && (mark || composed.at[0] == ' ')))
+            text_add_bytes(out, mark ? " " : composed.at + at, 1);
         at += mark ? 2 : 0;
     }
     free(composed.at);

@@ -1,5 +1,6 @@
-/* http.c: the head of a request. What is accepted lies inside of the input and holds no control character; a head that was cut anywhere is
- * not complete, or refused with the same status; a request is read the same whatever follows it. */
+/* http.c: the head of a request. What is accepted lies inside of the input and holds no control
+ * character; a head that was cut anywhere is not complete, or refused with the same status; a
+ * request is read the same whatever follows it. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/run/http.h"
 
@@ -15,9 +16,11 @@ void fuzz_one(const uint8_t *data, size_t size) {
     text = mem_grow(text, size ? size : 1);
     HttpRequest r, again;
     const int status = http_parse(text, size, &r);
-    fuzz_check(status == 0 || status == 200 || (status >= 400 && *http_reason(status) && strcmp(http_reason(status), "Error")));
+    fuzz_check(status == 0 || status == 200
+               || (status >= 400 && *http_reason(status) && strcmp(http_reason(status), "Error")));
     if (status == 200) {
-        fuzz_check(r.head <= size && r.head <= HTTP_HEAD && r.body <= HTTP_BODY && r.host.at && r.path.bytes && *r.path.at == '/');
+        fuzz_check(r.head <= size && r.head <= HTTP_HEAD && r.body <= HTTP_BODY && r.host.at && r.path.bytes
+                   && *r.path.at == '/');
         const HttpText parts[] = { r.method, r.path, r.query, r.host, r.origin, r.site, r.authorization, r.type };
         for (size_t i = 0; i < COUNT(parts); i++) check_part(parts[i], text, &r);
         fuzz_check(http_parse(text, r.head, &again) == 200 && again.head == r.head && again.body == r.body);

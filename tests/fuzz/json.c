@@ -1,5 +1,5 @@
-/* json.c: the parser of JSON, and text: an accepted document is visited, its strings and numbers are written again and must read back;
- * any bytes are shown to a terminal. */
+/* json.c: the parser of JSON, and text: an accepted document is visited, its strings and numbers
+ * are written again and must read back; any bytes are shown to a terminal. */
 #define _GNU_SOURCE
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/base/json.h"

@@ -1,6 +1,7 @@
-/* log.c: the log of a run that is continued, and the report of it. The first byte is the step after which lines are removed; then
- * log.jsonl and main.log. The page may hold nothing that a browser would run or that would spoil it, and is the same whether the log is
- * read at once or while it grows. */
+/* log.c: the log of a run that is continued, and the report of it. The first byte is the step after
+ * which lines are removed; then log.jsonl and main.log. The page may hold nothing that a browser
+ * would run or that would spoil it, and is the same whether the log is read at once or while it
+ * grows. */
 #define _GNU_SOURCE
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/base/json.h"
@@ -15,7 +16,8 @@ static void check_page(const char *page, size_t bytes) {
     Error e;
     fuzz_check_shown(page, bytes);
     const char *from = strstr(page, mark), *to = from ? strchr(from + sizeof mark - 1, '<') : NULL;
-    fuzz_check(bytes > 100 && !strcmp(page + bytes - 8, "</html>\n") && to && !strncmp(to, "</script>\n<script>\n", 19));
+    fuzz_check(bytes > 100 && !strcmp(page + bytes - 8, "</html>\n") && to
+               && !strncmp(to, "</script>\n<script>\n", 19));
     Json *json = json_parse(from + sizeof mark - 1, (size_t)(to - from) - sizeof mark + 1, &e);
     fuzz_check(json != NULL);
     json_free(json);

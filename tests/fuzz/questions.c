@@ -1,5 +1,6 @@
-/* questions.c: multiple-choice questions in all forms. The first byte picks the tokenizer. Every choice of what is accepted has tokens of
- * the vocabulary and something in front of them; cutting to a context keeps the choice, or says that it cannot. */
+/* questions.c: multiple-choice questions in all forms. The first byte picks the tokenizer. Every
+ * choice of what is accepted has tokens of the vocabulary and something in front of them; cutting
+ * to a context keeps the choice, or says that it cannot. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/questions.h"
 

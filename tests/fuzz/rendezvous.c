@@ -1,5 +1,6 @@
-/* rendezvous.c: what a stranger, another process or a false process 0 sends while a run starts. The first byte chooses: the bytes of an
- * introduction, in pieces, with a proof of their own or the right one; a list of processes; a reason. */
+/* rendezvous.c: what a stranger, another process or a false process 0 sends while a run starts. The
+ * first byte chooses: the bytes of an introduction, in pieces, with a proof of their own or the
+ * right one; a list of processes; a reason. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/ranks/messages.h"
 
@@ -60,7 +61,8 @@ static void introduce(Part rest) {
         Error e = { 0 };
         fuzz_check(strlen(i.settings) <= i.hello.settings);
         const int ok = hello_check(&mine, settings, &i.hello, i.greeting.process, i.settings, &e);
-        fuzz_check(ok == !*e.text && (!ok || (i.greeting.process >= 1 && i.greeting.process < 4 && i.hello.ranks >= 1)));
+        fuzz_check(ok == !*e.text
+                   && (!ok || (i.greeting.process >= 1 && i.greeting.process < 4 && i.hello.ranks >= 1)));
         check_line(e.text, sizeof e.text);
     }
     free(i.settings);

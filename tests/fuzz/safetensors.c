@@ -1,7 +1,8 @@
 /* safetensors.c: the reader of safetensors files and of the index of a set of them.
  *
- * The first byte says what the input is: a whole file; a header and its data, whose length is put in front; or a folder: an index, and
- * header and data of two files. What is accepted is read to the last byte, looked up by name, and written again. */
+ * The first byte says what the input is: a whole file; a header and its data, whose length is put
+ * in front; or a folder: an index, and header and data of two files. What is accepted is read to
+ * the last byte, looked up by name, and written again. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/files/safetensors.h"
 #include <sys/stat.h>
@@ -25,7 +26,8 @@ static void read_all(Safetensors *s, size_t size) {          /* size: of its fil
         double *values = malloc((t->count < 1000 ? t->count : 1000) * sizeof *values + 1);
         fuzz_check(safetensors_find(s, t->name) == t || !strcmp(safetensors_find(s, t->name)->name, t->name));
         fuzz_check(safetensors_read(s, t, 0, bytes, t->bytes, &e));
-        fuzz_check(!safetensors_read(s, t, 1, bytes, t->bytes, &e) && !safetensors_read(s, t, t->bytes + 1, bytes, 0, &e));
+        fuzz_check(!safetensors_read(s, t, 1, bytes, t->bytes, &e)
+                   && !safetensors_read(s, t, t->bytes + 1, bytes, 0, &e));
         safetensors_read_double(s, t, 0, values, t->count < 1000 ? t->count : 1000, &e);
         free(bytes), free(values);
         total += t->bytes;

@@ -1,6 +1,7 @@
-/* settings.c: the command line, settings restored from a checkpoint, the launcher's environment, and a file of settings (-cf). The first
- * byte says which; the rest is arguments, JSON, or NAME=VALUE, each in a line. Settings that were read are written as JSON, which
- * restores the same, and as a file, which reads the same. */
+/* settings.c: the command line, settings restored from a checkpoint, the launcher's environment,
+ * and a file of settings (-cf). The first byte says which; the rest is arguments, JSON, or
+ * NAME=VALUE, each in a line. Settings that were read are written as JSON, which restores the same,
+ * and as a file, which reads the same. */
 #define _GNU_SOURCE
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/ranks/launch.h"

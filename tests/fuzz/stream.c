@@ -1,16 +1,19 @@
-/* stream.c: text in and out of infer_moe. The first bytes pick the tokenizer, the stop string and how text is written; then a prompt, and
- * the ids that a model draws. On a terminal nothing may control it; elsewhere it is the text of the tokens up to the stop string. */
+/* stream.c: text in and out of infer_moe. The first bytes pick the tokenizer, the stop string and
+ * how text is written; then a prompt, and the ids that a model draws. On a terminal nothing may
+ * control it; elsewhere it is the text of the tokens up to the stop string. */
 #define _GNU_SOURCE
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/run/stream.h"
 
-static const char *const names[] = { "", "gpt2", "llama2", "llama2_v5" }, *const stops[] = { "", "\n", "ab", "\n\n", "\xC3\xA9" };
+static const char *const names[] = { "", "gpt2", "llama2", "llama2_v5" },
+    *const stops[] = { "", "\n", "ab", "\n\n", "\xC3\xA9" };
 enum { TOKENIZERS = COUNT(names), STOPS = COUNT(stops) };
 static Tokenizer *tokenizer[TOKENIZERS];
 
 void fuzz_start(void) { fuzz_tokenizers(tokenizer, names, TOKENIZERS); }
 
-static char *written(const TextStyle *style, Part prompt, const int *ids, const int *experts, int count, Part drawn, size_t *bytes) {
+static char *written(const TextStyle *style, Part prompt, const int *ids, const int *experts, int count, Part drawn,
+                     size_t *bytes) {
     const int vocab = style->tokenizer ? tokenizer_vocab(style->tokenizer) : 1 << 16;
     char *shown = NULL;
     FILE *before = stdout;
@@ -31,7 +34,8 @@ static char *written(const TextStyle *style, Part prompt, const int *ids, const 
 
 void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };
-    const unsigned kind = fuzz_choice(&rest, TOKENIZERS + 1), stop = fuzz_choice(&rest, STOPS), how = fuzz_choice(&rest, 8);
+    const unsigned kind = fuzz_choice(&rest, TOKENIZERS + 1), stop = fuzz_choice(&rest, STOPS),
+        how = fuzz_choice(&rest, 8);
     const Part prompt = fuzz_part(&rest);
     TextStyle style = { kind < TOKENIZERS ? tokenizer[kind] : NULL, stops[stop], how & 1, how >> 1 & 1, how >> 2 & 1 };
     char *text = fuzz_text(prompt);
@@ -42,6 +46,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     for (int i = 0; i < count; i++) { experts[i] = i % 3; fuzz_check(ids[i] >= 0); }
     char *shown = written(&style, prompt, ids, experts, count, rest, &bytes);
     if (style.terminal && !style.colored) fuzz_check_shown(shown, bytes);
-    if (*style.stop && !prompt.bytes && !style.marked && style.tokenizer) fuzz_check(!memmem(shown, bytes, style.stop, strlen(style.stop)));
+    if (*style.stop && !prompt.bytes && !style.marked && style.tokenizer)
+        fuzz_check(!memmem(shown, bytes, style.stop, strlen(style.stop)));
     free(shown), free(experts), free(ids), free(text);
 }

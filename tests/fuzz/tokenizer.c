@@ -1,5 +1,6 @@
-/* tokenizer.c: tokenizer.json of every kind. With what is accepted a few texts, and those of the file itself, are encoded and decoded:
- * all ids are tokens, and everything but what tokenizer.h names comes back. */
+/* tokenizer.c: tokenizer.json of every kind. With what is accepted a few texts, and those of the
+ * file itself, are encoded and decoded: all ids are tokens, and everything but what tokenizer.h
+ * names comes back. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/tokenizer_impl.h"
 
@@ -23,12 +24,14 @@ static void encode(const Tokenizer *t, const char *text, size_t bytes) {
 }
 
 void fuzz_one(const uint8_t *data, size_t size) {
-    static const char sample[] = "The 12 experts' routers\tdidn't  <s>agree</s>:\n\n caf\xC3\xA9 e\xCC\x81 \xE2\x96\x81\xF0\x9F\x98\x80 \xFF\x00<|x|>  ";
+    static const char sample[] = "The 12 experts' routers\tdidn't  <s>agree</s>:\n\n caf\xC3\xA9 e\xCC\x81 "
+        "\xE2\x96\x81\xF0\x9F\x98\x80 \xFF\x00<|x|>  ";
     Error e = { 0 };
     Tokenizer *t = tokenizer_load_text((const char *)data, size, &e);
     if (!t) { fuzz_check(*e.text); return; }
     size_t bytes;
-    fuzz_check(tokenizer_eos(t) < tokenizer_vocab(t) && tokenizer_bos(t) < tokenizer_vocab(t) && tokenizer_vocab(t) > 0);
+    fuzz_check(tokenizer_eos(t) < tokenizer_vocab(t) && tokenizer_bos(t) < tokenizer_vocab(t)
+               && tokenizer_vocab(t) > 0);
     for (int i = -1; i <= tokenizer_vocab(t); i++) tokenizer_piece(t, i, &bytes);
     encode(t, sample, sizeof sample - 1);
     encode(t, (const char *)data, size < 3000 ? size : 3000);

@@ -1,5 +1,5 @@
-/* watch.c: what another process sends while a run works: messages on a watch connection, which arrive in pieces. The first byte is the
- * number of its ranks, the second the length of a piece. */
+/* watch.c: what another process sends while a run works: messages on a watch connection, which
+ * arrive in pieces. The first byte is the number of its ranks, the second the length of a piece. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/ranks/messages.h"
 
@@ -24,7 +24,8 @@ void fuzz_one(const uint8_t *data, size_t size) {
     size_t have = 0;
     long took = 0;
     while (rest.bytes && took >= 0) {
-        const size_t space = most - have, wanted = rest.bytes < piece ? rest.bytes : piece, n = wanted < space ? wanted : space;
+        const size_t space = most - have, wanted = rest.bytes < piece ? rest.bytes : piece,
+            n = wanted < space ? wanted : space;
         size_t at = 0;
         Message m;
         fuzz_check(n > 0);                                  /* no message is longer than the inbox */

@@ -1,6 +1,7 @@
-/* weights.c: the weights of a model folder, and what the operations make of any finite ones. The first byte picks the number type of the
- * file; the values of all tensors are the rest of the input, again and again. Weights that are not finite are refused; a step of training
- * with the others may overflow, but not leave the defined behaviour of C. */
+/* weights.c: the weights of a model folder, and what the operations make of any finite ones. The
+ * first byte picks the number type of the file; the values of all tensors are the rest of the
+ * input, again and again. Weights that are not finite are refused; a step of training with the
+ * others may overflow, but not leave the defined behaviour of C. */
 #include "llmc/model/batch.h"
 #include "llmc/model/pass.h"
 #include "llmc/model/plan.h"
@@ -30,7 +31,8 @@ void fuzz_start(void) {
         for (size_t i = 0; i < count; i++) {
             const Piece *p = &pieces[i];
             text_add(&header[k], "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", at ? "," : "", p->name, dtypes[k]);
-            for (int d = 0; d < p->rank; d++) text_add(&header[k], d ? ",%llu" : "%llu", (unsigned long long)p->shape[d]);
+            for (int d = 0; d < p->rank; d++)
+                text_add(&header[k], d ? ",%llu" : "%llu", (unsigned long long)p->shape[d]);
             text_add(&header[k], "],\"data_offsets\":[%zu,%zu]}", at, at + p->count * sizes[k]);
             at += p->count * sizes[k];
         }
@@ -47,7 +49,8 @@ void fuzz_one(const uint8_t *data, size_t size) {
     char *values = mem_alloc(data_bytes[type]);
     size_t bytes;
     for (size_t i = 0; i < data_bytes[type] && rest.bytes; i++) values[i] = rest.at[i % rest.bytes];
-    char *file = fuzz_tensors((Part){ header[type].at, header[type].length }, (Part){ values, data_bytes[type] }, &bytes);
+    char *file = fuzz_tensors((Part){ header[type].at, header[type].length },
+                              (Part){ values, data_bytes[type] }, &bytes);
     const char *path = fuzz_file("model.safetensors", file, bytes);
     free(file), free(values);
     if (!hf_load_weights(&m, path, &e)) { fuzz_check(*e.text); return; }

@@ -1,5 +1,5 @@
-/* test_evaluate.c: multiple-choice questions: what a tiny model answers, beside PyTorch (reference/make_questions.py), and files that
- * are wrong. Part of the group reference. */
+/* test_evaluate.c: multiple-choice questions: what a tiny model answers, beside PyTorch
+ * (reference/make_questions.py), and files that are wrong. Part of the group reference. */
 #include "llmc/model/plan.h"
 #include "tests/test.h"
 #include "llmc/base/json.h"
@@ -32,13 +32,16 @@ static Tokenizer *load_tokenizer(const char *name) {
     return t;
 }
 
-/* The details of a question, a line of JSON, against the reference. Returns the largest difference of log-likelihoods. */
+/* The details of a question, a line of JSON, against the reference. Returns the largest difference
+ * of log-likelihoods. */
 static double compare_line(const char *line, size_t bytes, const JsonValue *expected, const char *what) {
     static const char *const same[] = { "tokens", "characters" };
     Error e;
     Json *json = json_parse(line, bytes, &e);
-    const JsonValue *got = json_root(json), *v = json_first(json_get(got, "logprobs")), *w = json_first(json_get(expected, "logprobs"));
-    double worst = json && json_int(json_get(got, "answer"), -1) == json_int(json_get(expected, "answer"), -2) ? 0 : NAN;
+    const JsonValue *got = json_root(json), *v = json_first(json_get(got, "logprobs")),
+        *w = json_first(json_get(expected, "logprobs"));
+    double worst = json && json_int(json_get(got, "answer"), -1) == json_int(json_get(expected, "answer"), -2)
+        ? 0 : NAN;
     for (; v && w; v = v->next, w = w->next) worst = fmax(worst, fabs(json_double(v, NAN) - json_double(w, NAN)));
     if (v || w) worst = NAN;
     for (size_t k = 0; k < COUNT(same); k++) {
@@ -52,27 +55,32 @@ static double compare_line(const char *line, size_t bytes, const JsonValue *expe
     return worst;
 }
 
-static void compare(const Questions *q, const Evaluation *v, const char *path, const JsonValue *expected, const char *what) {
+static void compare(const Questions *q, const Evaluation *v, const char *path, const JsonValue *expected,
+                    const char *what) {
     Error e = { 0 };
     size_t bytes, n = 0;
     double worst = 0;
     int64_t right[MEASURES] = { 0 };
     char *text = file_read(path, &bytes, &e);
-    check(text && v->questions == (int64_t)q->count && q->count == expected->length, "%s: every question is answered %s", what, e.text);
+    check(text && v->questions == (int64_t)q->count && q->count == expected->length,
+          "%s: every question is answered %s", what, e.text);
     const JsonValue *one = json_first(expected);
     for (char *at = text, *next; at && one && (next = strchr(at, '\n')); at = next + 1, one = one->next, n++) {
         worst = fmax(worst, compare_line(at, (size_t)(next - at), one, what));
         const JsonValue *p = json_first(json_get(one, "predicted"));
-        for (int by = 0; by < MEASURES; by++, p = p->next) right[by] += json_int(p, -1) == json_int(json_get(one, "answer"), -2);
+        for (int by = 0; by < MEASURES; by++, p = p->next)
+            right[by] += json_int(p, -1) == json_int(json_get(one, "answer"), -2);
     }
     check(n == q->count, "%s: a line of details for each question", what);
     check_error(worst, 3e-4, "%s: log-likelihoods as PyTorch's", what);         /* sums of up to hundreds, in f32 */
-    for (int by = 0; by < MEASURES; by++) check(v->right[by] == right[by], "%s: measure %d has the answers of PyTorch", what, by);
+    for (int by = 0; by < MEASURES; by++)
+        check(v->right[by] == right[by], "%s: measure %d has the answers of PyTorch", what, by);
     free(text);
 }
 
 /* small: batches of 64 tokens, of which a block has few; else one batch holds all. */
-static void run(const Device *dev, const Tokenizer *t, const char *file, int small, const JsonValue *expected, const char *what) {
+static void run(const Device *dev, const Tokenizer *t, const char *file, int small, const JsonValue *expected,
+                const char *what) {
     Error e = { 0 };
     Config c;
     Model m;
@@ -80,7 +88,8 @@ static void run(const Device *dev, const Tokenizer *t, const char *file, int sma
     Evaluation v;
     size_t cut = 0;
     char *path = text_format(FOLDER "/%s", file), *details = scratch_path("details.jsonl");
-    check(hf_load_config(FOLDER, &c, &e) && questions_read(&q, path, t, c.vocab, &e) && questions_cut(&q, path, c.context, &cut, &e),
+    check(hf_load_config(FOLDER, &c, &e) && questions_read(&q, path, t, c.vocab, &e)
+          && questions_cut(&q, path, c.context, &cut, &e),
           "%s: %s", what, e.text);
     check(cut == (strcmp(file, "choices.jsonl") == 0), "%s: %zu contexts are cut", what, cut);
     FileWriter *w = file_create(details, &e);
@@ -96,7 +105,8 @@ static void run(const Device *dev, const Tokenizer *t, const char *file, int sma
 }
 
 static void test_answers(void) {
-    static const char *const files[] = { "hellaswag.jsonl", "choices.jsonl", "hellaswag.bin" }, *const kinds[] = { "gpt2", "llama2" };
+    static const char *const files[] = { "hellaswag.jsonl", "choices.jsonl", "hellaswag.bin" },
+        *const kinds[] = { "gpt2", "llama2" };
     Json *expected = parse_file(FOLDER "/expected.json");
     const Device *dev;
     for (int k = 0; k < 2; k++) {
@@ -114,15 +124,17 @@ static void test_answers(void) {
 }
 
 static void test_scores(void) {
-    Candidate c[] = { { .scored = 2, .characters = 9 }, { .scored = 4, .characters = 10 }, { .scored = 4, .characters = 30 } };
+    Candidate c[] = { { .scored = 2, .characters = 9 }, { .scored = 4, .characters = 10 },
+                      { .scored = 4, .characters = 30 } };
     const Question q = { .choice = c, .choices = 3 };
-    check(evaluate_answer(&q, (double[]){ -5, -8, -20 }, RAW) == 0 && evaluate_answer(&q, (double[]){ -5, -8, -20 }, PER_TOKEN) == 1
+    check(evaluate_answer(&q, (double[]){ -5, -8, -20 }, RAW) == 0
+          && evaluate_answer(&q, (double[]){ -5, -8, -20 }, PER_TOKEN) == 1
           && evaluate_answer(&q, (double[]){ -5, -8, -12 }, PER_CHARACTER) == 2, "the three measures");
     check(evaluate_answer(&q, (double[]){ -7, -5, -5 }, RAW) == 1, "of equal choices the first is the answer");
     check_error(fabs(evaluate_error(1, 5) - 0.2), 1e-15, "standard error of 1 right of 5");
 }
 
-/* ---- files that are wrong ---------------------------------------------------------------------------------- */
+/* ---- files that are wrong -------------------------------------------------------------------- */
 
 #define GOOD "{\"context\": \"a\", \"choices\": [\"b\", \"c\"], \"answer\": 1}\n"
 static void test_wrong_lines(void) {
@@ -136,7 +148,8 @@ static void test_wrong_lines(void) {
         { "{\"context\": \"a\", \"choices\": [\"b\", \"\"], \"answer\": 0}", "choice 1 of \"choices\" is empty" },
         { "{\"context\": \"a\", \"choices\": [\" \", \"c\"], \"answer\": 0}", "choice 0 of \"choices\" is empty" },
         { "{\"context\": \"a\", \"choices\": [1, 2], \"answer\": 0}", "choice 0 of \"choices\" is not a string" },
-        { GOOD GOOD "{\"context\": \"a\", \"choices\": [\"b\", \"c\"], \"answer\": 2}\n", "line 3: \"answer\" is 2, but the choices are 0 to 1" },
+        { GOOD GOOD "{\"context\": \"a\", \"choices\": [\"b\", \"c\"], \"answer\": 2}\n",
+          "line 3: \"answer\" is 2, but the choices are 0 to 1" },
         { "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"-1\"}", "\"label\" is -1" },
         { "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"\"}", "\"label\" is no whole number" },
         { "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"]}", "\"label\" is missing" },
@@ -145,15 +158,18 @@ static void test_wrong_lines(void) {
     for (size_t i = 0; i < COUNT(wrong); i++) {
         Questions q;
         Error e = { 0 };
-        check(!questions_parse(&q, "f", wrong[i].text, strlen(wrong[i].text), t, 256, &e) && !q.count && strstr(e.text, wrong[i].words),
+        check(!questions_parse(&q, "f", wrong[i].text, strlen(wrong[i].text), t, 256, &e) && !q.count
+              && strstr(e.text, wrong[i].words),
               "questions: '%s': %s", wrong[i].words, e.text);
     }
     Questions q;
     Error e = { 0 };
     size_t cut;
-    check(!questions_parse(&q, "f", GOOD, strlen(GOOD), NULL, 256, &e) && strstr(e.text, "tokenizer"), "texts need a tokenizer: %s", e.text);
+    check(!questions_parse(&q, "f", GOOD, strlen(GOOD), NULL, 256, &e) && strstr(e.text, "tokenizer"),
+          "texts need a tokenizer: %s", e.text);
     check(questions_parse(&q, "f", GOOD, strlen(GOOD), t, 256, &e) && q.at[0].answer == 1, "%s", e.text);
-    check(!questions_cut(&q, "f", 1, &cut, &e) && strstr(e.text, "line 1: choice 0 has 2 tokens, more than the 1"), "too long a choice: %s", e.text);
+    check(!questions_cut(&q, "f", 1, &cut, &e) && strstr(e.text, "line 1: choice 0 has 2 tokens, more than the 1"),
+          "too long a choice: %s", e.text);
     check(questions_cut(&q, "f", 2, &cut, &e) && !cut, "3 tokens, of which 2 are read, are not cut");
     questions_free(&q);
     tokenizer_free(t);
@@ -165,10 +181,10 @@ static void put(char *file, size_t at, int number) {
 }
 static void test_wrong_binary(void) {
     static const struct { size_t at; int number; const char *words; } wrong[] = {
-        { 4, 2, "not of version 1" }, { 8, 0, "0 questions" }, { 8, 25, "question 25: it is damaged" }, { 8, 23, "bytes after its last question" },
-        { 1024, 7, "question 1: it is damaged" }, { 1026, 11, "question 1: it is damaged" }, { 1030, 4, "answer is 4" },
-        { 1032, 1, "1 choices" }, { 1034, 0, "context is empty" }, { 1036, 620, "token 620, but the model has 620" },
-    };
+        { 4, 2, "not of version 1" }, { 8, 0, "0 questions" }, { 8, 25, "question 25: it is damaged" },
+        { 8, 23, "bytes after its last question" }, { 1024, 7, "question 1: it is damaged" },
+        { 1026, 11, "question 1: it is damaged" }, { 1030, 4, "answer is 4" }, { 1032, 1, "1 choices" },
+        { 1034, 0, "context is empty" }, { 1036, 620, "token 620, but the model has 620" }, };
     Error e = { 0 };
     size_t bytes;
     char *file = file_read(FOLDER "/hellaswag.bin", &bytes, &e), *copy = mem_alloc(bytes);
@@ -176,15 +192,18 @@ static void test_wrong_binary(void) {
     for (size_t i = 0; i < COUNT(wrong); i++) {
         memcpy(copy, file, bytes);
         put(copy, wrong[i].at, wrong[i].number);
-        check(!questions_parse(&q, "f", copy, bytes, NULL, 620, &e) && strstr(e.text, wrong[i].words), "llm.c's: '%s': %s", wrong[i].words, e.text);
+        check(!questions_parse(&q, "f", copy, bytes, NULL, 620, &e) && strstr(e.text, wrong[i].words),
+              "llm.c's: '%s': %s", wrong[i].words, e.text);
     }
-    size_t last = 1024 + 10;                                /* the number of tokens of the first question's last choice */
+    size_t last = 1024 + 10;                            /* the number of tokens of the first question's last choice */
     for (int k = 0; k < 4; k++) last += 2 + 2 * (size_t)file[last];
     memcpy(copy, file, bytes);
     put(copy, last, file[last] - 1);
-    check(!questions_parse(&q, "f", copy, bytes, NULL, 620, &e) && strstr(e.text, "question 1: it is damaged"), "llm.c's: a token too many: %s", e.text);
+    check(!questions_parse(&q, "f", copy, bytes, NULL, 620, &e) && strstr(e.text, "question 1: it is damaged"),
+          "llm.c's: a token too many: %s", e.text);
     for (size_t n = 4; n < bytes; n += 1 + n / 9)
-        check(!questions_parse(&q, "f", file, n, NULL, 620, &e), "llm.c's questions, cut after %zu bytes: %s", n, e.text);
+        check(!questions_parse(&q, "f", file, n, NULL, 620, &e),
+              "llm.c's questions, cut after %zu bytes: %s", n, e.text);
     free(copy), free(file);
 }
 

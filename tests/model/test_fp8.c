@@ -1,4 +1,5 @@
-/* test_fp8.c: training steps whose experts compute in 8 bits (-pe fp8). Single operations: tests/ops. */
+/* test_fp8.c: training steps whose experts compute in 8 bits (-pe fp8). Single operations:
+ * tests/ops. */
 #include "models.h"
 #include "trainee.h"
 #include "tests/test.h"
@@ -16,10 +17,12 @@ static Config config_of(const char *descriptor, int fp8) {
     return c;
 }
 static TraineeOptions options(int recompute, int micro_batches) {
-    return (TraineeOptions){ .B = 2, .T = 64, .recompute = recompute_numbered(recompute), .micro_batches = micro_batches, .gradients = FLOATX,
-                             .seed = 3, .balance = 0.01f };
+    return (TraineeOptions){ .B = 2, .T = 64, .recompute = recompute_numbered(recompute),
+                             .micro_batches = micro_batches, .gradients = FLOATX, .seed = 3, .balance = 0.01f };
 }
-static void open_model(Trainee *t, const Device *dev, const Config *c) { check(trainee_open(t, dev, c, options(0, 1)), "memory"); }
+static void open_model(Trainee *t, const Device *dev, const Config *c) {
+    check(trainee_open(t, dev, c, options(0, 1)), "memory");
+}
 /* Of one step. free() it. */
 static double *gradients(const Device *dev, const Config *c, double *loss) {
     Trainee t;
@@ -32,8 +35,9 @@ static double *gradients(const Device *dev, const Config *c, double *loss) {
     return g;
 }
 
-/* Codes are wrong by up to a sixteenth of a value, a fiftieth on average, and a gradient passes several. One layer: in a second one a few
- * tokens would choose other experts. Without a gradient of weights in 8 bits those of the experts are closer. */
+/* Codes are wrong by up to a sixteenth of a value, a fiftieth on average, and a gradient passes
+ * several. One layer: in a second one a few tokens would choose other experts. Without a gradient
+ * of weights in 8 bits those of the experts are closer. */
 static void near(const Device *dev, const char *what) {
     const Config exact = config_of("m1:c128h4e4k2f256a8x2n0", 0), c = config_of("m1:c128h4e4k2f256a8x2n0", FP8_ALL);
     double loss[2], *want = gradients(dev, &exact, &loss[0]), *got = gradients(dev, &c, &loss[1]);
@@ -45,7 +49,8 @@ static void near(const Device *dev, const char *what) {
         const double error = relative_error(got + x->offset, want + x->offset, x->count);
         const int of_experts = strstr(x->name, "mlp.input") || strstr(x->name, "mlp.output");
         check_error(error, 0.12, "%s %s: gradient of %s in 8 bits", dev->name, what, x->name);
-        if (of_experts) check(error > 0.005, "%s %s: gradient of %s is that of 8 bits, %.1e from that of more", dev->name, what, x->name, error);
+        if (of_experts) check(error > 0.005, "%s %s: gradient of %s is that of 8 bits, %.1e from that of more",
+                              dev->name, what, x->name, error);
     }
     trainee_close(&t), free(want), free(got);
 }
@@ -56,13 +61,16 @@ static uint64_t trained(const Config *c, int recompute, int micro_batches) {
 static void recomputing(const char *descriptor) {
     const Config c = config_of(descriptor, FP8_ALL), exact = config_of(descriptor, 0);
     const uint64_t kept = trained(&c, 0, 2);
-    check(kept == trained(&c, 1, 2) && kept == trained(&c, 2, 2), "%s: in 8 bits recomputing gives the same bits as keeping", descriptor);
+    check(kept == trained(&c, 1, 2) && kept == trained(&c, 2, 2),
+          "%s: in 8 bits recomputing gives the same bits as keeping", descriptor);
     check(kept != trained(&exact, 0, 2), "%s: 8 bits are not the default", descriptor);
 }
 
-/* A validation does not compute in 8 bits, and what the forward leaves for the backward is the same. */
+/* A validation does not compute in 8 bits, and what the forward leaves for the backward is the
+ * same. */
 static void beside(const Device *dev) {
-    const Config configs[2] = { config_of("m2:c128h4e4k2f128a4x2n0", 0), config_of("m2:c128h4e4k2f128a4x2n0", FP8_ALL) };
+    const Config configs[2] = { config_of("m2:c128h4e4k2f128a4x2n0", 0),
+                                config_of("m2:c128h4e4k2f128a4x2n0", FP8_ALL) };
     double loss[2][2];
     size_t kept[2];
     for (int fp8 = 0; fp8 < 2; fp8++) {
@@ -89,14 +97,16 @@ static void beside(const Device *dev) {
     check(kept[0] == kept[1], "%s: in 8 bits the forward keeps %zu bytes, else %zu", dev->name, kept[1], kept[0]);
 }
 
-/* One pass in 8 bits: the loss is that of its forward pass; gradients of experts differ from both in bf16 and both in 8 bits. */
+/* One pass in 8 bits: the loss is that of its forward pass; gradients of experts differ from both
+ * in bf16 and both in 8 bits. */
 static void one_pass(const Device *dev) {
     double loss[4], *g[4];
     for (int passes = 0; passes < 4; passes++) {
         const Config c = config_of("m1:c128h4e4k2f128a4x2n0", passes);
         g[passes] = gradients(dev, &c, &loss[passes]);
     }
-    check(loss[FP8_FORWARD] == loss[FP8_ALL] && loss[FP8_BACKWARD] == loss[0] && loss[0] != loss[FP8_ALL], "%s: forward or backward in 8 bits", dev->name);
+    check(loss[FP8_FORWARD] == loss[FP8_ALL] && loss[FP8_BACKWARD] == loss[0] && loss[0] != loss[FP8_ALL],
+          "%s: forward or backward in 8 bits", dev->name);
     Trainee t;
     const Config exact = config_of("m1:c128h4e4k2f128a4x2n0", 0);
     open_model(&t, dev, &exact);
@@ -105,8 +115,10 @@ static void one_pass(const Device *dev) {
         if (!strstr(x->name, "mlp.input")) continue;
         for (int passes = FP8_FORWARD; passes <= FP8_BACKWARD; passes++) {
             const double error = relative_error(g[passes] + x->offset, g[0] + x->offset, x->count);
-            check(error > 0.005 && error <= 0.12 && relative_error(g[passes] + x->offset, g[FP8_ALL] + x->offset, x->count) > 0.005,
-                  "%s: gradient of %s with %s in 8 bits differs by %.1e", dev->name, x->name, passes == FP8_FORWARD ? "forward" : "backward", error);
+            check(error > 0.005 && error <= 0.12
+                  && relative_error(g[passes] + x->offset, g[FP8_ALL] + x->offset, x->count) > 0.005,
+                  "%s: gradient of %s with %s in 8 bits differs by %.1e", dev->name, x->name,
+                  passes == FP8_FORWARD ? "forward" : "backward", error);
         }
     }
     trainee_close(&t);
@@ -115,16 +127,21 @@ static void one_pass(const Device *dev) {
 
 /* FP8_WHERE_FASTER: in bf16 where no size was measured that is nowhere larger. */
 static void by_size(void) {
-    Config c = config_of("m2:c2048h16e64k8f1024", FP8_WHERE_FASTER), wide = config_of("m2:c4096h16e64k4f2048", FP8_WHERE_FASTER);
-    check(fp8_passes(&c, 32768) == FP8_ALL && fp8_passes(&wide, 32768) == FP8_ALL, "sizes that were measured are in 8 bits");
-    check(fp8_passes(&c, 40000) == FP8_ALL && fp8_passes(&c, 12287) == 0, "more rows are, fewer than any measured are not");
+    Config c = config_of("m2:c2048h16e64k8f1024", FP8_WHERE_FASTER),
+        wide = config_of("m2:c4096h16e64k4f2048", FP8_WHERE_FASTER);
+    check(fp8_passes(&c, 32768) == FP8_ALL && fp8_passes(&wide, 32768) == FP8_ALL,
+          "sizes that were measured are in 8 bits");
+    check(fp8_passes(&c, 40000) == FP8_ALL && fp8_passes(&c, 12287) == 0,
+          "more rows are, fewer than any measured are not");
     c.width = 192;
     check(fp8_passes(&c, 32768) == 0, "nor are narrower experts");
     Config narrow = config_of("m2:c768h12e128k8f256", FP8_WHERE_FASTER);
-    check(fp8_passes(&narrow, 40960) == FP8_ALL && fp8_passes(&narrow, 40959) == 0, "the smallest that was measured is");
+    check(fp8_passes(&narrow, 40960) == FP8_ALL && fp8_passes(&narrow, 40959) == 0,
+          "the smallest that was measured is");
     c.fp8 = FP8_BACKWARD;
     check(fp8_passes(&c, 64) == FP8_BACKWARD, "passes that are named do not depend on the size");
-    Config small = config_of("m2:c128h4e4k2f128a4x2n0", FP8_WHERE_FASTER), never = config_of("m2:c128h4e4k2f128a4x2n0", 0);
+    Config small = config_of("m2:c128h4e4k2f128a4x2n0", FP8_WHERE_FASTER),
+        never = config_of("m2:c128h4e4k2f128a4x2n0", 0);
     Trainee t[2];
     open_model(&t[0], device_find("cpu-f32"), &small), open_model(&t[1], device_find("cpu-f32"), &never);
     check(t[0].m.arena.total == t[1].m.arena.total, "where it is not faster no memory is planned for it");
@@ -147,17 +164,20 @@ static void not_finite(void) {
                     dev->from_double(float_at(&t.m, t.m.params, t.m.manifest.at[i].offset), &value[kind], 1);
             const uint64_t before = trainee_hash(&t);
             trainee_do(&t, 0);
-            check(!isfinite(trainee_loss(&t, &bad)) && bad >= 0, "a weight of %g shows in a step in 8 bits", value[kind]);
+            check(!isfinite(trainee_loss(&t, &bad)) && bad >= 0, "a weight of %g shows in a step in 8 bits",
+                  value[kind]);
             check(trainee_hash(&t) == before, "and changes nothing");
             trainee_close(&t);
         }
 }
 
-/* A block of columns is of other tokens where samples are packed, so a gradient of a weight is as near as 8 bits are. */
+/* A block of columns is of other tokens where samples are packed, so a gradient of a weight is as
+ * near as 8 bits are. */
 static void packed(const Device *dev) {
     const Config c = config_of("m2:c128h4e4k2f128a4x2n0", FP8_ALL);
     double loss;
-    check_error(packing_error(dev, &c, &loss), 0.05, "%s: in 8 bits, gradients of packed samples against each alone", dev->name);
+    check_error(packing_error(dev, &c, &loss), 0.05, "%s: in 8 bits, gradients of packed samples against each alone",
+                dev->name);
     check_error(loss, 1e-5, "%s: their loss", dev->name);
 }
 static void learning(void) {
@@ -165,10 +185,12 @@ static void learning(void) {
     check_error(overfit(device_find("cpu-f32"), &c, 80, 0, NULL), 0.05, "in 8 bits a model overfits one batch: loss");
     c.rounding = 1;
     c.tile = 16;
-    check(forgets(device_find("cpu-f32"), &c, 3), "in 8 bits model_clear_activations removes all traces of a batch that was not finite");
+    check(forgets(device_find("cpu-f32"), &c, 3),
+          "in 8 bits model_clear_activations removes all traces of a batch that was not finite");
 }
 
-/* A device without operations in 8 bits and for decoding, as cuda-f32 and cuda-bf16-portable are without the first. */
+/* A device without operations in 8 bits and for decoding, as cuda-f32 and cuda-bf16-portable are
+ * without the first. */
 static void without_tables(const Device *dev) {
     Device bare = *dev;
     const Config c = config_of("m2:c32h4e4k2f16", 0);

@@ -1,5 +1,6 @@
-/* test_gpu.c: the devices of a GPU against those of the CPU, in whole training steps: cuda-f32 against cpu-f64, and cuda-bf16
- * against cpu-bf16, which rounds at the same points. Recordings, faults, decoding. (Single operations: tests/ops.) */
+/* test_gpu.c: the devices of a GPU against those of the CPU, in whole training steps: cuda-f32
+ * against cpu-f64, and cuda-bf16 against cpu-bf16, which rounds at the same points. Recordings,
+ * faults, decoding. (Single operations: tests/ops.) */
 #define _POSIX_C_SOURCE 200809L
 #include "models.h"
 #include "trainee.h"
@@ -35,7 +36,8 @@ static size_t configurations(void) {
 }
 
 static Config small(const char *descriptor, int context) { return trainee_config(descriptor, 96, context); }
-/* What rounding to bf16 does to a model's gradients: of 16 channels, a twentieth. Each of two devices may be as far from the truth. */
+/* What rounding to bf16 does to a model's gradients: of 16 channels, a twentieth. Each of two
+ * devices may be as far from the truth. */
 static double rounding_error(const Check *c) {
     double worst;
     check_devices(c, device_find("cpu-bf16"), device_find("cpu-f64"), 1, stdout, 0, &worst);
@@ -46,19 +48,23 @@ static double rounding_error(const Check *c) {
 static const char *name_of(size_t i) { return i < GRID ? grid[i].descriptor : family_case((int)(i - GRID), NULL); }
 static Config configuration(size_t i) {
     Config c = small(name_of(i), 48);
-    if (i < GRID) c.scores = grid[i].scores, c.activation = grid[i].activation, c.fp8 = i >= GRID - IN_8_BITS ? FP8_ALL : 0;
+    if (i < GRID)
+        c.scores = grid[i].scores, c.activation = grid[i].activation, c.fp8 = i >= GRID - IN_8_BITS ? FP8_ALL : 0;
     else family_case((int)(i - GRID), &c);
     return c;
 }
-static int is_missing(const Config *c, const Device *dev) { return c->fp8 && !(dev->fp8 && dev->fp8->fits(c->channels, c->width)); }
+static int is_missing(const Config *c, const Device *dev) {
+    return c->fp8 && !(dev->fp8 && dev->fp8->fits(c->channels, c->width));
+}
 static Recompute recompute_of(size_t i) { return recompute_numbered(i < GRID ? grid[i].recompute : (int)i % 3); }
 static float dropout_of(size_t i)   { return i < GRID ? grid[i].dropout : i % 2 ? 0.1f : 0; }
 
 static void lockstep(const Device *dev) {
     const Device *twin = device_find(dev->floatX_size == 2 ? "cpu-bf16" : "cpu-f64");
-    /* In bf16 few tokens, so that check_devices finds a batch in which rounding sends none to another expert. */
+    /* In bf16 few tokens, so that check_devices finds a batch in which rounding sends none to
+     * another expert. */
     const int T = dev->floatX_size == 2 ? 16 : 48;
-    for (size_t i = 0; i < 2 * configurations(); i++) {                     /* each as it is, and with rounded routing */
+    for (size_t i = 0; i < 2 * configurations(); i++) {                 /* each as it is, and with rounded routing */
         const size_t rounds = i >= configurations(), at = i % configurations();
         double worst;
         Check c = { .config = configuration(at), .B = 1, .T = T, .recompute = recompute_of(at),
@@ -66,11 +72,13 @@ static void lockstep(const Device *dev) {
         c.config.rounding = rounds && c.config.experts > 1;
         c.config.tile = 4;
         if (is_missing(&c.config, dev)) continue;
-        /* With rounded routing many tokens have one expert, with weight 1 and no gradient: the router's gradient is a sum of few terms. */
-        const double bound = dev->floatX_size != 2 ? 1e-4 : rounds ? 1e-1 : fmax(3e-2, at < GRID - IN_8_BITS ? 0 : 2 * rounding_error(&c));
+        /* With rounded routing many tokens have one expert, with weight 1 and no gradient: the
+         * router's gradient is a sum of few terms. */
+        const double bound = dev->floatX_size != 2 ? 1e-4 : rounds ? 1e-1
+                                                   : fmax(3e-2, at < GRID - IN_8_BITS ? 0 : 2 * rounding_error(&c));
         const int bad = check_devices(&c, dev, twin, bound, stdout, 0, &worst);
-        check(bad == 0, "%s%s: %s agrees with %s, %d bad tensors, worst %.1e", name_of(at), rounds ? " rounded" : "", dev->name,
-              twin->name, bad, worst);
+        check(bad == 0, "%s%s: %s agrees with %s, %d bad tensors, worst %.1e", name_of(at), rounds ? " rounded" : "",
+              dev->name, twin->name, bad, worst);
     }
 }
 
@@ -84,15 +92,17 @@ static void learning(const Device *dev, const Config *c) {
     }
 }
 
-/* Steps of three micro-batches with dropout, their work queued or recorded: a hash of the losses and of what is left. */
+/* Steps of three micro-batches with dropout, their work queued or recorded: a hash of the losses
+ * and of what is left. */
 enum { MICRO = 3, STEPS = 5, QUICK_STEPS = 3 };             /* QUICK_STEPS: -q */
-static uint64_t trained(const Device *dev, const Config *c, Recompute recompute, float dropout, float momentum, int record,
-                        int *recorded) {
+static uint64_t trained(const Device *dev, const Config *c, Recompute recompute, float dropout, float momentum,
+                        int record, int *recorded) {
     Trainee t;
     uint64_t hash = 0;
     int bad;
-    check(trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .micro_batches = MICRO, .recompute = recompute,
-                                                     .gradients = FLOATX, .seed = 3, .record = record, .momentum = momentum, .period = 2,
+    check(trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .micro_batches = MICRO,
+                                                     .recompute = recompute, .gradients = FLOATX, .seed = 3,
+                                                     .record = record, .momentum = momentum, .period = 2,
                                                      .balance = 0.01f, .dropout = dropout }), "memory");
     t.adamw.decay = t.adamw.clip = 0;
     for (int step = 0; step < (quick ? QUICK_STEPS : STEPS); step++) {
@@ -124,14 +134,16 @@ static void recording(const Device *dev) {
 
 /* Every part alone and all together, of layers as small as any and of some that fill tiles. */
 static void recomputing(const Device *dev) {
-    static const char *const models[] = { "m3:c64h4e8k2f64a8x2n0", "m3:c128h2d64e8k2f128a8x2n0", "m3:c128h2d64e8k2f128a1s1n2", "d3:c128h2d64n0" };
+    static const char *const models[] = { "m3:c64h4e8k2f64a8x2n0", "m3:c128h2d64e8k2f128a8x2n0",
+                                          "m3:c128h2d64e8k2f128a1s1n2", "d3:c128h2d64n0" };
     for (int i = 0; i < 4; i++) {
         int recorded;
         const Config c = small(models[i], 160);
         const uint64_t kept = trained(dev, &c, recompute_numbered(0), 0.1f, 0, 0, &recorded);
         for (int p = 0; p <= LAYER_PARTS; p++) {
             const Recompute again = p < LAYER_PARTS ? recompute_parts(1u << p, 1 + p % 2) : recompute_numbered(2);
-            check(trained(dev, &c, again, 0.1f, 0, 1, &recorded) == kept, "%s: %s: part %d recomputed changes no bit", dev->name, models[i], p);
+            check(trained(dev, &c, again, 0.1f, 0, 1, &recorded) == kept, "%s: %s: part %d recomputed changes no bit",
+                  dev->name, models[i], p);
         }
     }
 }
@@ -141,11 +153,12 @@ static void forgetting(const Device *dev) {
     Config c = small("m2:c128h2d64e8k2f128a8x2n0", 160);
     c.rounding = 1;
     c.tile = ROW_TILE;
-    check(forgets(dev, &c, 4), "%s: model_clear_activations removes all traces of a batch that was not finite", dev->name);
+    check(forgets(dev, &c, 4), "%s: model_clear_activations removes all traces of a batch that was not finite",
+          dev->name);
 }
 
-/* Batches of one, of a few (the decode_* operations) and of more. In bf16 two ways to compute the same logits may send a token to
- * different experts, so only the smallest are compared. */
+/* Batches of one, of a few (the decode_* operations) and of more. In bf16 two ways to compute the
+ * same logits may send a token to different experts, so only the smallest are compared. */
 static void decoding(const Device *dev) {
     static const int batches[] = { 1, 3, 12, 20 };
     const int bf16 = dev->floatX_size == 2;
@@ -153,21 +166,22 @@ static void decoding(const Device *dev) {
         Config c = configuration(i);
         double loss;
         if (is_missing(&c, dev)) continue;
-        check_error(packing_error(dev, &c, &loss), bf16 ? 0.1 : 1e-4, "%s %s: gradients of packed samples against each alone", dev->name, name_of(i));
+        check_error(packing_error(dev, &c, &loss), bf16 ? 0.1 : 1e-4,
+                    "%s %s: gradients of packed samples against each alone", dev->name, name_of(i));
         check_error(loss, bf16 ? 1e-2 : 1e-5, "%s %s: their loss", dev->name, name_of(i));
         for (int k = 0; k < (quick ? 2 : 4); k++) {
             if (!quick && (!bf16 || (i == 0 && k < 2)))
                 check_error(decoding_errors(dev, &c, batches[k], 40, 9, bf16 ? 5e-2 : 1e-4), bf16 ? 0.1 : 0,
-                            "%s %s: decoding %d with a cache, fraction that differs from a full pass", dev->name, name_of(i),
-                            batches[k]);
+                            "%s %s: decoding %d with a cache, fraction that differs from a full pass", dev->name,
+                            name_of(i), batches[k]);
             for (int greedy = 0; greedy < 2; greedy++)
                 check(steps_agree(dev, &c, batches[k], (Sampler){ .temperature = !greedy, .top_p = 0.9f }),
                       "%s %s: %d sequences, drawn ahead or one at a time", dev->name, name_of(i), batches[k]);
         }
     }
 
-    /* Heads of 64 and 128, for which decode_attention has kernels; one and several blocks of keys; rows of many chunks. All experts
-     * are chosen, so that bf16 can be compared. */
+    /* Heads of 64 and 128, for which decode_attention has kernels; one and several blocks of keys;
+     * rows of many chunks. All experts are chosen, so that bf16 can be compared. */
     static const struct { const char *descriptor; int batch, context, first, window; } large[] = {
         { "m2:c768h12e2k2f512a2x2n0",    1, 300,  9, 0    },
         { "m1:c512h8e4k4f96a4x4n0",      1, 1100, 1070, 0 },     /* four queries per key */
@@ -175,7 +189,8 @@ static void decoding(const Device *dev) {
         { "d1:c640h5q1f1024n0",          2, 200,  180, 0  },
         { "m1:c1280h20e3k3f64a2x2s1n0",  1, 150,  120, 0  },
         { "m1:c256h4e33k33f64a2x2n0",    1, 150,  120, 0  },     /* more experts than lanes: decode_router */
-        { "m2:c2048h16d128e20k20f128a1n2u1", 1, 300, 280, 0 }, /* rows of eight chunks; as OLMoE, one norm of all heads */
+        /* rows of eight chunks; as OLMoE, one norm of all heads */
+        { "m2:c2048h16d128e20k20f128a1n2u1", 1, 300, 280, 0 },
         { "m1:c2048h32d128q4e24k24f96a1n1u1", 1, 200, 170, 0 },   /* as Qwen3-MoE */
         { "m2:c1792h14q2e4k4f64a1n1s1", 1, 150, 120, 0 },
         { "m2:c256h4e40k40f64a2x2n1v1w150", 1, 150, 120, 0 },
@@ -184,14 +199,15 @@ static void decoding(const Device *dev) {
         { "d2:c512h8f320n0",             1, 1100, 1070, 300 },   /* windows in the first layer: heads of 64, */
         { "m1:c512h4q2e4k4f96a1n0",      2, 1100, 1070, 33 },    /* of 128, */
         { "d1:c640h8q2f1024n0",          2, 600,  580,  130 },   /* and of 80 */
-        { "d1:c512h8f320n0",             1, 8400, 8390, 100 },   /* a longer cache than the clusters' without a window */
+        { "d1:c512h8f320n0",             1, 8400, 8390, 100 },  /* a longer cache than the clusters' without a window */
     };
     for (size_t i = 0; i < (quick ? 2 : sizeof large / sizeof *large); i++) {
         Config c = small(large[i].descriptor, large[i].context);
         c.window = large[i].window;
         if (c.window) layers_add(&c.windowed, 0);
         check_error(decoding_errors(dev, &c, large[i].batch, large[i].context, large[i].first, bf16 ? 5e-2 : 1e-4), 0,
-                    "%s %s: decoding %d of %d, fraction that differs from a full pass", dev->name, large[i].descriptor, large[i].batch, large[i].context);
+                    "%s %s: decoding %d of %d, fraction that differs from a full pass", dev->name, large[i].descriptor,
+                    large[i].batch, large[i].context);
     }
 }
 
@@ -216,8 +232,9 @@ static void unrecordable(const Device *dev) {
     dev->release(there);
 }
 
-/* An error of the GPU ends the process with EXIT_CUDA and names the activity, the kernel and the GPUs of the build. The test
- * needs a process of its own, run_tests -fault, in which a token is far outside of the embedding. */
+/* An error of the GPU ends the process with EXIT_CUDA and names the activity, the kernel and the
+ * GPUs of the build. The test needs a process of its own, run_tests -fault, in which a token is far
+ * outside of the embedding. */
 void gpu_fault(void) {
     const Device *dev = tested_device(0);
     const int token = 1 << 30;
@@ -231,7 +248,8 @@ void gpu_fault(void) {
     fail(EXIT_DONE, "no error");
 }
 static void faults(const Device *dev) {
-    static const char *const says[] = { "error: CUDA: ", "at step 7", "in embed_", "embed.cu", "built for sm_", "the GPU is sm_" };
+    static const char *const says[] = { "error: CUDA: ", "at step 7", "in embed_", "embed.cu", "built for sm_",
+                                        "the GPU is sm_" };
     char program[4096], text[4096];
     const ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
     program[n > 0 ? n : 0] = 0;
@@ -240,7 +258,8 @@ static void faults(const Device *dev) {
     const size_t got = f ? fread(text, 1, sizeof text - 1, f) : 0;
     const int status = f ? pclose(f) : -1;
     text[got] = 0;
-    check(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_CUDA, "%s: %s ends with code %d", dev->name, command, EXIT_CUDA);
+    check(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_CUDA, "%s: %s ends with code %d", dev->name,
+          command, EXIT_CUDA);
     for (size_t i = 0; i < sizeof says / sizeof *says; i++)
         check(strstr(text, says[i]) != NULL, "%s: an error says \"%s\": %s", dev->name, says[i], text);
     free(command);

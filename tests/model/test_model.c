@@ -1,5 +1,6 @@
-/* test_model.c: the model as a whole. All gradients of every kind of model against finite differences; its devices against each
- * other; decoding with a cache against a full pass; recomputation; what a layer keeps in memory. */
+/* test_model.c: the model as a whole. All gradients of every kind of model against finite
+ * differences; its devices against each other; decoding with a cache against a full pass;
+ * recomputation; what a layer keeps in memory. */
 #include "models.h"
 #include "trainee.h"
 #include "tests/test.h"
@@ -60,36 +61,50 @@ static const struct { const char *descriptor; int scores, activation, recompute;
 /* c is NULL, or has the sizes of the descriptor. */
 const char *family_case(int i, Config *c) {
     static const struct { const char *descriptor; Config with; } cases[] = {
-        { "m2:c16h4d4e4k2f12a1n2u1", { .scores = SOFTMAX_TOPK, .attention_bias = 2 } },                         /* as OLMoE */
-        { "m3:c16h4d6q2e5k2f12a1n1u1", { .scores = TOPK_SOFTMAX, .dense_width = 20, .dense = { { 2 } } } },         /* as Qwen3-MoE */
-        { "m2:c16h4q2e4k2f12a1s2n0", { .scores = SOFTMAX_TOPK, .attention_bias = 1, .shared_gate = 1 } },         /* as Qwen2-MoE */
-        { "m2:c16h4q2e4k2f12a1s1n0", { .scores = TOPK_SOFTMAX, .embed_scale = 3, .residual_scale = 0.22, .attention_scale = 0.17,
-                                     .logit_divisor = 1.7 } },                                                  /* as Granite */
-        { "m3:c16h4d8q2e6k2f12a1s2w250n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .dense_width = 20, .dense = { { 1 } }, .rotated = 4,
-                                               .attention_bias = 1 } },                                         /* as GLM 4.5 */
-        { "m2:c16h4q2e6k2f12a1s1w250n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .groups = 3, .groups_chosen = 2 } },  /* as Dots 1 */
-        { "m3:c16h6d8q3e5k2f7a1n0u1", { .scores = TOPK_SOFTMAX, .activation = CLAMPED, .attention_bias = 2, .sinks = 1, .expert_bias = 1,
-                                        .window = 3, .windowed = { { 5 } }, .rope = { ROPE_YARN, 1, 3, 1, 32, 12, 1.11 } } },   /* as gpt-oss */
-        { "m2:c16h4q2e6k3f12a1s1n0", { .scores = SOFTMAX_RENORM, .choice_bias = 1, .rope_pairs = 1 } },           /* as ERNIE */
-        { "m3:c16h3d10e6k2f12a1s2w250n0u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .groups = 3, .groups_chosen = 2, .dense_width = 20,
-                                              .dense = { { 1 } }, .rotated = 4, .kv_rank = 9, .query_rank = 5, .value_size = 7, .rope_pairs = 1,
-                                              .rope = { ROPE_YARN, 0, 3, 1, 32, 12, 1.11, 0.7 } } },              /* as DeepSeek-V3 */
-        { "m2:c16h4d6e6k2f12a1s1n0u1", { .scores = SOFTMAX_TOPK, .groups = 3, .groups_chosen = 2, .groups_by_best = 1, .rotated = 2,
-                                         .kv_rank = 7, .value_size = 6, .rope_pairs = 1 } },                      /* as DeepSeek-V2 */
-        { "d2:c16h4q2f20n0", { .window = 5, .windowed = { { 3 } } } },                                             /* as Mistral */
-        { "m3:c16h6d6q2e5k2f12a1n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .window = 3, .windowed = { { 5 } } } },
-        { "d2:c16h4q2f20n0", { .rope = { ROPE_LLAMA3, 0, 4, 1, 4, 12, 0 } } },
+        { "m2:c16h4d4e4k2f12a1n2u1", { .scores = SOFTMAX_TOPK, .attention_bias = 2 } },                 /* as OLMoE */
+        /* as Qwen3-MoE */
+        { "m3:c16h4d6q2e5k2f12a1n1u1", { .scores = TOPK_SOFTMAX, .dense_width = 20, .dense = { { 2 } } } },
+        /* as Qwen2-MoE */
+        { "m2:c16h4q2e4k2f12a1s2n0", { .scores = SOFTMAX_TOPK, .attention_bias = 1, .shared_gate = 1 } },
+        { "m2:c16h4q2e4k2f12a1s1n0",
+          { .scores = TOPK_SOFTMAX, .embed_scale = 3, .residual_scale = 0.22, .attention_scale = 0.17,
+                                     .logit_divisor = 1.7 } },                                          /* as Granite */
+        { "m3:c16h4d8q2e6k2f12a1s2w250n1u1",
+          { .scores = SIGMOID_TOPK, .choice_bias = 1, .dense_width = 20, .dense = { { 1 } }, .rotated = 4,
+                                               .attention_bias = 1 } },                                 /* as GLM 4.5 */
+        /* as Dots 1 */
+        { "m2:c16h4q2e6k2f12a1s1w250n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .groups = 3, .groups_chosen = 2 }
+          }, { "m3:c16h6d8q3e5k2f7a1n0u1",
+               { .scores = TOPK_SOFTMAX, .activation = CLAMPED, .attention_bias = 2, .sinks = 1, .expert_bias = 1,
+                                        /* as gpt-oss */
+                                        .window = 3, .windowed = { { 5 } },
+                                        .rope = { ROPE_YARN, 1, 3, 1, 32, 12, 1.11 } } },
+        { "m2:c16h4q2e6k3f12a1s1n0", { .scores = SOFTMAX_RENORM, .choice_bias = 1, .rope_pairs = 1 } },   /* as ERNIE */
+        { "m3:c16h3d10e6k2f12a1s2w250n0u1",
+          { .scores = SIGMOID_TOPK, .choice_bias = 1, .groups = 3, .groups_chosen = 2, .dense_width = 20,
+            .dense = { { 1 } }, .rotated = 4, .kv_rank = 9, .query_rank = 5, .value_size = 7, .rope_pairs = 1,
+                                              /* as DeepSeek-V3 */
+                                              .rope = { ROPE_YARN, 0, 3, 1, 32, 12, 1.11, 0.7 } } },
+        { "m2:c16h4d6e6k2f12a1s1n0u1",
+          { .scores = SOFTMAX_TOPK, .groups = 3, .groups_chosen = 2, .groups_by_best = 1, .rotated = 2,
+                                         .kv_rank = 7, .value_size = 6, .rope_pairs = 1 } },        /* as DeepSeek-V2 */
+        { "d2:c16h4q2f20n0", { .window = 5, .windowed = { { 3 } } } },                                  /* as Mistral */
+        { "m3:c16h6d6q2e5k2f12a1n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .window = 3, .windowed = { { 5 } } }
+          }, { "d2:c16h4q2f20n0", { .rope = { ROPE_LLAMA3, 0, 4, 1, 4, 12, 0 } } },
         { "d2:c16h2q1f20n2u1", { .rope = { ROPE_YARN, 1, 3, 1, 32, 12, 1.11 }, .residual_scale = 0.5 } },
     };
     if (i >= (int)(sizeof cases / sizeof *cases)) return NULL;
     const Config *w = &cases[i].with;
     if (!c) return cases[i].descriptor;
-    c->scores = w->scores, c->attention_bias = w->attention_bias, c->shared_gate = w->shared_gate, c->choice_bias = w->choice_bias;
+    c->scores = w->scores, c->attention_bias = w->attention_bias, c->shared_gate = w->shared_gate,
+        c->choice_bias = w->choice_bias;
     c->dense_width = w->dense_width, c->rotated = w->rotated, c->rope_pairs = w->rope_pairs, c->rope = w->rope;
-    c->groups = w->groups, c->groups_chosen = w->groups_chosen, c->embed_scale = w->embed_scale, c->residual_scale = w->residual_scale;
+    c->groups = w->groups, c->groups_chosen = w->groups_chosen, c->embed_scale = w->embed_scale,
+        c->residual_scale = w->residual_scale;
     c->attention_scale = w->attention_scale, c->logit_divisor = w->logit_divisor;
     c->dense = w->dense, c->window = w->window, c->windowed = w->windowed;
-    c->kv_rank = w->kv_rank, c->query_rank = w->query_rank, c->value_size = w->value_size, c->groups_by_best = w->groups_by_best;
+    c->kv_rank = w->kv_rank, c->query_rank = w->query_rank, c->value_size = w->value_size,
+        c->groups_by_best = w->groups_by_best;
     c->sinks = w->sinks, c->expert_bias = w->expert_bias;
     if (w->activation) c->activation = w->activation;
     return cases[i].descriptor;
@@ -110,7 +125,8 @@ static void gradients(void) {
         gradients_of(&c, grid[i].descriptor);
     }
     for (int i = 0; family_case(i, NULL); i++) {
-        Check c = { .config = trainee_config(family_case(i, NULL), 29, 16), .recompute = recompute_numbered(i % 3), .dropout = i % 2 ? 0.1f : 0 };
+        Check c = { .config = trainee_config(family_case(i, NULL), 29, 16), .recompute = recompute_numbered(i % 3),
+                    .dropout = i % 2 ? 0.1f : 0 };
         family_case(i, &c.config);
         gradients_of(&c, family_case(i, NULL));
     }
@@ -123,10 +139,12 @@ static void gradients(void) {
     }
 }
 
-/* A router with inputs rounded to bf16 sends a few tokens to other experts, so only a dense model is held to a bound. */
+/* A router with inputs rounded to bf16 sends a few tokens to other experts, so only a dense model
+ * is held to a bound. */
 static void bf16(void) {
     double worst;
-    Check c = { .config = config_of("d2:c32h4f40n0", TOPK_SOFTMAX, SWIGLU, 1), .B = 2, .T = 12, .samples = 1, .seed = 5 };
+    Check c = { .config = config_of("d2:c32h4f40n0", TOPK_SOFTMAX, SWIGLU, 1), .B = 2, .T = 12, .samples = 1,
+                .seed = 5 };
     const int differ = check_devices(&c, device_find("cpu-bf16"), device_find("cpu-f64"), 0.05, stdout, 0, &worst);
     check(differ == 0, "dense model in bf16: gradients within 5 %%, worst %.1e", worst);
 }
@@ -136,7 +154,8 @@ double overfit(const Device *dev, const Config *c, int steps, int how, uint64_t 
     double loss = NAN;
     Trainee t;
     if (!trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .no_master = lean, .seed = 3,
-                                                    .moments = lean ? FLOATX : REAL, .gradients = FLOATX, .balance = 0.01f, .z = 0.001f,
+                                                    .moments = lean ? FLOATX : REAL,
+                                                    .gradients = FLOATX, .balance = 0.01f, .z = 0.001f,
                                                     .momentum = how & MUON ? 0.95f : 0 })) return NAN;
     t.adamw.decay = 0.01f;
     for (int s = 0; s < steps; s++) {
@@ -149,7 +168,8 @@ double overfit(const Device *dev, const Config *c, int steps, int how, uint64_t 
         trainee_do(&t, 0);
         loss = trainee_loss(&t, &bad);
         const Waits after = dev->waits();
-        check(after.syncs == before.syncs && after.reads == before.reads + 1, "%s: a step waits only to read what it has left", dev->name);
+        check(after.syncs == before.syncs && after.reads == before.reads + 1,
+              "%s: a step waits only to read what it has left", dev->name);
         check(bad < 0, "%s: a finite gradient at step %d", dev->name, s);
     }
     if (hash) *hash = trainee_hash(&t);
@@ -159,7 +179,8 @@ double overfit(const Device *dev, const Config *c, int steps, int how, uint64_t 
 
 static void training(void) {
     static const struct { const char *device, *model; int steps, how, tile; const char *what; } runs[] = {
-        { "cpu-f32", "m2:c32h4e4k2f32a4x2n0", 120, 0, 0, "a mixture" },      { "cpu-f32", "d2:c32h4f64n0", 120, 0, 0, "a dense model" },
+        { "cpu-f32", "m2:c32h4e4k2f32a4x2n0", 120, 0, 0, "a mixture" },
+        { "cpu-f32", "d2:c32h4f64n0", 120, 0, 0, "a dense model" },
         { "cpu-f32", "u2:c32h4e4k2f32a4x2n0", 120, 0, 0, "a universal model" },
         { "cpu-f32", "m2:c32h4e4k2f32a4x2n0", 120, 0, 8, "with rounded routing a mixture" },
         { "cpu-bf16", "m2:c32h4e4k2f32a4x2n0", 120, 0, 0, "bf16 with a master copy" },
@@ -171,8 +192,8 @@ static void training(void) {
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         Config c = config_of(runs[i].model, TOPK_SOFTMAX, SWIGLU, 1);
         c.rounding = runs[i].tile > 0, c.tile = runs[i].tile;
-        check_error(overfit(device_find(runs[i].device), &c, runs[i].steps, runs[i].how, &hash[i]), 0.05, "%s overfits one batch in %d steps: loss",
-                    runs[i].what, runs[i].steps);
+        check_error(overfit(device_find(runs[i].device), &c, runs[i].steps, runs[i].how, &hash[i]), 0.05,
+                    "%s overfits one batch in %d steps: loss", runs[i].what, runs[i].steps);
         if (i == 0) overfit(device_find(runs[i].device), &c, runs[i].steps, runs[i].how, &again);
     }
     check(hash[0] == again && hash[0] != hash[3], "the same run gives the same bits, and rounded routing others");
@@ -300,7 +321,8 @@ static void overwrite_activations(const Model *m) {        /* with NaN */
 int forgets(const Device *dev, const Config *c, int B) {
     double *grads[2];
     Trainee t;
-    check(trainee_open(&t, dev, c, (TraineeOptions){ .B = B, .T = c->context, .gradients = FLOATX, .seed = 3, .balance = 0.01f }), "memory");
+    check(trainee_open(&t, dev, c, (TraineeOptions){ .B = B, .T = c->context, .gradients = FLOATX, .seed = 3,
+                                                     .balance = 0.01f }), "memory");
     t.adamw.lr = t.adamw.decay = 0;                         /* the weights stay the same */
     for (int run = 0; run < 2; run++) {
         if (run) overwrite_activations(&t.m), model_clear_activations(&t.m);
@@ -327,7 +349,8 @@ static void decoding(const char *descriptor, int scores) {
     decoding_of(&c, descriptor);
 }
 
-/* The memory promise: an SMoE MLP layer keeps only its input, the pre-activations of the experts, and the routing. */
+/* The memory promise: an SMoE MLP layer keeps only its input, the pre-activations of the experts,
+ * and the routing. */
 static void memory_promise(void) {
     static const char *const models[] = { "m4:a8n0", "m2:c128h4e32k8f32a8x2n0", "m2:c128h4e64k4f64a8x2n0" };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
@@ -354,7 +377,8 @@ static void memory_promise(void) {
 }
 
 /* The gradients of a step whose micro-batches are the rows (M,T), sent at once. */
-static double *gradients_sent(const Device *dev, const Config *c, int M, int T, const int *tokens, const int *targets, const int *position) {
+static double *gradients_sent(const Device *dev, const Config *c, int M, int T, const int *tokens, const int *targets,
+                              const int *position) {
     const uint64_t keys[2] = { 0 };
     Model m;
     model_plan_training(&m, dev, c, 1, T, 0, M, REAL, NULL);
@@ -386,7 +410,8 @@ double packing_error(const Device *dev, const Config *c, double *loss) {
         tokens[n] = (int)(random_uniform(6, (uint64_t)n) * c->vocab);
         targets[n] = random_uniform(7, (uint64_t)n) < 0.3f ? -1 : (int)(random_uniform(8, (uint64_t)n) * c->vocab);
     }
-    for (int i = 0, n = 0; i < (int)(sizeof lengths / sizeof *lengths); i++) for (int t = 0; t < lengths[i]; t++) position[n++] = t;
+    for (int i = 0, n = 0; i < (int)(sizeof lengths / sizeof *lengths); i++)
+        for (int t = 0; t < lengths[i]; t++) position[n++] = t;
     for (int packed = 0; packed < 2; packed++) {
         for (int i = 0, at = 0; at < N; at += packed ? N : lengths[i++]) {
             model_set_phase(&m, at ? PHASE_MIDDLE : PHASE_FIRST);
@@ -399,7 +424,8 @@ double packing_error(const Device *dev, const Config *c, double *loss) {
         model_gradients(&m, grads[packed] = mem_alloc(m.manifest.total * sizeof **grads));
     }
     grads[2] = gradients_sent(dev, c, 2, T, tokens, targets, position);
-    const double error = fmax(relative_error(grads[1], grads[0], m.manifest.total), relative_error(grads[2], grads[0], m.manifest.total));
+    const double error = fmax(relative_error(grads[1], grads[0], m.manifest.total),
+                              relative_error(grads[2], grads[0], m.manifest.total));
     *loss = fabs(sums[1] / sums[0] - 1);
     for (int i = 0; i < 3; i++) free(grads[i]);
     model_free(&m);
@@ -409,12 +435,14 @@ static void packing(const Config *c, const char *model) {
     static const struct { const char *device; double bound; } devices[] = { { "cpu-f64", 1e-12 }, { "cpu-f32", 1e-5 } };
     for (int i = 0; i < 2; i++) {
         double loss;
-        check_error(packing_error(device_find(devices[i].device), c, &loss), devices[i].bound, "%s on %s: gradients of packed samples", model, devices[i].device);
+        check_error(packing_error(device_find(devices[i].device), c, &loss), devices[i].bound,
+                    "%s on %s: gradients of packed samples", model, devices[i].device);
         check_error(loss, devices[i].bound, "%s on %s: their loss", model, devices[i].device);
     }
 }
 
-/* Gradients of a model that stores those of matrices as `dtype`; every micro-batch has the same random tokens. */
+/* Gradients of a model that stores those of matrices as `dtype`; every micro-batch has the same
+ * random tokens. */
 static double *gradients_stored(Model *m, const char *model, Dtype dtype, int micro_batches) {
     const int B = 2, T = 16, N = B * T;
     const Config c = config_of(model, TOPK_SOFTMAX, SWIGLU, 1);
@@ -434,12 +462,15 @@ static double *gradients_stored(Model *m, const char *model, Dtype dtype, int mi
     free(tokens);
     return grads;
 }
-/* Gradients of matrices stored as floatX are those stored as reals, rounded once. Sums of several micro-batches are not rounded. */
+/* Gradients of matrices stored as floatX are those stored as reals, rounded once. Sums of several
+ * micro-batches are not rounded. */
 static void rounded_gradients(void) {
-    static const char *const models[] = { "m2:c32h4e4k2f32a4x2n0", "m2:c32h4q2e4k2f32a1s1n0", "d2:c32h4f64n0", "u2:c32h4e4k2f32a4x2n0" };
+    static const char *const models[] = { "m2:c32h4e4k2f32a4x2n0", "m2:c32h4q2e4k2f32a1s1n0", "d2:c32h4f64n0",
+                                          "u2:c32h4e4k2f32a4x2n0" };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         Model exact, coarse, several;
-        double *want = gradients_stored(&exact, models[i], REAL, 1), *got = gradients_stored(&coarse, models[i], FLOATX, 1);
+        double *want = gradients_stored(&exact, models[i], REAL, 1),
+            *got = gradients_stored(&coarse, models[i], FLOATX, 1);
         double *sum = gradients_stored(&several, models[i], FLOATX, 2);
         const Manifest *m = &coarse.manifest;
         double *once = mem_alloc(m->total * sizeof *once);                  /* want, rounded */
@@ -451,7 +482,8 @@ static void rounded_gradients(void) {
         for (int t = 0; t < m->count; t++) {
             const int rounded_here = !exact.config.universal && m->at[t].layer >= 0 && m->at[t].rank > 1;
             bytes += m->at[t].count * (rounded_here ? 2 : 4);
-            check(m->at[t].dtype == (rounded_here ? FLOATX : REAL), "%s: %s is stored as it should", models[i], m->at[t].name);
+            check(m->at[t].dtype == (rounded_here ? FLOATX : REAL), "%s: %s is stored as it should", models[i],
+                  m->at[t].name);
             check(several.manifest.at[t].dtype == REAL, "%s: %s is a sum", models[i], m->at[t].name);
             for (size_t j = m->at[t].offset; j < m->at[t].offset + m->at[t].count; j++) {
                 different += got[j] != (rounded_here ? once[j] : want[j]);
@@ -470,8 +502,10 @@ static void rounded_gradients(void) {
 static void descriptors(void) {
     static const char *const good[] = { "m4", "d12", "u12", "m6", "m12:e64k8f256",
                                         "m12:c768h12e64k8f256s1a8x2", "m16:c2048e64k8f1024a1", "d4:q2",
-                                        "m12:a8n1z2i100u1v2l20w250y100", "m12:a8n0x2q3", "m4:n2", "d12:n1z1u1", "m4:n0u0" };
-    static const char *const bad[] = { "", "x4", "m", "m0", "m4:", "m4:e", "m4:e8e9", "m4:k9", "m4:j3", "m4:z3", "m4:a8n2", "m4:a1b1", "d4:w200", "u4:v1",
+                                        "m12:a8n1z2i100u1v2l20w250y100", "m12:a8n0x2q3", "m4:n2", "d12:n1z1u1",
+                                        "m4:n0u0" };
+    static const char *const bad[] = { "", "x4", "m", "m0", "m4:", "m4:e", "m4:e8e9", "m4:k9", "m4:j3", "m4:z3",
+                                       "m4:a8n2", "m4:a1b1", "d4:w200", "u4:v1",
                                        "m4:c100h3", "m4:h5", "m4:q3h4", "m4:d3", "m4:e8k0", "d4:s1", "m4x",
                                        "m99999", "m4:c99999999999", "m4:c-8", "m4:a1x2", "d4:q3" };
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
@@ -502,7 +536,8 @@ static void descriptors(void) {
     model_free(&m);
 }
 
-/* Weights are drawn in parts; the embedding here has several. Those of floats are drawn several at a time, and are the same. */
+/* Weights are drawn in parts; the embedding here has several. Those of floats are drawn several at
+ * a time, and are the same. */
 static void initial_weights(const char *device) {
     const Config c = trainee_config("d1:c32h4f64n0", 20000, 8);
     const Device *dev = device_find(device);
@@ -516,7 +551,8 @@ static void initial_weights(const char *device) {
         const Tensor *t = &m.manifest.at[i];
         manifest_initial(t, 7, 0, t->count, 1, want);
         for (size_t n = 0; n < t->count && dev->real_size == sizeof(float); n++) want[n] = (double)(float)want[n];
-        check(!memcmp(got + t->offset, want, t->count * sizeof *want), "%s: initial values of %s are those of the whole tensor", device, t->name);
+        check(!memcmp(got + t->offset, want, t->count * sizeof *want),
+              "%s: initial values of %s are those of the whole tensor", device, t->name);
     }
     free(got), free(want), model_free(&m);
 }
@@ -525,9 +561,11 @@ static void forgetting(void) {
     Config tiled = config_of("m2:c32h4e4k2f32a4x2n0", TOPK_SOFTMAX, SWIGLU, 1);
     tiled.rounding = 1;
     tiled.tile = 16;
-    check(forgets(device_find("cpu-bf16"), &tiled, 3), "with rounded routing, model_clear_activations removes all traces of a batch that was not finite");
+    check(forgets(device_find("cpu-bf16"), &tiled, 3),
+          "with rounded routing, model_clear_activations removes all traces of a batch that was not finite");
     const Config recipe = config_of("m2:c32h6d8q2e4k2f32a4x3n1l3v1w200", TOPK_SOFTMAX, SWIGLU, 0);
-    check(forgets(device_find("cpu-f32"), &recipe, 3), "with a recipe's ingredients likewise, and all gradients begin at zero");
+    check(forgets(device_find("cpu-f32"), &recipe, 3),
+          "with a recipe's ingredients likewise, and all gradients begin at zero");
 }
 
 void test_model(void) {
@@ -551,7 +589,8 @@ void test_model(void) {
     PART(decoding("d2:c32h4q2f64n0", TOPK_SOFTMAX));
     PART(decoding("m2:c32h6d8q2e4k2f32a4x3n1u1l3v1w200", TOPK_SOFTMAX));
     PART(decoding("d2:c32h4q2f64n1l3", TOPK_SOFTMAX));
-    static const char *const packed[] = { "m2:c32h4e4k2f32a4x2n0", "m2:c32h6d8q2e4k2f32a4x3n1l3v1", "u2:c32h4q2e4k2f32a1s1n0" };
+    static const char *const packed[] = { "m2:c32h4e4k2f32a4x2n0", "m2:c32h6d8q2e4k2f32a4x3n1l3v1",
+                                          "u2:c32h4q2e4k2f32a1s1n0" };
     for (int k = 0; k < 3; k++) {
         const Config c = config_of(packed[k], TOPK_SOFTMAX, SWIGLU, 1);
         PART(packing(&c, packed[k]));

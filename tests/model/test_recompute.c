@@ -1,5 +1,5 @@
-/* test_recompute.c: recomputing by parts. A step has the same bits whatever is recomputed, each part takes as many bytes less as the plan
- * says, and the choice for a budget is the cheapest. */
+/* test_recompute.c: recomputing by parts. A step has the same bits whatever is recomputed, each
+ * part takes as many bytes less as the plan says, and the choice for a budget is the cheapest. */
 #include "models.h"
 #include "trainee.h"
 #include "tests/test.h"
@@ -9,8 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Every kind of sub-layer: mixtures and plain ones of attention and of MLPs, shared experts with and without a gate, norms of queries and
- * keys, values by token, a window, one block for all layers, rounded routing, 8 bits; and, after these, the published families'. */
+/* Every kind of sub-layer: mixtures and plain ones of attention and of MLPs, shared experts with
+ * and without a gate, norms of queries and keys, values by token, a window, one block for all
+ * layers, rounded routing, 8 bits; and, after these, the published families'. */
 static const struct { const char *descriptor; int rounding, fp8; } kinds[] = {
     { "m4:c16h4d4e4k2f12a4x2n0", 0, 0 },     { "m3:c16h4d4q2e6k2f8a1s1n1", 0, 0 },  { "d3:c16h4d4f20n0", 0, 0 },
     { "u3:c16h6d4q2e4k2f12a4x3n0", 0, 0 },   { "m3:c16h6d4q2e4k2f12a4x3n1z2i100v1l5w150y100", 0, 0 },
@@ -30,21 +31,25 @@ static const char *kind(int i, Config *c) {
 }
 
 static uint64_t trained(const char *device, const Config *c, Recompute again) {
-    return trainee_trained(device_find(device), c, (TraineeOptions){ .B = 2, .T = T, .micro_batches = 2, .recompute = again, .seed = 3,
-                                                                     .balance = 0.1f, .z = 0.01f, .dropout = 0.1f }, 1);
+    return trainee_trained(device_find(device),
+                           c, (TraineeOptions){ .B = 2, .T = T, .micro_batches = 2, .recompute = again, .seed = 3,
+                                                .balance = 0.1f, .z = 0.01f, .dropout = 0.1f }, 1);
 }
 
-/* Every set of parts, in all layers (bf16: a few of them); and each part in one layer beside another in two. */
+/* Every set of parts, in all layers (bf16: a few of them); and each part in one layer beside
+ * another in two. */
 static void same_bits(const char *device, const char *descriptor, const Config *c) {
     const uint64_t kept = trained(device, c, recompute_parts(0, 0));
     const unsigned step = strstr(device, "bf16") ? 6 : 1;
     int differ = 0;
-    for (unsigned parts = 1; parts < 1u << LAYER_PARTS; parts += step) differ += trained(device, c, recompute_parts(parts, INT_MAX)) != kept;
+    for (unsigned parts = 1; parts < 1u << LAYER_PARTS; parts += step)
+        differ += trained(device, c, recompute_parts(parts, INT_MAX)) != kept;
     check(!differ, "%s %s: %d sets of recomputed parts change a bit", device, descriptor, differ);
     for (int p = 0; p < LAYER_PARTS; p++) {
         Recompute mixed = recompute_parts(1u << p, 1);
         mixed.layers[(p + 1) % LAYER_PARTS] = 2;
-        check(trained(device, c, mixed) == kept, "%s %s: part %d of one layer and the next of two, recomputed, change no bit", device, descriptor, p);
+        check(trained(device, c, mixed) == kept,
+              "%s %s: part %d of one layer and the next of two, recomputed, change no bit", device, descriptor, p);
     }
 }
 
@@ -83,9 +88,10 @@ static void choice(const Model *m, const char *descriptor) {
     for (int i = 0; i <= 4; i++) {
         const size_t wanted = most * (size_t)i / 4;
         const Recompute r = recompute_choose(m, wanted);
-        check(recompute_saves(m, r) >= wanted, "%s: the choice saves %zu bytes, of %zu", descriptor, recompute_saves(m, r), wanted);
-        check(recompute_costs(m, r) <= cheapest(m, wanted) + largest(m), "%s: no other costs less by more than a layer of one part: %.3f, %.3f",
-              descriptor, recompute_costs(m, r), cheapest(m, wanted));
+        check(recompute_saves(m, r) >= wanted, "%s: the choice saves %zu bytes, of %zu", descriptor,
+              recompute_saves(m, r), wanted);
+        check(recompute_costs(m, r) <= cheapest(m, wanted) + largest(m), "%s: no other costs less by more than a layer "
+              "of one part: %.3f, %.3f", descriptor, recompute_costs(m, r), cheapest(m, wanted));
         check(i || !recompute_saves(m, r), "%s: where nothing must be saved, nothing is recomputed", descriptor);
     }
     const Recompute all = recompute_choose(m, most + 1);
@@ -98,11 +104,12 @@ static void plans(const char *device, const char *descriptor, const Config *c) {
         for (int n = 0; n <= c->layers; n++) {
             const Recompute r = recompute_parts(1u << p, n);
             const size_t less = planned(device, c, r, NULL);
-            check(less + recompute_saves(&m, r) == kept, "%s %s: part %d of %d layers saves %zu bytes, the plan says %zu", device, descriptor, p, n,
-                  kept - less, recompute_saves(&m, r));
+            check(less + recompute_saves(&m, r) == kept, "%s %s: part %d of %d layers saves %zu bytes, "
+                  "the plan says %zu", device, descriptor, p, n, kept - less, recompute_saves(&m, r));
         }
     const double all = recompute_costs(&m, recompute_numbered(2));
-    check(c->layers == 1 ? all == 0 : all > 0.05 && all < 2, "%s: recomputing whole layers costs %.2f of a step", descriptor, all);
+    check(c->layers == 1 ? all == 0 : all > 0.05 && all < 2, "%s: recomputing whole layers costs %.2f of a step",
+          descriptor, all);
     choice(&m, descriptor);
     model_free(&m);
 }

@@ -1,5 +1,6 @@
-/* test_reference.c: does the model compute the published mathematics? Tiny models of Hugging Face Transformers, with the logits,
- * the loss and all gradients that PyTorch computed (reference.py), are compared with ours; then saved and read again. */
+/* test_reference.c: does the model compute the published mathematics? Tiny models of Hugging Face
+ * Transformers, with the logits, the loss and all gradients that PyTorch computed (reference.py),
+ * are compared with ours; then saved and read again. */
 #include "tests/test.h"
 #include "llmc/files/export.h"
 #include "llmc/files/config_json.h"
@@ -43,10 +44,12 @@ static void reorder(const Config *c, const Piece *p, double *g) {
     const size_t row = p->count / p->shape[0], D = (size_t)p->head;
     double *was = mem_alloc(p->count * sizeof *was);
     memcpy(was, g, p->count * sizeof *was);
-    if (p->transposed || p->interleaved) {                  /* experts, (E, columns, rows) or a bias (E, rows); rows: gate, up, gate, up, ... */
+    if (p->transposed || p->interleaved) {
+        /* experts, (E, columns, rows) or a bias (E, rows); rows: gate, up, gate, up, ... */
         const size_t columns = p->transposed ? p->shape[1] : 1, rows = p->shape[p->rank - 1], half = rows / 2;
         for (size_t i = 0; i < p->count; i++) {
-            const size_t r = i % rows, k = i / rows % columns, e = i / rows / columns, to = !p->interleaved ? r : r % 2 ? half + r / 2 : r / 2;
+            const size_t r = i % rows, k = i / rows % columns, e = i / rows / columns,
+                to = !p->interleaved ? r : r % 2 ? half + r / 2 : r / 2;
             g[(e * rows + to) * columns + k] = was[i];
         }
     }
@@ -81,8 +84,8 @@ static void compare_gradients(const Model *m, Safetensors *expected, const char 
 
 static int is_packed(const char *folder) { return strstr(folder, "mxfp4") != NULL; }
 
-/* Every key of their config.json with its value, in the order of theirs; and nothing else. typed: also the number type. Weights that are not
- * quantized any more have no quantization_config. */
+/* Every key of their config.json with its value, in the order of theirs; and nothing else. typed:
+ * also the number type. Weights that are not quantized any more have no quantization_config. */
 static void compare_configs(const char *folder, const char *family, int typed) {
     char *path[2] = { text_format("%s/config.json", folder), scratch_path("config.json") }, *text[2];
     Json *json[2];
@@ -93,22 +96,23 @@ static void compare_configs(const char *folder, const char *family, int typed) {
         json[i] = text[i] ? json_parse(text[i], bytes, &e) : NULL;
         check(json[i] != NULL, "%s: %s: %s", family, path[i], e.text);
     }
-    const JsonValue *a = json[0] ? json_first(json_root(json[0])) : NULL, *b = json[1] ? json_first(json_root(json[1])) : NULL;
+    const JsonValue *a = json[0] ? json_first(json_root(json[0])) : NULL,
+        *b = json[1] ? json_first(json_root(json[1])) : NULL;
     for (; a && b; a = a->next, b = b->next) {
         if (is_packed(folder) && !strcmp(a->key, "quantization_config")) a = a->next;
         Text x = { 0 }, y = { 0 };
         json_write(&x, a, 0);
         json_write(&y, b, 0);
-        check(!strcmp(a->key, b->key) && ((!typed && !strcmp(a->key, "dtype")) || !strcmp(x.at, y.at)), "%s: config.json has \"%s\": %s, not \"%s\": %s",
-              family, a->key, x.at, b->key, y.at);
+        check(!strcmp(a->key, b->key) && ((!typed && !strcmp(a->key, "dtype")) || !strcmp(x.at, y.at)),
+              "%s: config.json has \"%s\": %s, not \"%s\": %s", family, a->key, x.at, b->key, y.at);
         free(x.at), free(y.at);
     }
     check(!a && !b, "%s: config.json has as many keys as it had", family);
     for (int i = 0; i < 2; i++) { json_free(json[i]); free(text[i]); free(path[i]); }
 }
 
-/* Every tensor of theirs that is not in MXFP4, by its name: the same shape and values. typed: also the same number type, and no file of
- * several tensors is larger than that many bytes. */
+/* Every tensor of theirs that is not in MXFP4, by its name: the same shape and values. typed: also
+ * the same number type, and no file of several tensors is larger than that many bytes. */
 static int is_mxfp4(const FileTensor *t) { return !strcmp(t->dtype, "U8"); }       /* blocks or scales */
 static void compare_tensors(const char *folder, const char *family, uint64_t typed) {
     Error e = { 0 };
@@ -123,13 +127,16 @@ static void compare_tensors(const char *folder, const char *family, uint64_t typ
         check(shaped && (!typed || !strcmp(a->dtype, b->dtype)), "%s: %s is in our file", family, a->name);
         if (!shaped) continue;
         double *x = mem_alloc(a->count * sizeof *x), *y = mem_alloc(a->count * sizeof *y);
-        check(safetensors_read_double(theirs, a, 0, x, a->count, &e) && safetensors_read_double(ours, b, 0, y, a->count, &e)
+        check(safetensors_read_double(theirs, a, 0, x, a->count, &e)
+              && safetensors_read_double(ours, b, 0, y, a->count, &e)
               && !memcmp(x, y, a->count * sizeof *x), "%s: %s has the values it had", family, a->name);
         if (b->begin && b->begin + b->bytes > largest) largest = b->begin + b->bytes;
         free(x), free(y);
     }
-    check(!ours || safetensors_count(theirs) - pairs / 2 == safetensors_count(ours), "%s: as many tensors as that of Transformers", family);
-    check(!typed || largest <= typed, "%s: no file of several tensors is larger than asked: %llu", family, (unsigned long long)largest);
+    check(!ours || safetensors_count(theirs) - pairs / 2 == safetensors_count(ours),
+          "%s: as many tensors as that of Transformers", family);
+    check(!typed || largest <= typed, "%s: no file of several tensors is larger than asked: %llu", family,
+          (unsigned long long)largest);
     safetensors_close(theirs), safetensors_close(ours);
 }
 /* What was written, read again: the weights bit for bit. */
@@ -139,7 +146,8 @@ static void read_again(const Model *m, const char *family) {
     Error e = { 0 };
     Config c;
     Model again;
-    check(hf_load_config(scratch(), &c, &e) && config_same(&m->config, &c, &e), "%s: config.json is the same: %s", family, e.text);
+    check(hf_load_config(scratch(), &c, &e) && config_same(&m->config, &c, &e), "%s: config.json is the same: %s",
+          family, e.text);
     model_plan_inference(&again, m->dev, &c, 1, 1, 0, NULL);
     check(model_allocate(&again) && hf_load_weights(&again, scratch(), &e), "%s: loads again: %s", family, e.text);
     m->dev->download(a, m->params, bytes), m->dev->download(b, again.params, bytes);
@@ -158,7 +166,8 @@ static void save_and_read(const Model *m, const char *family, const char *folder
     compare_configs(folder, family, 0);
     compare_tensors(folder, family, 0);
     read_again(m, family);
-    check(export_weights(scratch(), (ExportForm){ .shard = 3000 }, origin, &files, &e) && files > 2, "%s: %d files %s", family, files, e.text);
+    check(export_weights(scratch(), (ExportForm){ .shard = 3000 }, origin, &files, &e) && files > 2, "%s: %d files %s",
+          family, files, e.text);
     check(!is_file(file), "%s: shards replace the single file", family);
     compare_configs(folder, family, 1);
     compare_tensors(folder, family, 3000);
@@ -173,7 +182,8 @@ static void compare_model(Model *m, Safetensors *expected, const char *family, d
     const size_t all = (size_t)N * (size_t)m->config.vocab;
     size_t n;
     int used = 0;
-    double *logits = mem_alloc(all * sizeof *logits), *want = read_all(expected, "logits", &n), *loss = read_all(expected, "loss", &n), sum;
+    double *logits = mem_alloc(all * sizeof *logits), *want = read_all(expected, "logits", &n),
+        *loss = read_all(expected, "loss", &n), sum;
     int *targets = read_ints(expected, "targets", &n);
     for (int i = 0; i < N; i++) used += targets[i] >= 0;
     model_forward(m);
@@ -191,7 +201,8 @@ static void compare_model(Model *m, Safetensors *expected, const char *family, d
     free(logits), free(want), free(loss), free(targets);
 }
 
-/* The most likely tokens, one after the other, through the cache; those of Transformers are in expected.safetensors. */
+/* The most likely tokens, one after the other, through the cache; those of Transformers are in
+ * expected.safetensors. */
 static void decode_greedily(const Model *m, Safetensors *expected, const char *family, const int *tokens) {
     enum { PROMPT = 5 };
     Decoder d;
@@ -236,7 +247,7 @@ static void family_on(const char *subfolder, const char *family, const Device *d
     model_free(&m), safetensors_close(expected), free(folder), free(path), free(tokens), free(targets);
 }
 
-/* ---- upcycling: experts are copies of a dense MLP --------------------------------------------------------------- */
+/* ---- upcycling: experts are copies of a dense MLP -------------------------------------------- */
 
 /* Loss of a batch, and its gradient without that of the routers' losses. */
 static double loss_of(Model *m, const int *tokens, const int *targets, int B, int T, double *gradients) {
@@ -253,17 +264,20 @@ static double loss_of(Model *m, const int *tokens, const int *targets, int B, in
     return sum;
 }
 
-/* Every token's weights add to one, so the gradients of the copies add to that of the dense MLP. A router has a gradient only from its
- * own losses, as long as all experts answer alike. */
-static void compare_copies(const Model *m, const double *g, const Model *was, const double *dense, const char *what, double bound) {
+/* Every token's weights add to one, so the gradients of the copies add to that of the dense MLP. A
+ * router has a gradient only from its own losses, as long as all experts answer alike. */
+static void compare_copies(const Model *m, const double *g, const Model *was, const double *dense, const char *what,
+                           double bound) {
     for (int i = 0; i < was->manifest.count; i++) {
         const Tensor *t = &was->manifest.at[i], *u = m->manifest.at;
         while (u->layer != t->layer || u->field != t->field) u++;
-        const size_t copies = u->count / t->count, experts = t->kind == TENSOR_MLP || t->kind == TENSOR_GATE_UP ? (size_t)m->config.experts : 1;
+        const size_t copies = u->count / t->count, experts = t->kind == TENSOR_MLP
+            || t->kind == TENSOR_GATE_UP ? (size_t)m->config.experts : 1;
         double *sum = mem_alloc(t->count * sizeof *sum);
         for (size_t k = 0; k < u->count; k++) sum[k % t->count] += g[u->offset + k];
         check(copies == experts, "%s: %zu copies of %s", what, copies, t->name);
-        check_error(relative_error(sum, dense + t->offset, t->count), bound, "%s: gradients of the copies of %s", what, t->name);
+        check_error(relative_error(sum, dense + t->offset, t->count), bound, "%s: gradients of the copies of %s",
+                    what, t->name);
         free(sum);
     }
     for (int i = 0; i < m->manifest.count; i++) {
@@ -277,19 +291,21 @@ static void compare_copies(const Model *m, const double *g, const Model *was, co
 static void upcycle_on(const char *subfolder, const char *family, const Device *dev, double bound) {
     enum { B = 2, T = 9 };
     int tokens[B*T], targets[B*T];
-    char *folder = text_format("tests/reference/%s", subfolder), *what = text_format("%s upcycled on %s", subfolder, dev->name);
+    char *folder = text_format("tests/reference/%s", subfolder),
+        *what = text_format("%s upcycled on %s", subfolder, dev->name);
     Error e = { 0 };
     Config dense, c;
     Model was, m;
     for (int i = 0; i < B*T; i++) tokens[i] = i * 7 % 23, targets[i] = (i * 5 + 2) % 23;
     check(hf_load_config(folder, &dense, &e), "%s: %s", what, e.text);
     c = dense;
-    check(family_upcycle(&c, "e3k2", &e) && !strcmp(family_name(config_family(&c)), family), "%s: is a %s, not a %s %s", what, family,
-          family_name(config_family(&c)), e.text);
+    check(family_upcycle(&c, "e3k2", &e) && !strcmp(family_name(config_family(&c)), family), "%s: is a %s, not a %s %s",
+          what, family, family_name(config_family(&c)), e.text);
     model_plan_training(&was, dev, &dense, B, T, 0, 1, REAL, NULL);
     model_plan_training(&m, dev, &c, B, T, 0, 1, REAL, NULL);
     check(model_allocate(&was) && model_allocate(&m) && hf_load_weights(&was, folder, &e), "%s: %s", what, e.text);
-    for (int i = 0; i < m.manifest.count; i++) if (m.manifest.at[i].kind == TENSOR_ROUTER) model_initialize_tensor(&m, i, 5);
+    for (int i = 0; i < m.manifest.count; i++)
+        if (m.manifest.at[i].kind == TENSOR_ROUTER) model_initialize_tensor(&m, i, 5);
     check(hf_load_upcycled(&m, &dense, folder, &e), "%s: %s", what, e.text);
     double *g = mem_alloc(m.manifest.total * sizeof *g), *h = mem_alloc(was.manifest.total * sizeof *h);
     const double before = loss_of(&was, tokens, targets, B, T, h), after = loss_of(&m, tokens, targets, B, T, g);
@@ -306,11 +322,11 @@ static void upcycle_on(const char *subfolder, const char *family, const Device *
 }
 
 static void test_upcycling(void) {
-    static const char *const models[][2] = { { "llama", "mixtral" }, { "families/qwen3", "qwen3_moe" }, { "families/llama_scaled", "granitemoe" },
-                                               { "families/mistral_window", "mixtral" } };
+    static const char *const models[][2] = { { "llama", "mixtral" }, { "families/qwen3", "qwen3_moe" }, {
+        "families/llama_scaled", "granitemoe" }, { "families/mistral_window", "mixtral" } };
     static const char *const wrong[][2] = {
-        { "e", "needs a whole number" }, { "e1k1", "at least two experts" }, { "e4k5", "5 of 4 experts" }, { "e4a2", "not a" },
-        { "e4k2f9", "whose width is 20" }, { "q8", "not q" },
+        { "e", "needs a whole number" }, { "e1k1", "at least two experts" }, { "e4k5", "5 of 4 experts" },
+        { "e4a2", "not a" }, { "e4k2f9", "whose width is 20" }, { "q8", "not q" },
     };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         upcycle_on(models[i][0], models[i][1], device_find("cpu-f64"), 1e-11);
@@ -318,49 +334,57 @@ static void test_upcycling(void) {
     }
     Config c, full;
     Error e;
-    check(hf_load_config("tests/reference/llama", &c, &e) && hf_load_config("tests/reference/mixtral", &full, &e), "configurations: %s", e.text);
+    check(hf_load_config("tests/reference/llama", &c, &e) && hf_load_config("tests/reference/mixtral", &full, &e),
+          "configurations: %s", e.text);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         Config copy = c;
-        check(!family_upcycle(&copy, wrong[i][0], &e) && strstr(e.text, wrong[i][1]), "-up %s: %s", wrong[i][0], e.text);
+        check(!family_upcycle(&copy, wrong[i][0], &e) && strstr(e.text, wrong[i][1]), "-up %s: %s",
+              wrong[i][0], e.text);
     }
     check(!family_upcycle(&full, "e8k2", &e) && strstr(e.text, "has experts already"), "-up of a mixture: %s", e.text);
     check(hf_load_config("tests/reference/families/qwen3", &c, &e), "%s", e.text);
     c.window = 5;
     layers_add(&c.windowed, 1);
-    check(!family_upcycle(&c, "e8k2", &e) && strstr(e.text, "sliding_window"), "-up of a model with a window in one layer: %s", e.text);
+    check(!family_upcycle(&c, "e8k2", &e) && strstr(e.text, "sliding_window"),
+          "-up of a model with a window in one layer: %s", e.text);
 }
 
-/* ---- tensors that are no part of a model ---------------------------------------------------------------------------- */
+/* ---- tensors that are no part of a model ----------------------------------------------------- */
 
 static Text warnings;
 static void keep_warning(const char *text) { text_add(&warnings, "%s\n", text); }
 
-/* A second file with two more: the prediction of later tokens, a layer after the last, which is passed over, and one that is named. */
+/* A second file with two more: the prediction of later tokens, a layer after the last, which is
+ * passed over, and one that is named. */
 static void test_unknown_tensors(const char *folder) {
-    static const char more[] = "{\"model.layers.3.eh_proj.weight\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
-                               "\"model.surprise\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}";
+    static const char more[] = "{\"model.layers.3.eh_proj.weight\":{\"dtype\":\"F32\",\"shape\":[1],"
+        "\"data_offsets\":[0,4]},\"model.surprise\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}";
     Error e = { 0 };
     Config c;
     Model m;
     Text extra = { 0 }, map = { 0 };
     size_t bytes;
     char *weights = text_format("%s/model.safetensors", folder), *data = file_read(weights, &bytes, &e);
-    char *paths[] = { scratch_path("first.safetensors"), scratch_path("second.safetensors"), scratch_path("model.safetensors.index.json") };
+    char *paths[] = { scratch_path("first.safetensors"), scratch_path("second.safetensors"),
+                      scratch_path("model.safetensors.index.json") };
     Safetensors *s = safetensors_open(folder, &e);
     check(data && s && hf_load_config(folder, &c, &e), "%s: %s", folder, e.text);
     text_add_bytes(&extra, (const char *)&(uint64_t){ sizeof more - 1 }, 8);
     text_add_bytes(&extra, more, sizeof more - 1);
     text_add_bytes(&extra, "\0\0\0\0\0\0\0\0", 8);
-    text_add_string(&map, "{\"weight_map\": {\"model.layers.3.eh_proj.weight\": \"second.safetensors\", \"model.surprise\": \"second.safetensors\"");
-    for (size_t i = 0; i < safetensors_count(s); i++) text_add(&map, ", \"%s\": \"first.safetensors\"", safetensors_at(s, i)->name);
+    text_add_string(&map, "{\"weight_map\": {\"model.layers.3.eh_proj.weight\": \"second.safetensors\", "
+                    "\"model.surprise\": \"second.safetensors\"");
+    for (size_t i = 0; i < safetensors_count(s); i++)
+        text_add(&map, ", \"%s\": \"first.safetensors\"", safetensors_at(s, i)->name);
     text_add_string(&map, "}}");
-    check(file_write(paths[0], data, bytes, &e) && file_write(paths[1], extra.at, extra.length, &e) && file_write(paths[2], map.at, map.length, &e), "%s", e.text);
+    check(file_write(paths[0], data, bytes, &e) && file_write(paths[1], extra.at, extra.length, &e)
+          && file_write(paths[2], map.at, map.length, &e), "%s", e.text);
     model_plan_inference(&m, device_find("cpu-f32"), &c, 1, 1, 0, NULL);
     warn_hook(keep_warning);
     check(model_allocate(&m) && hf_load_weights(&m, scratch(), &e), "more tensors than the model's: %s", e.text);
     warn_hook(NULL);
-    check(warnings.at && strstr(warnings.at, "model.surprise is not part of this model") && !strstr(warnings.at, "layers.3"), "one is named: %s",
-          warnings.at ? warnings.at : "none");
+    check(warnings.at && strstr(warnings.at, "model.surprise is not part of this model")
+          && !strstr(warnings.at, "layers.3"), "one is named: %s", warnings.at ? warnings.at : "none");
     model_free(&m), safetensors_close(s);
     for (int i = 0; i < 3; i++) { remove(paths[i]); free(paths[i]); }
     free(weights), free(data), free(extra.at), free(map.at), free(warnings.at);
@@ -375,12 +399,13 @@ void test_reference(void) {
     static const char *const models[][2] = {
         { "jetmoe", "jetmoe" }, { "mixtral", "mixtral" }, { "llama", "llama" },
         { "families/llama_scaled", "llama" }, { "families/qwen3", "qwen3" }, { "families/mixtral_linear", "mixtral" },
-        { "families/mistral_window", "mistral" }, { "families/dots1_windows", "dots1" }, { "families/qwen2_moe_windows", "qwen2_moe" },
+        { "families/mistral_window", "mistral" },
+        { "families/dots1_windows", "dots1" }, { "families/qwen2_moe_windows", "qwen2_moe" },
         { "families/olmoe", "olmoe" }, { "families/qwen3_moe", "qwen3_moe" }, { "families/granitemoe", "granitemoe" },
-        { "families/granitemoeshared", "granitemoeshared" }, { "families/qwen2_moe", "qwen2_moe" }, { "families/dots1", "dots1" },
-        { "families/glm4_moe", "glm4_moe" }, { "families/ernie4_5_moe", "ernie4_5_moe" },
-        { "families/deepseek_v3", "deepseek_v3" }, { "families/deepseek_v3_plain", "deepseek_v3" }, { "families/deepseek_v2", "deepseek_v2" },
-        { "families/deepseek_v2_groups", "deepseek_v2" },
+        { "families/granitemoeshared", "granitemoeshared" }, { "families/qwen2_moe", "qwen2_moe" },
+        { "families/dots1", "dots1" }, { "families/glm4_moe", "glm4_moe" }, { "families/ernie4_5_moe", "ernie4_5_moe" },
+        { "families/deepseek_v3", "deepseek_v3" }, { "families/deepseek_v3_plain", "deepseek_v3" },
+        { "families/deepseek_v2", "deepseek_v2" }, { "families/deepseek_v2_groups", "deepseek_v2" },
         { "families/gpt_oss", "gpt_oss" }, { "families/gpt_oss_mxfp4", "gpt_oss" },
         { "families/smoe_universal", "smoe" }, { "families/smoe_whole", "smoe" },
         { "families/smoe_renormalized", "smoe" }, { "families/smoe_dense", "smoe" },

@@ -1,4 +1,5 @@
-/* test_relay.c: layers dealt out over several devices, here the CPU pretending to be so many: the same bits as on one. */
+/* test_relay.c: layers dealt out over several devices, here the CPU pretending to be so many: the
+ * same bits as on one. */
 #include "models.h"
 #include "trainee.h"
 #include "tests/test.h"
@@ -12,7 +13,8 @@
 
 enum { T = 12, B = 2, READ = 5, V = 29, SEED = 7 };
 
-/* What a model makes of a text: the losses of all tokens in one pass; or the tokens it draws after a prompt, and the last logits. */
+/* What a model makes of a text: the losses of all tokens in one pass; or the tokens it draws after
+ * a prompt, and the last logits. */
 typedef struct { double loss[B * T]; int token[B * (T - READ)]; double logits[B * 64]; } Made;
 
 static int initialize(Model *m, void *none) { (void)none; model_initialize(m, SEED); return 1; }
@@ -60,7 +62,8 @@ static void dealt_out(const char *device, const Config *c, const char *descripto
     if (!r) return;
     make(&one, dev, c, NULL);
     make(&dealt, dev, c, r);
-    check(!memcmp(&one, &dealt, sizeof one), "%s %s: layers dealt out over %d devices give the same bits as on one", device, descriptor, devices);
+    check(!memcmp(&one, &dealt, sizeof one), "%s %s: layers dealt out over %d devices give the same bits as on one",
+          device, descriptor, devices);
     relay_close(r);
 }
 
@@ -85,9 +88,10 @@ static void layers_dealt_out(const char *descriptor, int devices) {
         if (bytes > most) most = bytes;
     }
     check(good && next == c.layers, "%s on %d devices: each layer is on one of them", descriptor, devices);
-    check(most * (size_t)devices <= all * 3 / 2 && sum < all + all / 8, "%s on %d devices: the fullest has %zu bytes of %zu, all together %zu", descriptor,
-          devices, most, all, sum);
-    check(m.manifest.learnable + relay_learnable(r) == full.manifest.learnable, "%s: all parameters are dealt out", descriptor);
+    check(most * (size_t)devices <= all * 3 / 2 && sum < all + all / 8,
+          "%s on %d devices: the fullest has %zu bytes of %zu, all together %zu", descriptor, devices, most, all, sum);
+    check(m.manifest.learnable + relay_learnable(r) == full.manifest.learnable, "%s: all parameters are dealt out",
+          descriptor);
     model_free(&m), model_free(&full);
     relay_close(r);
 }
@@ -111,16 +115,21 @@ static void too_little(void) {
 
 static void impossible(void) {
     char why[256];
-    const Config block = trainee_config("u3:c16h4d4e4k2f12n0", V, T), shallow = trainee_config("m2:c16h4d4e4k2f12n0", V, T);
-    check(!relay_open(device_find("cpu-f32"), 0, &block, 2, 0, why) && strstr(why, "one block"), "one block for all layers: %s", why);
-    check(!relay_open(device_find("cpu-f32"), 0, &shallow, 3, 0, why) && strstr(why, "only 2 layers"), "more devices than layers: %s", why);
+    const Config block = trainee_config("u3:c16h4d4e4k2f12n0", V, T),
+        shallow = trainee_config("m2:c16h4d4e4k2f12n0", V, T);
+    check(!relay_open(device_find("cpu-f32"), 0, &block, 2, 0, why) && strstr(why, "one block"),
+          "one block for all layers: %s", why);
+    check(!relay_open(device_find("cpu-f32"), 0, &shallow, 3, 0, why) && strstr(why, "only 2 layers"),
+          "more devices than layers: %s", why);
 }
 
 void test_relay(void) {
-    static const char *const models[] = { "m4:c16h4d4e4k2f12a4x2n0", "d3:c16h4d4f20n0", "m3:c16h6d4q2e4k2f12a4x3n1z2i100v1l5w150y100" };
+    static const char *const models[] = { "m4:c16h4d4e4k2f12a4x2n0", "d3:c16h4d4f20n0",
+                                          "m3:c16h6d4q2e4k2f12a4x3n1z2i100v1l5w150y100" };
     for (int i = 0; i < 3; i++) {
         const Config c = trainee_config(models[i], V, T);
-        for (int devices = 2; devices <= c.layers; devices++) PART(dealt_out(i % 2 ? "cpu-bf16" : "cpu-f32", &c, models[i], devices));
+        for (int devices = 2; devices <= c.layers; devices++)
+            PART(dealt_out(i % 2 ? "cpu-bf16" : "cpu-f32", &c, models[i], devices));
     }
     for (int i = 0; family_case(i, NULL); i++) {
         Config c = trainee_config(family_case(i, NULL), V, T);

@@ -1,5 +1,5 @@
-/* test_train.c: accumulation, threads and recordings, which must not change a gradient, and what the optimizers move. What the programs
- * do with these is tested by tests/programs.sh. */
+/* test_train.c: accumulation, threads and recordings, which must not change a gradient, and what
+ * the optimizers move. What the programs do with these is tested by tests/programs.sh. */
 #include "trainee.h"
 #include "tests/test.h"
 #include "llmc/base/omp.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- training: what must not change a gradient --------------------------------------------------------- */
+/* ---- training: what must not change a gradient ----------------------------------------------- */
 
 static Config config_of(const char *descriptor) { return trainee_config(descriptor, 40, 32); }
 /* lean: no master weights, moments in floatX. */
@@ -23,7 +23,8 @@ static void open_trainee(Trainee *t, const char *device, const Config *c, Traine
     check(trainee_open(t, device_find(device), c, o), "%s has memory", device);
 }
 
-/* Without the balance loss, which is a function of a whole batch; all other losses are sums over tokens. */
+/* Without the balance loss, which is a function of a whole batch; all other losses are sums over
+ * tokens. */
 static void accumulation(void) {
     static const struct { const char *device; double bound; } devices[] = { { "cpu-f64", 1e-12 }, { "cpu-f32", 1e-5 } };
     enum { B = 8, PARTS = 4, T = 12 };
@@ -35,7 +36,8 @@ static void accumulation(void) {
         for (int parts = 0; parts < 2; parts++) {
             Trainee t;
             const int count = parts ? PARTS : 1;
-            open_trainee(&t, devices[d].device, &c, (TraineeOptions){ .B = B / count, .T = T, .micro_batches = count, .seed = 7 }, 0);
+            open_trainee(&t, devices[d].device, &c,
+                         (TraineeOptions){ .B = B / count, .T = T, .micro_batches = count, .seed = 7 }, 0);
             n = t.m.manifest.total;
             trainee_do(&t, 0);
             g[parts] = trainee_gradients(&t);
@@ -44,7 +46,8 @@ static void accumulation(void) {
         }
         check_error(relative_error(g[1], g[0], n), devices[d].bound,
                     "%s: 4 micro-batches of 2 have the gradients of one batch of 8", devices[d].device);
-        check_error(fabs(loss[0] - loss[1]), devices[d].bound, "%s: 4 micro-batches of 2 have its loss", devices[d].device);
+        check_error(fabs(loss[0] - loss[1]), devices[d].bound, "%s: 4 micro-batches of 2 have its loss",
+                    devices[d].device);
         free(g[0]), free(g[1]);
     }
 }
@@ -55,12 +58,13 @@ static double *state_of(const Trainee *t, int kind, int i) {
     const Tensor *tensor = &t->m.manifest.at[i];
     double *x = mem_alloc(tensor->count * sizeof *x);
     if (kind < 0) dev->to_double(x, model_weight(&t->m, tensor), tensor->count);
-    else dev->reals_to_double(x, real_at(&t->m, optimizer_part(&t->o, kind), optimizer_offset(optimizer_segment(&t->o, &t->m, i), kind)), tensor->count);
+    else dev->reals_to_double(x, real_at(&t->m, optimizer_part(&t->o, kind),
+                                         optimizer_offset(optimizer_segment(&t->o, &t->m, i), kind)), tensor->count);
     return x;
 }
-/* With Muon, tensors that are no matrices have AdamW's m and v, and move by as much as without, times the rate of their kind. An
- * element of a matrix moves by 0.2 times its rate, or less where the gradient has less than full rank, and by no more than that
- * in any direction. */
+/* With Muon, tensors that are no matrices have AdamW's m and v, and move by as much as without,
+ * times the rate of their kind. An element of a matrix moves by 0.2 times its rate, or less where
+ * the gradient has less than full rank, and by no more than that in any direction. */
 static double moved(const Tensor *t, const double *after, double decay, double lr) {
     double squares = 0, *before = mem_alloc(t->count * sizeof *before);
     manifest_initial(t, 3, 0, t->count, 0, before);
@@ -74,7 +78,8 @@ static void muon_and_adamw(void) {
     Trainee t[2];
     int others = 0, matrices = 0;
     for (int i = 0; i < 2; i++) {
-        open_trainee(&t[i], "cpu-f32", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = i ? 0.95f : 0 }, 0);
+        open_trainee(&t[i], "cpu-f32", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = i ? 0.95f : 0 },
+                     0);
         trainee_do(&t[i], 0);
     }
     check(optimizer_count(&t[1].o, &t[1].m, 1) < optimizer_count(&t[0].o, &t[0].m, 1) / 4, "Muon's tensors have no v");
@@ -87,7 +92,8 @@ static void muon_and_adamw(void) {
         const double rate = lr * (double)part.rate, size = moved(tensor, x[1][0], 0.1 * (double)part.decay, rate);
         if (has) {
             const double alone = moved(tensor, x[0][0], 0.1 * (double)part.decay, lr);
-            check(fabs(size - alone) < 1e-4 * alone, "%s moves by %.6f of its rate, with AdamW alone by %.6f", tensor->name, size, alone);
+            check(fabs(size - alone) < 1e-4 * alone, "%s moves by %.6f of its rate, with AdamW alone by %.6f",
+                  tensor->name, size, alone);
             int same = 1;
             for (int k = 1; k < 3; k++) same &= !memcmp(x[0][k], x[1][k], tensor->count * sizeof **x[0]);
             check(same, "%s: m and v are AdamW's", tensor->name);
@@ -98,14 +104,16 @@ static void muon_and_adamw(void) {
         }
         for (int j = 0; j < 2; j++) for (int k = 0; k < kinds; k++) free(x[j][k]);
     }
-    int count = 0;                                          /* keys, values; 4 queries, 4 outputs; 4 gates, ups and downs */
+    int count = 0;                                      /* keys, values; 4 queries, 4 outputs; 4 gates, ups and downs */
     for (int i = 0; i < t[1].o.muon.shape_count; i++) count += t[1].o.muon.shapes[i].count;
-    check(count == 2 * (2 + 4 + 4 + 3 * 4), "each expert's matrix is one, and so is each half of two that are stacked: %d", count);
+    check(count == 2 * (2 + 4 + 4 + 3 * 4),
+          "each expert's matrix is one, and so is each half of two that are stacked: %d", count);
     check(matrices == 2 * 5 && others == 1 + 2 * 4 + 1 + 2 * 2, "%d tensors are Muon's, %d AdamW's", matrices, others);
     for (int i = 0; i < 2; i++) trainee_close(&t[i]);
 }
 
-/* Does each expert move in its slice, and only then? The first time by PERIOD times as much as without slices, and all have a momentum. */
+/* Does each expert move in its slice, and only then? The first time by PERIOD times as much as
+ * without slices, and all have a momentum. */
 static void experts_by_slices(void) {
     enum { PERIOD = 3, UPDATES = 4 };
     const Config c = config_of("m2:c16h4d4e5k2f12a4x2n0");
@@ -113,11 +121,13 @@ static void experts_by_slices(void) {
     Trainee t, plain;
     int wrong = 0, moved = 0, kept = 0, still = 0;
     double apart = 0, full = 0;
-    open_trainee(&t, "cpu-f32", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = 0.9f, .period = PERIOD }, 0);
+    open_trainee(&t, "cpu-f32", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = 0.9f, .period = PERIOD },
+                 0);
     open_trainee(&plain, "cpu-f32", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = 0.9f }, 0);
     trainee_do(&plain, 1);
     const size_t all = t.m.manifest.total;
-    float *before = mem_alloc(all * sizeof *before), *after = mem_alloc(all * sizeof *after), *usual = mem_alloc(all * sizeof *usual);
+    float *before = mem_alloc(all * sizeof *before), *after = mem_alloc(all * sizeof *after),
+        *usual = mem_alloc(all * sizeof *usual);
     dev->download(usual, plain.m.params, all * sizeof *usual);
     for (int update = 1; update <= UPDATES; update++) {
         dev->download(before, t.m.params, all * sizeof *before);
@@ -129,12 +139,14 @@ static void experts_by_slices(void) {
             const size_t each = x->count / (size_t)parts;
             for (int e = 0; e < parts; e++) {
                 const size_t from = x->offset + (size_t)e * each;
-                const int due = !experts || e % PERIOD == update % PERIOD, same = !memcmp(before + from, after + from, each * sizeof *after);
+                const int due = !experts || e % PERIOD == update % PERIOD,
+                    same = !memcmp(before + from, after + from, each * sizeof *after);
                 wrong += due == same;
                 if (experts && due) moved++;
                 else if (experts) kept++;
                 for (size_t n = from; experts && due && update == 1 && n < from + each; n++)
-                    apart += pow((after[n] - before[n]) - PERIOD * (usual[n] - before[n]), 2), full += pow(after[n] - before[n], 2);
+                    apart += pow((after[n] - before[n]) - PERIOD * (usual[n] - before[n]), 2),
+                        full += pow(after[n] - before[n], 2);
             }
             if (!experts || update > 1) continue;
             double *momentum = state_of(&t, 0, i);
@@ -142,7 +154,8 @@ static void experts_by_slices(void) {
             free(momentum);
         }
     }
-    check(!wrong && moved && kept > moved, "what has its turn moves, %d times, and no other expert, %d times: %d are wrong", moved, kept, wrong);
+    check(!wrong && moved && kept > moved,
+          "what has its turn moves, %d times, and no other expert, %d times: %d are wrong", moved, kept, wrong);
     check(full > 0 && apart < 1e-6 * full, "by as many times as much: %.2g of it is not", sqrt(apart / full));
     check(still < 100, "every expert has a momentum after one update; %d elements are 0", still);
     free(before), free(after), free(usual), trainee_close(&t), trainee_close(&plain);
@@ -157,8 +170,9 @@ static void threads(float momentum) {
         uint64_t hash[3];
         for (int n = 1; n <= 3; n++) {
             omp_set_num_threads(n);
-            hash[n - 1] = trainee_trained(device_find(devices[d]), &c, (TraineeOptions){ .B = 4, .T = 32, .seed = 11, .momentum = momentum,
-                                          .gradients = FLOATX, .balance = 0.01f, .z = 0.001f }, 20);
+            hash[n - 1] = trainee_trained(device_find(devices[d]), &c, (TraineeOptions){ .B = 4, .T = 32, .seed = 11,
+                                          .momentum = momentum, .gradients = FLOATX, .balance = 0.01f, .z = 0.001f },
+                                          20);
         }
         check(hash[0] == hash[1] && hash[0] == hash[2],
               "%s: 20 steps%s give the same bits with 1, 2 and 3 threads", devices[d], momentum > 0 ? " of Muon" : "");
@@ -206,7 +220,8 @@ static void replaying(void) {
     expect(&cpu, &plain, same, "wwww", "a device that cannot record");
     warn_hook(count_refusal);
     refuses_at = "begin";
-    expect(&begin, &dev, same, "w(www", "recording is refused: work is queued plainly, and recording is not tried again");
+    expect(&begin, &dev, same, "w(www",
+           "recording is refused: work is queued plainly, and recording is not tried again");
     refuses_at = "end";
     expect(&end, &dev, same, "w(w)www", "work that could not be recorded is queued plainly");
     warn_hook(NULL);

@@ -19,8 +19,8 @@ Config trainee_config(const char *descriptor, int vocab, int context) {
     return c;
 }
 
-/* model_initialize, but only the first million values of a tensor are drawn, and then repeated: drawing billions would take
- * longer than the steps. */
+/* model_initialize, but only the first million values of a tensor are drawn, and then repeated:
+ * drawing billions would take longer than the steps. */
 static void initialize(Model *m, uint64_t seed) {
     enum { DRAWN = 1 << 20 };
     const size_t size = m->dev->floatX_size;
@@ -55,9 +55,10 @@ int trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions 
     t->tokens = mem_alloc(tokens * sizeof *t->tokens);
     t->targets = mem_alloc(tokens * sizeof *t->targets);
     t->keys = mem_alloc(M * sizeof *t->keys);
-    model_plan_training(&t->m, dev, c, options.B, options.T, &options.recompute, options.micro_batches, options.gradients,
-                        options.parallel);
-    optimizer_plan(&t->o, &t->m, !options.no_master, options.moments, (MuonOptions){ options.momentum, options.period });
+    model_plan_training(&t->m, dev, c, options.B, options.T, &options.recompute, options.micro_batches,
+                        options.gradients, options.parallel);
+    optimizer_plan(&t->o, &t->m, !options.no_master, options.moments,
+                   (MuonOptions){ options.momentum, options.period });
     if (!model_allocate(&t->m)) return 0;
     if (t->m.dp.level >= 2) parallel_register_memory(&t->m);            /* which these need */
     initialize(&t->m, options.seed);
@@ -132,7 +133,8 @@ double trainee_loss(Trainee *t, int *bad) {
 
 uint64_t trainee_hash(const Trainee *t) {
     const Device *dev = t->m.dev;
-    struct { const void *at; size_t bytes; } all[1 + STATE_KINDS] = { { t->m.params, t->m.manifest.total * dev->floatX_size } };
+    struct { const void *at; size_t bytes; }
+        all[1 + STATE_KINDS] = { { t->m.params, t->m.manifest.total * dev->floatX_size } };
     for (int kind = 0; kind < STATE_KINDS; kind++) {
         all[1 + kind].at = optimizer_part(&t->o, kind);
         all[1 + kind].bytes = optimizer_count(&t->o, &t->m, kind) * optimizer_element(&t->o, &t->m, kind);

@@ -1,7 +1,8 @@
 /* trainee.h: a model that trains on random tokens, for tests and benchmarks of training.
  *
- *     if (!trainee_open(&t, dev, &config, (TraineeOptions){ .B = 2, .T = 32 })) ...       the device has not enough memory
- *     for (int step = 0; step < 10; step++) trainee_send(&t, step), trainee_step(&t);
+ *     if (!trainee_open(&t, dev, &config, (TraineeOptions){ .B = 2, .T = 32 })) ...       the
+ *     device has not enough memory for (int step = 0; step < 10; step++) trainee_send(&t, step),
+ *     trainee_step(&t);
  *     trainee_close(&t);
  *
  * The fields of the model and of adamw may be changed between open and close. */
@@ -20,7 +21,7 @@ typedef struct {                        /* zeros are defaults */
     uint64_t seed;                      /* of the initial weights */
     float    balance, z, dropout;       /* -ba, -zc, -dr */
     int      record;                    /* 1: the work of a step is recorded and replayed */
-    int      learnable;                 /* 1: the target is a function of the token; 0: it is the next token, at random */
+    int      learnable;             /* 1: the target is a function of the token; 0: it is the next token, at random */
     const Parallel *parallel;           /* other ranks that train along; NULL: none */
 } TraineeOptions;
 typedef struct {
@@ -35,13 +36,16 @@ typedef struct {
     uint64_t *keys;                     /* (micro_batches) */
 } Trainee;
 
-Config   trainee_config(const char *descriptor, int vocab, int context);       /* ends the program if there is no such model */
+/* ends the program if there is no such model */
+Config   trainee_config(const char *descriptor, int vocab, int context);
 int      trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions options);
-/* Sends the samples with this number, and the settings of the optimizer. Samples that were just sent are not drawn again. */
+/* Sends the samples with this number, and the settings of the optimizer. Samples that were just
+ * sent are not drawn again. */
 void     trainee_send(Trainee *t, int number);
 void     trainee_step(Trainee *t);                  /* all work of a step on what was sent; nothing waits */
 void     trainee_do(Trainee *t, int number);        /* sends and steps */
-double   trainee_loss(Trainee *t, int *bad);        /* of that step, a token's; waits. bad: a tensor whose gradient is not finite, or -1 */
+double   trainee_loss(Trainee *t, int *bad);        /* of that step, a token's; waits. bad: a tensor
+                                                     * whose gradient is not finite, or -1 */
 uint64_t trainee_hash(const Trainee *t);            /* of weights, moments and master copy */
 double  *trainee_gradients(const Trainee *t);       /* of that step; free() them */
 void     trainee_close(Trainee *t);

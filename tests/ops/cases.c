@@ -1,4 +1,5 @@
-/* cases.c: see cases.h. First the tools, then a constructor for each operation in the order of kernels.h, then the list. */
+/* cases.c: see cases.h. First the tools, then a constructor for each operation in the order of
+ * kernels.h, then the list. */
 #include "cases.h"
 #include "llmc/base/random.h"
 #include <math.h>
@@ -9,10 +10,11 @@
 
 uint64_t case_seed = 1;
 
-/* ---- building a case ----------------------------------------------------------------------------------- */
+/* ---- building a case ------------------------------------------------------------------------- */
 
 typedef void Call(const Device *d, const Case *c, void *const *b);
-static const int ladder[] = { 0, 1, 7, 63, 64, 65, 127, 128, 129 }, in_tiles[] = { 2*ROW_TILE, 0, ROW_TILE, 3*ROW_TILE, 0 };
+static const int ladder[] = { 0, 1, 7, 63, 64, 65, 127, 128, 129 },
+    in_tiles[] = { 2*ROW_TILE, 0, ROW_TILE, 3*ROW_TILE, 0 };
 
 /* The number of slots of tokens 0 .. n-1. */
 static int slots_before(const Shape *s, int n) {
@@ -52,7 +54,8 @@ static Buffer *add(Case *c, Role role, int dtype, const char *name, size_t n, do
 }
 static void absent(Case *c) { add(c, INPUT, FLOATX, NULL, 0, NULL); }     /* an optional argument that is not given */
 
-/* n normal numbers. Large buffers repeat a block of prime length, because drawing takes longer than the test. */
+/* n normal numbers. Large buffers repeat a block of prime length, because drawing takes longer than
+ * the test. */
 enum { PERIOD = 8191 };
 static double *draw(const Case *c, const char *name, size_t n, double mean, double spread) {
     double *value = mem_alloc(n * sizeof *value);
@@ -62,7 +65,8 @@ static double *draw(const Case *c, const char *name, size_t n, double mean, doub
                  : c->exact ? (double)(random_bits(key, i) % 257) / 128 - 1 : mean + spread * random_normal(key, i);
     return value;
 }
-/* A buffer of such numbers. For timing the host draws and sends one block, and the device repeats it. */
+/* A buffer of such numbers. For timing the host draws and sends one block, and the device repeats
+ * it. */
 static int to_be_timed;
 static Buffer *drawn(Case *c, Role role, int dtype, const char *name, size_t n, double mean, double spread) {
     const size_t given = to_be_timed && n > PERIOD ? PERIOD : n;
@@ -107,7 +111,8 @@ static double *chosen(const Shape *s) {
     double *expert = mem_alloc((size_t)N * (size_t)K * sizeof *expert);
     const int *counts = s->routing == IN_TILES ? in_tiles : s->routing == LADDER ? ladder : NULL;
     int next = 0, left = counts ? counts[0] : 0;
-    for (int n = 0, i = 0; n < N; n++) for (const int from = i, to = i + slots_before(s, n + 1) - slots_before(s, n); i < to; i++) {
+    for (int n = 0, i = 0; n < N; n++)
+        for (const int from = i, to = i + slots_before(s, n + 1) - slots_before(s, n); i < to; i++) {
         int e = (int)(random_bits(key, (uint64_t)i) % (uint64_t)E);
         if (s->routing == ONE) e = E / 2;
         if (s->routing == HALF) e |= 1;
@@ -186,7 +191,7 @@ static const char *const rows_name[] = { "token", "slot", "grouped" };
 static size_t rows_in(const Case *c, Rows rows) { return (size_t)(rows == BY_TOKEN ? c->N : c->S); }
 static size_t times(int a, int b) { return (size_t)a * (size_t)b; }
 
-/* ---- embedding ----------------------------------------------------------------------------------------- */
+/* ---- embedding ------------------------------------------------------------------------------- */
 
 CALL(embed_forward, b[0], b[1], b[2], c->N, c->C)
 static Case *embed_forward(const Shape *s) {
@@ -197,7 +202,8 @@ static Case *embed_forward(const Shape *s) {
     return c;
 }
 CALL(embed_backward, b[0], b[1], b[2], c->N, c->s.V, c->C)
-/* few: 90 % of tokens are drawn from 11 ids spread over the vocabulary (frequent words; multi-digit radix keys). */
+/* few: 90 % of tokens are drawn from 11 ids spread over the vocabulary (frequent words; multi-digit
+ * radix keys). */
 static Case *embed_backward(const Shape *s, int repeats, int exact) {
     Case *c = BEGIN(embed_backward, s, exact, "%sN=%d V=%d C=%d", repeats ? "few " : "", s->B * s->T, s->V, s->C);
     acc(c, REAL, "dweight", times(s->V, c->C), 0, 1, 0, 1 + c->N);          /* all N may add to one row */
@@ -209,7 +215,7 @@ static Case *embed_backward(const Shape *s, int repeats, int exact) {
     return c;
 }
 
-/* ---- rmsnorm ------------------------------------------------------------------------------------------- */
+/* ---- rmsnorm --------------------------------------------------------------------------------- */
 
 CALL(rmsnorm_forward, b[0], b[1], b[2], ((Norm){ b[3], c->eps }), c->N, c->C)
 static Case *rmsnorm_forward(const Shape *s) {
@@ -233,7 +239,7 @@ static Case *rmsnorm_backward(const Shape *s) {
     return c;
 }
 
-/* ---- rope ---------------------------------------------------------------------------------------------- */
+/* ---- rope ------------------------------------------------------------------------------------ */
 
 static void rotations(Case *c) {
     const size_t n = times(c->s.T, c->s.D);
@@ -257,7 +263,8 @@ static Case *rope(const Shape *s, int direction, int stride, int heads) {
 }
 CALL(norm_rope_forward, b[0], b[1], b[2], b[3], ((Norm){ b[4], c->eps }), c->N, c->stride, c->heads, c->s.D)
 static Case *norm_rope_forward(const Shape *s, int keep, int stride, int heads) {
-    Case *c = BEGIN(norm_rope_forward, s, 0, "%sN=%d stride=%d heads=%d D=%d", keep ? "" : "forgets ", s->B * s->T, stride, heads, s->D);
+    Case *c = BEGIN(norm_rope_forward, s, 0, "%sN=%d stride=%d heads=%d D=%d", keep ? "" : "forgets ", s->B * s->T,
+                    stride, heads, s->D);
     c->stride = stride;
     c->heads = heads;
     acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 4, 0);
@@ -272,7 +279,7 @@ static Case *norm_rope_backward(const Shape *s, int stride, int heads) {
     Case *c = BEGIN(norm_rope_backward, s, 0, "N=%d stride=%d heads=%d D=%d", s->B * s->T, stride, heads, s->D);
     c->stride = stride;
     c->heads = heads;
-    c->eps = 0.1f;                                          /* of two numbers near zero dx would be a small difference of large terms */
+    c->eps = 0.1f;                          /* of two numbers near zero dx would be a small difference of large terms */
     acc(c, FLOATX, "dx", times(c->N, stride), 0, 1, 8, 8);
     acc(c, REAL, "dweight", (size_t)s->D, 0, 1, 8, 8);
     in(c, FLOATX, "before", times(c->N, heads * s->D), 0, 1);
@@ -281,7 +288,7 @@ static Case *norm_rope_backward(const Shape *s, int stride, int heads) {
     return c;
 }
 
-/* ---- columns ------------------------------------------------------------------------------------------- */
+/* ---- columns --------------------------------------------------------------------------------- */
 
 CALL(columns_add, b[0], b[1], c->N, c->stride, c->count, c->C)
 static Case *columns_add(const Shape *s, int stride, int from) {
@@ -308,7 +315,8 @@ static Case *columns_take(const Shape *s, int stride, int from) {
     return c;
 }
 
-/* ---- shared keys: two thirds of a key are its head's own, and the values as wide as that or as keys ------------- */
+/* ---- shared keys: two thirds of a key are its head's own, and the values as wide as that or as
+ *      keys ------------------------------------------------------------------------------------ */
 
 static int own_key(const Shape *s) { return s->D * 2 / 3; }
 CALL(shared_keys_forward, b[0], b[1], b[2], c->N, c->s.G, c->s.D, c->count, c->C)
@@ -333,7 +341,7 @@ static Case *shared_keys_backward(const Shape *s, int value) {
     return c;
 }
 
-/* ---- residual and dropout ------------------------------------------------------------------------------ */
+/* ---- residual and dropout -------------------------------------------------------------------- */
 
 enum { SITE = 5 };
 CALL(residual, b[0], b[1], b[2], ((Dropout){ c->p, b[3], SITE, c->scale }), c->buffer[0].n)
@@ -367,7 +375,8 @@ static Case *scale(const Shape *s) {
     return c;
 }
 
-/* ---- matmul: each stored element is rounded once; a sum of n products has an error of about sqrt(n) roundings ---- */
+/* ---- matmul: each stored element is rounded once; a sum of n products has an error of about
+ *      sqrt(n) roundings ----------------------------------------------------------------------- */
 
 static double sum_error(int n) { return 2 * sqrt(n) + 2; }
 
@@ -409,7 +418,7 @@ static Case *matmul_backward_weight(const Shape *s, int rows, int C, int O, Writ
     return c;
 }
 
-/* ---- ParallelLinear ------------------------------------------------------------------------------------ */
+/* ---- ParallelLinear -------------------------------------------------------------------------- */
 
 CALL(parallel_linear_forward, b[0], b[1], b[2], &plan, c->C, c->O, c->from, c->to)
 static Case *parallel_linear_forward(const Shape *s, int C, int O, Rows from, Rows to, int exact) {
@@ -448,12 +457,13 @@ static Case *parallel_linear_backward_weight(const Shape *s, int C, int O, Rows 
     return c;
 }
 
-/* ---- router -------------------------------------------------------------------------------------------- */
+/* ---- router ---------------------------------------------------------------------------------- */
 
-static const char *const scores_name[] = { "topk_softmax", "softmax_topk", "softmax_renorm", "sigmoid_topk", "sigmoid_each" };
+static const char *const scores_name[] = { "topk_softmax", "softmax_topk", "softmax_renorm", "sigmoid_topk",
+                                           "sigmoid_each" };
 
-/* Logits are multiples of 1/64. Among equal ones the lower id must win on every device; the others are so far apart that no
- * rounding can change their order. */
+/* Logits are multiples of 1/64. Among equal ones the lower id must win on every device; the others
+ * are so far apart that no rounding can change their order. */
 static double *logits_of(Case *c, double spread) {
     size_t n = times(c->N, c->s.E);
     double *x = draw(c, "logits", n, 0, spread);
@@ -473,7 +483,8 @@ static void lse_of(Case *c, const double *logits) {
 CALL(router_forward, b[0], b[1], b[2], b[3], b[4], c->scores, c->groups, c->forced, c->N, c->s.E, c->s.K)
 static Case *router_forward_of_groups(const Shape *s, Scores scores, int bias, int forced, int wide, Groups groups) {
     char in_groups[40] = "";
-    if (groups.count) snprintf(in_groups, sizeof in_groups, " %d of %d groups%s", groups.chosen, groups.count, groups.by_best ? " by best" : "");
+    if (groups.count) snprintf(in_groups, sizeof in_groups, " %d of %d groups%s", groups.chosen, groups.count,
+                               groups.by_best ? " by best" : "");
     Case *c = BEGIN(router_forward, s, 0, "%s%s%s%s%s N=%d E=%d K=%d", scores_name[scores], bias ? " bias" : "",
                     forced ? " forced" : "", wide ? " wide" : "", in_groups, s->B * s->T, s->E, s->K);
     c->groups = groups;
@@ -496,14 +507,14 @@ static Case *router_forward(const Shape *s, Scores scores, int bias, int forced,
 CALL(router_losses, b[0], b[1], b[2], b[3], c->tokens, c->scores, c->N, c->s.E, c->s.K)
 static Case *router_losses(const Shape *s, Scores scores) {
     Case *c = BEGIN(router_losses, s, 0, "%s %s N=%d E=%d K=%d", scores_name[scores], s->name, s->B * s->T, s->E, s->K);
-    c->scores = scores, c->tokens = 3 * c->N;                               /* as if two other ranks had the same load */
+    c->scores = scores, c->tokens = 3 * c->N;                           /* as if two other ranks had the same load */
     out(c, REAL, "loss", 2, 0, 16);
     lse_of(c, logits_of(c, 1.5));
     load(c, 3);
     return c;
 }
-CALL(router_backward, b[0], b[1], b[2], b[3], b[4], c->s.routing == VARIED ? b[8] : NULL, b[5], b[6], c->balance, c->zloss, c->tokens, c->scores,
-     c->N, c->s.E, c->s.K)
+CALL(router_backward, b[0], b[1], b[2], b[3], b[4], c->s.routing == VARIED ? b[8] : NULL, b[5], b[6], c->balance,
+     c->zloss, c->tokens, c->scores, c->N, c->s.E, c->s.K)
 static Case *router_backward(const Shape *s, Scores scores, float balance, float zloss) {
     Case *c = BEGIN(router_backward, s, 0, "%s %s balance=%g z=%g N=%d E=%d K=%d", scores_name[scores], s->name,
                     (double)balance, (double)zloss, s->B * s->T, s->E, s->K);
@@ -515,9 +526,9 @@ static Case *router_backward(const Shape *s, Scores scores, float balance, float
     add(c, INPUT, INTEGER, "expert", (size_t)c->S, chosen(s));
     double *logits = logits_of(c, 1.5);
     load(c, 3);
-    int end = c->buffers;                                              /* lse comes before the logits, from which it is computed */
+    int end = c->buffers;                                   /* lse comes before the logits, from which it is computed */
     c->buffers = lse, lse_of(c, logits), c->buffers = end;
-    double *dloss = mem_alloc(2 * sizeof *dloss);              /* not an argument: the upstream gradient for the gradient check */
+    double *dloss = mem_alloc(2 * sizeof *dloss);   /* not an argument: the upstream gradient for the gradient check */
     dloss[0] = balance, dloss[1] = zloss;
     add(c, INPUT, REAL, "dloss", 2, dloss);
     if (s->routing == VARIED) first_slots(c);
@@ -555,7 +566,8 @@ static void run_route_round(const Device *d, const Case *c, void *const *b) {
 }
 static Case *route_round(const Shape *s, Scores scores) {
     const int N = s->B * s->T, tile = N < 200 ? 4 : ROW_TILE;
-    Case *c = BEGIN(route_round, s, 0, "%s %s N=%d E=%d K=%d tile=%d", scores_name[scores], s->name, N, s->E, s->K, tile);
+    Case *c = BEGIN(route_round, s, 0, "%s %s N=%d E=%d K=%d tile=%d", scores_name[scores], s->name, N, s->E,
+                    s->K, tile);
     double *expert = chosen(s);
     c->plan = 0, c->scores = scores, c->tile = tile;
     c->S += s->E * (tile - 1);
@@ -580,7 +592,7 @@ static Case *router_bias(const Shape *s, int relative) {
     return c;
 }
 
-/* ---- combine ------------------------------------------------------------------------------------------- */
+/* ---- combine --------------------------------------------------------------------------------- */
 
 CALL(combine_forward, b[0], b[1], b[2], b[3], &plan, c->C, c->from)
 static Case *combine_forward(const Shape *s, Rows rows, int weight, int bias, int exact) {
@@ -595,7 +607,7 @@ static Case *combine_forward(const Shape *s, Rows rows, int weight, int bias, in
     return c;
 }
 
-/* ---- activation ---------------------------------------------------------------------------------------- */
+/* ---- activation ------------------------------------------------------------------------------ */
 
 static const char *const activation_name[] = { "swiglu", "gelu", "relu2", "identity", "clamped" };
 
@@ -633,7 +645,8 @@ static Case *activation_backward(const Shape *s, Activation f, Rows rows) {     
 
 CALL(expert_up_forward, d, b[0], b[1], b[2], b[3], &plan, c->f, c->C, c->F, c->from)
 static Case *expert_up_forward(const Shape *s, Activation f, Rows inp_rows) {
-    Case *c = BEGIN(expert_up_forward, s, 0, "%s %s %s C=%d F=%d", activation_name[f], rows_name[inp_rows], s->name, s->C, s->F);
+    Case *c = BEGIN(expert_up_forward, s, 0, "%s %s %s C=%d F=%d", activation_name[f], rows_name[inp_rows], s->name,
+                    s->C, s->F);
     c->f = f, c->from = inp_rows, c->F = s->F, c->O = IS_GATED(f) ? 2 * s->F : s->F;
     out(c, FLOATX, "pre", times(c->S, c->O), 1, sum_error(c->C));
     out(c, FLOATX, "act", times(c->S, c->F), 12, 2 * sum_error(c->C));
@@ -644,8 +657,8 @@ static Case *expert_up_forward(const Shape *s, Activation f, Rows inp_rows) {
 }
 CALL(expert_down_backward, d, b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], &plan, c->f, c->C, c->F, c->from)
 static Case *expert_down_backward(const Shape *s, Activation f, Rows dout_rows) {
-    Case *c = BEGIN(expert_down_backward, s, 0, "%s %s %s C=%d F=%d", activation_name[f], rows_name[dout_rows], s->name, s->C,
-                    s->F);
+    Case *c = BEGIN(expert_down_backward, s, 0, "%s %s %s C=%d F=%d", activation_name[f], rows_name[dout_rows], s->name,
+                    s->C, s->F);
     c->f = f, c->from = dout_rows, c->F = s->F, c->O = IS_GATED(f) ? 2 * s->F : s->F;
     out(c, FLOATX, "dpre", times(c->S, c->O), 12, 2 * sum_error(c->C));
     out(c, FLOATX, "wact", times(c->S, c->F), 8, 0);
@@ -659,20 +672,24 @@ static Case *expert_down_backward(const Shape *s, Activation f, Rows dout_rows) 
     return c;
 }
 
-/* ---- experts in 8 bits ------------------------------------------------------------------------------------ */
+/* ---- experts in 8 bits ----------------------------------------------------------------------- */
 
-/* Codes and their scales. Exact: small whole numbers. Else any but NaN, about `size` times 128 large. Scales differ by up to 2^spread. */
-static void coded(Case *c, const char *name, const char *scale_name, size_t codes, size_t scales, double size, int spread) {
-    static const unsigned char full[] = { 0x00, 0x38, 0x40, 0x44, 0x48, 0x80, 0xb8, 0xc0, 0xc4, 0xc8 };         /* -4 to 4 */
+/* Codes and their scales. Exact: small whole numbers. Else any but NaN, about `size` times 128
+ * large. Scales differ by up to 2^spread. */
+static void coded(Case *c, const char *name, const char *scale_name, size_t codes, size_t scales, double size,
+                  int spread) {
+    static const unsigned char full[] = { 0x00, 0x38, 0x40, 0x44, 0x48, 0x80, 0xb8, 0xc0, 0xc4, 0xc8 };    /* -4 to 4 */
     const uint64_t key = key_of(c, name);
-    const size_t given = to_be_timed && codes > PERIOD ? PERIOD : codes, given_scales = given < codes && scales > PERIOD ? PERIOD : scales;
+    const size_t given = to_be_timed && codes > PERIOD ? PERIOD : codes,
+        given_scales = given < codes && scales > PERIOD ? PERIOD : scales;
     double *code = mem_alloc(given * sizeof *code), *scale = mem_alloc(given_scales * sizeof *scale);
     for (size_t i = 0; i < given; i++) {
         const uint64_t draw = random_bits(key, i);
         code[i] = c->exact ? full[draw % 10] : (double)(draw % 2 << 7 | draw / 2 % 0x7f);
     }
     for (size_t i = 0; i < given_scales; i++)
-        scale[i] = c->exact ? ldexp(1, (int)(random_bits(key, ~i) % 3) - 1) : ldexp(size, (int)(random_bits(key, ~i) % (uint64_t)spread));
+        scale[i] = c->exact ? ldexp(1, (int)(random_bits(key, ~i) % 3) - 1)
+                            : ldexp(size, (int)(random_bits(key, ~i) % (uint64_t)spread));
     add(c, INPUT, BYTE, name, codes, code)->given = given;
     add(c, INPUT, REAL, scale_name, scales, scale)->given = given_scales;
 }
@@ -680,7 +697,8 @@ static void coded_rows(Case *c, const char *name, const char *scale_name, int ro
     coded(c, name, scale_name, times(rows, columns), times(rows, columns / FP8_BLOCK), 0x1p-8, 3);
 }
 static void coded_weight(Case *c, const char *name, const char *scale_name, int O, int C) {
-    coded(c, name, scale_name, times(c->s.E * O, C), times(c->s.E * O / FP8_BLOCK, C / FP8_BLOCK), 0x1p-8 / sqrt(C / 16 * 16) , 3);
+    coded(c, name, scale_name, times(c->s.E * O, C), times(c->s.E * O / FP8_BLOCK, C / FP8_BLOCK),
+          0x1p-8 / sqrt(C / 16 * 16) , 3);
 }
 static void codes_out(Case *c, const char *name, const char *scale_name, int rows, int columns) {
     bound(c, add(c, OUTPUT, CODES, name, times(rows, columns), NULL), 1, 0);
@@ -695,15 +713,15 @@ static Case *fp8_rows(const Shape *s) {
     out(c, REAL, "scale", times(c->N, c->C / FP8_BLOCK), 0, 0);
     Buffer *inp = drawn(c, INPUT, FLOATX, "inp", times(c->N, c->C), 0, 1);
     for (size_t i = 0; i < inp->given && !to_be_timed; i++) {
-        const size_t b = i / FP8_BLOCK;                     /* of all sizes; zeros; largest ones at a limit; one that is not finite */
+        const size_t b = i / FP8_BLOCK;     /* of all sizes; zeros; largest ones at a limit; one that is not finite */
         if (i % FP8_BLOCK == 0 && b % 7 < 2) inp->value[i] = b % 7 ? 7.03125 : -7;
         inp->value[i] *= b % 7 == 3 ? 0 : ldexp(1, (int)(b * 37 % 250) - 140);
         if (b % 11 == 5 && i % FP8_BLOCK == b % FP8_BLOCK) inp->value[i] = b % 2 ? NAN : -INFINITY;
     }
     return c;
 }
-/* Every code, what is halfway to the next, and its neighbours, both signs, at a scale of 1; then every scale, with largest magnitudes
- * around its limit. */
+/* Every code, what is halfway to the next, and its neighbours, both signs, at a scale of 1; then
+ * every scale, with largest magnitudes around its limit. */
 static Case *fp8_rows_table(const Shape *s) {
     enum { CODES_ROWS = 8, LEAST = -149, KINDS = 4, ROWS = CODES_ROWS + (128 - LEAST) * KINDS };
     Case *c = BEGIN(fp8_rows, s, 0, "table");
@@ -715,8 +733,10 @@ static Case *fp8_rows_table(const Shape *s) {
     for (int row = 0; row < ROWS; row++, x += FP8_BLOCK)
         for (int i = 0; i < FP8_BLOCK; i++) {
             const int j = row * (FP8_BLOCK - 1) + i - 1, k = (row - CODES_ROWS) / KINDS + LEAST;
-            const float code = (float)case_e4m3(j / 8 % 0x7f), next = j / 8 == 0x7e ? 480 : (float)case_e4m3(j / 8 % 0x7f + 1), middle = (code + next) / 2;
-            const float some[] = { code, middle, nextafterf(middle, 0), nextafterf(middle, 500) }, limit[KINDS] = { 1, 1.75f, nextafterf(1.75f, 2), nextafterf(2, 0) };
+            const float code = (float)case_e4m3(j / 8 % 0x7f),
+                next = j / 8 == 0x7e ? 480 : (float)case_e4m3(j / 8 % 0x7f + 1), middle = (code + next) / 2;
+            const float some[] = { code, middle, nextafterf(middle, 0), nextafterf(middle, 500) },
+                limit[KINDS] = { 1, 1.75f, nextafterf(1.75f, 2), nextafterf(2, 0) };
             if (row < CODES_ROWS) x[i] = i ? fmin(448, some[j / 2 % 4]) * (j % 2 ? -1 : 1) : 448;
             else x[i] = ldexp(limit[(row - CODES_ROWS) % KINDS], k - i);
         }
@@ -755,13 +775,17 @@ static Case *fp8_linear(const Shape *s, int C, int O, int exact) {
     routed(c);
     return c;
 }
-CALL_FP8(down_backward, d, b[0], fp8_at(b, 1), b[3], fp8_at(b, 4), b[6], fp8_at(b, 7), fp8_at(b, 9), b[11], b[12], &plan, c->C, c->F)
+CALL_FP8(down_backward, d, b[0], fp8_at(b, 1), b[3], fp8_at(b, 4), b[6], fp8_at(b, 7), fp8_at(b, 9), b[11], b[12],
+         &plan, c->C, c->F)
 static Case *fp8_down_backward(const Shape *s, int floats, int codes) {
-    Case *c = BEGIN(fp8_down_backward, s, 0, "%s%s%s C=%d F=%d", s->name, floats ? " floats" : "", codes ? " codes" : "", s->C, s->F);
+    Case *c = BEGIN(fp8_down_backward, s, 0, "%s%s%s C=%d F=%d", s->name, floats ? " floats" : "",
+                    codes ? " codes" : "", s->C, s->F);
     c->F = s->F;
     for (int i = 2; i >= 1; i--) {
-        const char *const name[] = { "wact", "dpre" }, *const code[] = { "wact8", "dpre8" }, *const scale[] = { "wact8 scale", "dpre8 scale" };
-        if (floats) out(c, FLOATX, name[i - 1], times(c->S, i * c->F), i == 2 ? 14 : 8, i == 2 ? 2 * sum_error(c->C) : 0);
+        const char *const name[] = { "wact", "dpre" }, *const code[] = { "wact8", "dpre8" },
+            *const scale[] = { "wact8 scale", "dpre8 scale" };
+        if (floats)
+            out(c, FLOATX, name[i - 1], times(c->S, i * c->F), i == 2 ? 14 : 8, i == 2 ? 2 * sum_error(c->C) : 0);
         else absent(c);
         if (codes) codes_out(c, code[i - 1], scale[i - 1], c->S, i * c->F);
         else absent(c), absent(c);
@@ -779,7 +803,8 @@ static void clear_tails(Case *c, int codes, int C) {
     const double *start = c->buffer[c->plan].value;
     double *code = c->buffer[codes].value;
     for (int e = 0; e < c->s.E && !to_be_timed; e++) {
-        const size_t rows = (size_t)(start[e + 1] - start[e]), first = ((size_t)start[e] / FP8_BLOCK + (size_t)e) * FP8_BLOCK;
+        const size_t rows = (size_t)(start[e + 1] - start[e]),
+            first = ((size_t)start[e] / FP8_BLOCK + (size_t)e) * FP8_BLOCK;
         for (size_t r = rows; r % FP8_BLOCK; r++)
             for (size_t i = 0; i < (size_t)C; i++)
                 code[((first + r) / FP8_BLOCK * (size_t)C + i) * FP8_BLOCK + r % FP8_BLOCK] = 0;
@@ -793,7 +818,8 @@ static Case *fp8_columns(const Shape *s, int C, Rows rows) {
     out(c, BYTE, "code", times(blocks * FP8_BLOCK, C), 0, 0);
     out(c, REAL, "scale", times(blocks, C / FP8_BLOCK), 0, 0);
     coded(c, "inp", "inp scale", rows_in(c, rows) * (size_t)C, rows_in(c, rows) * (size_t)C / FP8_BLOCK, 0x1p-20, 16);
-    for (size_t i = 2 * FP8_BLOCK; i < 3 * FP8_BLOCK && c->buffer[2].given >= 3 * FP8_BLOCK; i++) {     /* one is not finite */
+    for (size_t i = 2 * FP8_BLOCK; i < 3 * FP8_BLOCK && c->buffer[2].given >= 3 * FP8_BLOCK; i++) {
+        /* one is not finite */
         c->buffer[2].value[i] = 0x7f;
         c->buffer[3].value[2] = NAN;
     }
@@ -831,7 +857,8 @@ static Case *bias_backward(const Shape *s, int exact) {
     return c;
 }
 
-/* rows: of what is weighted after the bias, or, GROUPED, is not weighted. The sum that it is added to has no part in the gradient. */
+/* rows: of what is weighted after the bias, or, GROUPED, is not weighted. The sum that it is added
+ * to has no part in the gradient. */
 CALL(expert_bias_forward, b[0], b[1], &plan, c->C)
 static Case *expert_bias_forward(const Shape *s, const char *name, double spread) {
     Case *c = BEGIN(expert_bias_forward, s, 0, "%s %s C=%d", name, s->name, s->C);
@@ -859,11 +886,12 @@ static Case *expert_bias_backward(const Shape *s, Rows dout_rows, int exact) {
 static void run_add_norm_forward(const Device *d, const Case *c, void *const *b) {
     const Plan plan = plan_at(c, b);
     const Sum sum = { .rows = b[4], .weight = b[5], .bias = b[6], .plan = c->plan < 0 ? NULL : &plan };
-    d->add_norm_forward(d, b[0], b[1], b[2], b[3], &sum, (Dropout){ c->p, b[7], SITE, c->scale }, (Norm){ b[8], c->eps }, c->N, c->C);
+    d->add_norm_forward(d, b[0], b[1], b[2], b[3], &sum, (Dropout){ c->p, b[7], SITE, c->scale },
+                        (Norm){ b[8], c->eps }, c->N, c->C);
 }
 static Case *add_norm_forward(const Shape *s, int routes, float p, float scale) {
-    Case *c = BEGIN(add_norm_forward, s, 0, "%s p=%g scale=%g %s C=%d", routes ? "grouped" : "token", (double)p, (double)scale,
-                    s->name, s->C);
+    Case *c = BEGIN(add_norm_forward, s, 0, "%s p=%g scale=%g %s C=%d", routes ? "grouped" : "token", (double)p,
+                    (double)scale, s->name, s->C);
     const size_t rows = (size_t)(routes ? c->S : c->N);
     c->p = p, c->scale = scale, c->key = 0x123456789abcdef;
     out(c, FLOATX, "out", times(c->N, c->C), 8, s->K + 1);
@@ -882,7 +910,8 @@ static void run_add_norm_backward(const Device *d, const Case *c, void *const *b
     const Plan plan = plan_at(c, b);
     Sum sum = { .rows = b[5], .plan = c->plan < 0 ? NULL : &plan };
     for (int i = 6; i < 12; i += 2) if (b[i]) sum_add(&sum, b[i], b[i + 1], c->O);
-    d->add_norm_backward(d, b[0], b[1], b[2], (floatX *[]){ b[3], d->is_gpu ? b[4] : NULL }, &sum, b[12], (Norm){ b[13], c->eps }, b[14], c->N, c->C);
+    d->add_norm_backward(d, b[0], b[1], b[2], (floatX *[]){ b[3], d->is_gpu ? b[4] : NULL }, &sum, b[12],
+                         (Norm){ b[13], c->eps }, b[14], c->N, c->C);
 }
 static Case *add_norm_backward(const Shape *s, int routes, int inp, int terms, int bias) {
     static const char *const added[] = { "", " + 1", " + 2", " + 3" };
@@ -896,7 +925,8 @@ static Case *add_norm_backward(const Shape *s, int routes, int inp, int terms, i
     for (int i = 0; i < 2; i++) add(c, SCRATCH, FLOATX, i ? "scratch 1" : "scratch 0", times(c->N, c->C), NULL);
     if (inp) in(c, FLOATX, "inp", rows * (size_t)c->C, 0, 1); else absent(c);
     for (int i = 0; i < 3; i++) {
-        static const char *const dout[] = { "dout 0", "dout 1", "dout 2" }, *const weight[] = { "weight 0", "weight 1", "weight 2" };
+        static const char *const dout[] = { "dout 0", "dout 1", "dout 2" },
+            *const weight[] = { "weight 0", "weight 1", "weight 2" };
         if (i < terms) in(c, FLOATX, dout[i], times(c->N, c->O), 0, 1); else absent(c);
         if (i < terms) in(c, FLOATX, weight[i], times(c->O, c->C), 0, 1 / sqrt(c->O)); else absent(c);
     }
@@ -907,13 +937,14 @@ static Case *add_norm_backward(const Shape *s, int routes, int inp, int terms, i
     return c;
 }
 
-/* ---- attention ----------------------------------------------------------------------------------------- */
+/* ---- attention ------------------------------------------------------------------------------- */
 
 static const char *const order_name[] = { "tiled", "grouped" };
 #define HEADS "%s B=%d T=%d G=%d Q=%d D=%d"
 #define HEADS_OF(s, order) order_name[order], (s)->B, (s)->T, (s)->G, (s)->Q, (s)->D
 
-/* What a query sees: its whole row, its own of several samples in it, of 1 to about T/2 tokens, and of these the last few keys. */
+/* What a query sees: its whole row, its own of several samples in it, of 1 to about T/2 tokens, and
+ * of these the last few keys. */
 typedef enum { FULL, PACKED, WINDOW, VIEWS } View;
 static const char *const view_name[] = { "", "packed ", "window " };
 static int window_of(const Case *c) { return c->s.T / 5 + 1; }
@@ -923,7 +954,8 @@ static void reaches(Case *c, View view) {
     const uint64_t key = key_of(c, "position");
     for (int n = 0, left = 0; n < c->N; n++, left--) {
         const int begins = n % c->s.T == 0 || left <= 0;
-        if (begins) left = 1 + (int)(random_bits(key, (uint64_t)n) % (uint64_t)(random_bits(key, ~(uint64_t)n) % 4 ? c->s.T / 2 + 1 : 3));
+        if (begins) left = 1 + (int)(random_bits(key, (uint64_t)n)
+                                     % (uint64_t)(random_bits(key, ~(uint64_t)n) % 4 ? c->s.T / 2 + 1 : 3));
         position[n] = begins ? 0 : position[n - 1] + 1;
     }
     for (int n = 0; n < c->N && view == WINDOW; n++) position[n] = fmin(position[n], window_of(c) - 1);
@@ -943,7 +975,8 @@ static Case *attention_forward(const Shape *s, HeadOrder order, View view) {
     reaches(c, view);
     return c;
 }
-CALL(attention_backward, b[0], b[1], b[2], b[3], b[4], b[5], b[6], REACH_OF(c), c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
+CALL(attention_backward, b[0], b[1], b[2], b[3], b[4], b[5], b[6], REACH_OF(c), c->order, c->s.B, c->s.T, c->s.G,
+     c->s.Q, c->s.D)
 static Case *attention_backward(const Shape *s, HeadOrder order, View view) {
     Case *c = BEGIN(attention_backward, s, 0, "%s" HEADS, view_name[view], HEADS_OF(s, order));
     const int H = s->Q * s->G;
@@ -1008,7 +1041,7 @@ static Case *cache_store(const Shape *s) {
     return c;
 }
 
-/* ---- sampling ------------------------------------------------------------------------------------------ */
+/* ---- sampling -------------------------------------------------------------------------------- */
 
 CALL(sample, b[0], b[1], (const uint64_t *)b[2], b[3], c->sampler, c->N, c->s.V, c->used)
 static Case *sample(const Shape *s, int rows, Sampler sampler) {
@@ -1036,13 +1069,13 @@ static Case *advance(const Shape *s) {
     return c;
 }
 
-/* ---- loss and optimizer -------------------------------------------------------------------------------- */
+/* ---- loss and optimizer ---------------------------------------------------------------------- */
 
 CALL(cross_entropy, b[0], b[1], b[2], b[3], c->cap, c->gradient, c->N, c->s.V, c->used)
 static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int capped, int ignored) {
     Case *c = BEGIN(cross_entropy, s, 0, "%s%s%sN=%d V=%d", gradient ? "gradient " : "", wide ? "wide " : "",
                     capped ? "capped " : "", rows, s->V);
-    const double spread = wide ? 40 : 2;                            /* wide: some probabilities are below the smallest float */
+    const double spread = wide ? 40 : 2;                    /* wide: some probabilities are below the smallest float */
     const int padding = s->V / 10 < 47 ? s->V / 10 : 47;            /* 47: as for GPT-2's vocabulary */
     c->N = rows, c->gradient = gradient, c->scale = 0.25f, c->used = s->V - padding;
     c->cap = capped ? 12 : 0;
@@ -1065,11 +1098,12 @@ CALL(sum, b[0], b[1], c->buffer[1].n)
 static Case *sum(const Shape *s) {
     Case *c = BEGIN(sum, s, 0, "n=%d", s->B * s->T * s->C);
     out(c, REAL, "out", 1, 0, 4);
-    in(c, REAL, "inp", times(c->N, c->C), 1, 0.2);                          /* of a sum near zero only rounding errors would be left */
+    in(c, REAL, "inp", times(c->N, c->C), 1, 0.2);          /* of a sum near zero only rounding errors would be left */
     return c;
 }
-/* `count` segments of n elements. The last has half of them. The others are in the first third: each takes a part of what the ones
- * before have left (the last few elements one by one), except for the second, which is empty. Between them there is a gap. */
+/* `count` segments of n elements. The last has half of them. The others are in the first third:
+ * each takes a part of what the ones before have left (the last few elements one by one), except
+ * for the second, which is empty. Between them there is a gap. */
 static void segments(Case *c, size_t n, int count) {
     size_t at = 0;
     c->count = count;
@@ -1152,28 +1186,33 @@ static Case *orthogonalize(const Shape *s, int count, int rows, int columns) {
     muon_buffers(c, rows, columns);
     return c;
 }
-/* Parts of a matrix each, in memory in the opposite order and with gaps of 4 elements between them. */
+/* Parts of a matrix each, in memory in the opposite order and with gaps of 4 elements between
+ * them. */
 static void muon_parts(Case *c, int count, size_t each, Dtype gradients) {
     c->count = count;
     for (int i = 0; i < count; i++) {
-        const size_t before = (size_t)(count - 1 - i) * (each + 4), less = i % 2 * (each / 3), more = i % 3 == 2 ? each / 5 : 0;
-        c->segment[i] = (Segment){ .offset = before + less, .count = each - less - more, .decay = i % 3 != 2, .dtype = gradients,
-                                   .gradient = before + less, .rate = i % 2 ? 1 : 0.5f, .muon_offset = (size_t)i * each + less };
+        const size_t before = (size_t)(count - 1 - i) * (each + 4), less = i % 2 * (each / 3),
+            more = i % 3 == 2 ? each / 5 : 0;
+        c->segment[i] = (Segment){ .offset = before + less, .count = each - less - more, .decay = i % 3 != 2,
+                                   .dtype = gradients, .gradient = before + less, .rate = i % 2 ? 1 : 0.5f,
+                                   .muon_offset = (size_t)i * each + less };
     }
     bytes(c, "parts", c->segment, (size_t)count * sizeof *c->segment);
     bytes(c, "settings", &c->muon, sizeof c->muon);
 }
 CALL(muon_momentum, b[0], b[1], c->moments, b[2], b[3], b[4], c->count, (size_t)(c->F * c->C), b[5])
-static Case *muon_momentum(const Shape *s, int count, int rows, int columns, int with_x, Dtype moments, Dtype gradients, float clip, double norm) {
+static Case *muon_momentum(const Shape *s, int count, int rows, int columns, int with_x, Dtype moments, Dtype gradients,
+                           float clip, double norm) {
     const int coarse = moments == FLOATX;
-    Case *c = BEGIN(muon_momentum, s, 0, "%s%s%sclip=%g norm=%g count=%d %dx%d", with_x ? "" : "no x ", coarse ? "floatX " : "", dtype_name[gradients],
-                    (double)clip, norm, count, rows, columns);
+    Case *c = BEGIN(muon_momentum, s, 0, "%s%s%sclip=%g norm=%g count=%d %dx%d", with_x ? "" : "no x ",
+                    coarse ? "floatX " : "", dtype_name[gradients], (double)clip, norm, count, rows, columns);
     const size_t each = times(rows, columns), n = (each + 4) * (size_t)count;
     c->moments = moments, c->gradients = gradients, c->F = rows, c->C = columns;
     c->muon = (Muon){ .lr = 1, .momentum = 0.95f, .decay = 0.1f, .clip = clip };
     c->unchanged = !(norm < 1e30);
     const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1;
-    if (with_x) acc(c, FLOATX, "x", each * (size_t)count, 0, 1, some + coarse * some, units);      /* elements of no part stay */
+    /* elements of no part stay */
+    if (with_x) acc(c, FLOATX, "x", each * (size_t)count, 0, 1, some + coarse * some, units);
     else absent(c);
     acc(c, coarse ? FLOATX : REAL, "m", n, 0, 0.1, coarse ? some : 0, units);
     in(c, gradients == FLOATX ? FLOATX : REAL, "grads", n, 0, 1);
@@ -1197,7 +1236,7 @@ static Case *muon_update(const Shape *s, int count, int rows, int columns, int m
     return c;
 }
 
-/* ---- the list ------------------------------------------------------------------------------------------ */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 void case_free(Case *c) {
     if (!c) return;
@@ -1210,9 +1249,10 @@ Case *case_product(int N, int C, int O) {
     to_be_timed = 1;
     return matmul_forward(&s, N, C, O, 0);
 }
-/* What each_case passes on. V: makes a case of an operation that is asked for, visits and frees it. make: a call of a constructor, whose
- * name begins with that of the operation. */
-typedef struct { const Shape *s; int all; const char *only; void (*visit)(Case *c, void *context); void *context; } Visit;
+/* What each_case passes on. V: makes a case of an operation that is asked for, visits and frees it.
+ * make: a call of a constructor, whose name begins with that of the operation. */
+typedef struct { const Shape *s; int all; const char *only; void (*visit)(Case *c, void *context); void *context; }
+    Visit;
 static void pass_on(const Visit *v, const char *make, Case *c) {
     if (make && strncmp(make, c->op, strlen(c->op))) fail(EXIT_USAGE, "%s makes a case of %s", make, c->op);
     v->visit(c, v->context);
@@ -1268,7 +1308,8 @@ static void each_column_sum(const Visit *v, int exact) {
     V(v, bias_backward(v->s, exact));
     if (!v->all) return;
     V(v, expert_bias_forward(v->s, "x", 1));
-    for (Rows rows = BY_TOKEN; rows <= GROUPED; rows += GROUPED - BY_TOKEN) V(v, expert_bias_backward(v->s, rows, exact));
+    for (Rows rows = BY_TOKEN; rows <= GROUPED; rows += GROUPED - BY_TOKEN)
+        V(v, expert_bias_backward(v->s, rows, exact));
 }
 /* Every layout of every product. */
 static void each_product(const Visit *v, int exact) {
@@ -1277,7 +1318,8 @@ static void each_product(const Visit *v, int exact) {
     V(v, matmul_forward(s, N, C, 2*F, exact));
     for (int how = SET; how <= ADD; how++) V(v, matmul_backward_input(s, N, C, 2*F, (Write)how, exact));
     for (int how = SET; how <= SET_ROUNDED; how++) V(v, matmul_backward_weight(s, N, C, 2*F, (Write)how, exact));
-    if (F >= 300) V(v, matmul_backward_weight(s, N, C, 4*F, ADD, exact));           /* TALL for every width of vectors: kernels/cpu/matmul.c */
+    /* TALL for every width of vectors: kernels/cpu/matmul.c */
+    if (F >= 300) V(v, matmul_backward_weight(s, N, C, 4*F, ADD, exact));
     for (Rows from = BY_TOKEN; from <= GROUPED; from++)
         for (Rows to = BY_TOKEN; to <= GROUPED; to++) {
             const int odd = ((int)from + (int)to + exact) % 2;
@@ -1297,7 +1339,8 @@ static Case *with_limits(Case *c, Case *dense, Case *even) { c->dense = dense, c
 static void each_product_of_a_model(const Visit *v) {
     const Shape *s = v->s;
     const int N = s->B * s->T, S = N * s->K, C = s->C, F = s->F, H = s->G * s->D;
-    const struct { int C, O, rows; } dense[] = { { C, s->E, N }, { C, 2*H, N }, { C, s->V, head_rows(s) } };    /* router, kv, head */
+    /* router, kv, head */
+    const struct { int C, O, rows; } dense[] = { { C, s->E, N }, { C, 2*H, N }, { C, s->V, head_rows(s) } };
     const struct { int C, O; Rows inp, out, dinp, dout; } expert[] = {
         { C, 2*F, BY_TOKEN, GROUPED, GROUPED, GROUPED },        /* up */
         { F, C,   GROUPED,  GROUPED, GROUPED, BY_TOKEN },       /* down: its upstream gradient has a row per token */
@@ -1341,7 +1384,8 @@ static void each_of_routing(const Visit *v) {
             for (int chosen = (count + 1) / 2; chosen < count; chosen++)
                 for (int by_best = 0; by_best < 2; by_best++)
                     if (s->E % count == 0 && s->E / count > 1 && s->E / count * chosen >= s->K)
-                        V(v, router_forward_of_groups(s, scores, chosen == 1, 0, 0, (Groups){ count, chosen, by_best }));
+                        V(v,
+                          router_forward_of_groups(s, scores, chosen == 1, 0, 0, (Groups){ count, chosen, by_best }));
         V(v, router_backward(s, scores, 0, 0));
         V(v, router_backward(s, scores, 2, 0));
         V(v, router_backward(s, scores, 0, 1));
@@ -1375,7 +1419,8 @@ static void each_in_8_bits(const Visit *v) {
     for (int exact = 0; exact <= v->all; exact++) {
         V(v, fp8_linear(s, F, C, exact));                       /* down */
         V(v, fp8_linear(s, 2 * F, C, exact));                   /* the input gradient */
-        for (int how = SET; how <= (v->all ? SET_ROUNDED : SET); how++) V(v, fp8_backward_weight(s, C, 2 * F, (Write)how, exact));
+        for (int how = SET; how <= (v->all ? SET_ROUNDED : SET); how++)
+            V(v, fp8_backward_weight(s, C, 2 * F, (Write)how, exact));
         V(v, fp8_backward_weight(s, F, C, SET, exact));
     }
     for (int kinds = 1; kinds < 4; kinds++) V(v, fp8_down_backward(s, kinds & 1, kinds >> 1));
@@ -1412,7 +1457,7 @@ static void each_of_attention(const Visit *v) {
 static void each_at_the_head(const Visit *v) {
     static const Sampler samplers[] = {
         { .temperature = 0.8f, .top_p = 0.95f }, { .temperature = 0, .top_p = 1 },
-        { .temperature = 1, .top_p = 1 }, { .temperature = 1.5f, .top_p = 1, .top_k = 5 },              /* the others: if all */
+        { .temperature = 1, .top_p = 1 }, { .temperature = 1.5f, .top_p = 1, .top_k = 5 },      /* the others: if all */
         { .temperature = 3, .top_p = 0.9f, .top_k = 40, .min_p = 0.1f }, { .temperature = 2, .top_p = 0 },
     };
     const int rows = head_rows(v->s);
@@ -1481,14 +1526,16 @@ void each_case(const Shape *s, int all, const char *only, void (*visit)(Case *c,
     each_of_the_optimizer(&v);
 }
 
-/* ---- a case and a device ------------------------------------------------------------------------------- */
+/* ---- a case and a device --------------------------------------------------------------------- */
 
 double case_e4m3(int code) {
     const int e = code >> 3 & 15, m = code & 7;
     const double x = (code & 0x7f) == 0x7f ? NAN : e ? ldexp(8 + m, e - 10) : ldexp(m, -9);
     return code & 0x80 ? -x : x;
 }
-int case_fits(const Case *c, const Device *dev) { return strncmp(c->op, "fp8", 3) || (dev->fp8 && dev->fp8->fits(c->C, c->s.F)); }
+int case_fits(const Case *c, const Device *dev) {
+    return strncmp(c->op, "fp8", 3) || (dev->fp8 && dev->fp8->fits(c->C, c->s.F));
+}
 
 int case_find(const Case *c, const char *name) {
     for (int i = 0; i < c->buffers; i++) if (c->buffer[i].name && !strcmp(c->buffer[i].name, name)) return i;
@@ -1557,7 +1604,7 @@ static void poison(const Device *dev, const Buffer *b, void *at) {
         return;
     }
     double *value = mem_alloc(b->n * sizeof *value);
-    for (size_t i = 0; i < b->n; i++) value[i] = b->dtype == INTEGER ? -123456789 : 0x7f;           /* a code that is NaN */
+    for (size_t i = 0; i < b->n; i++) value[i] = b->dtype == INTEGER ? -123456789 : 0x7f;       /* a code that is NaN */
     put(dev, b, at, value);
     free(value);
 }

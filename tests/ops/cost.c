@@ -1,4 +1,5 @@
-/* cost.c: what a case computes and moves: its call is made on a device whose operations do nothing but report their cost. */
+/* cost.c: what a case computes and moves: its call is made on a device whose operations do nothing
+ * but report their cost. */
 #include "cases.h"
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +19,8 @@ static double visible(int B, int T) {
     const double *position = counted->buffer[case_find(counted, "position")].value;
     double count = 0;
     (void)T;
-    for (int b = 0; b < B; b++) count += counted->window && position[b] >= counted->window ? counted->window : position[b] + 1;
+    for (int b = 0; b < B; b++)
+        count += counted->window && position[b] >= counted->window ? counted->window : position[b] + 1;
     return count;
 }
 
@@ -30,7 +32,8 @@ static const Device *unused;                /* so that all parameters are used *
     }
 #define OPERATION(name, parameters, arguments, flop, bytes, ...) COUNT(name, name, parameters, arguments, flop, bytes)
 #define COMPOUND OPERATION
-#define FP8(name, parameters, arguments, flop, bytes, ...) COUNT(fp8_##name, fp8->name, parameters, arguments, flop, bytes)
+#define FP8(name, parameters, arguments, flop, bytes, ...) \
+    COUNT(fp8_##name, fp8->name, parameters, arguments, flop, bytes)
 #include "operations.h"
 
 Cost case_cost(const Case *c, const Device *dev) {

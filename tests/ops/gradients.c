@@ -1,9 +1,11 @@
-/* gradients.c: does a backward compute the gradient of its forward? With L = <dy, y(x)> over the outputs y of the forward, for
- * fixed random dy, it must return dL/dx; that is compared with finite differences of L in double. Buffers find each other by
- * name: dy is what the backward reads for the output y, dx what it writes for the input x.
+/* gradients.c: does a backward compute the gradient of its forward? With L = <dy, y(x)> over the
+ * outputs y of the forward, for fixed random dy, it must return dL/dx; that is compared with finite
+ * differences of L in double. Buffers find each other by name: dy is what the backward reads for
+ * the output y, dx what it writes for the input x.
  *
- * L is differentiated along random directions, which any wrong element of dx changes, and by single elements, which also
- * works where a direction would always make some token choose another expert. */
+ * L is differentiated along random directions, which any wrong element of dx changes, and by single
+ * elements, which also works where a direction would always make some token choose another
+ * expert. */
 #include "ops.h"
 #include <math.h>
 #include <stdio.h>
@@ -28,15 +30,16 @@ static void set_inputs(Case *c, int from, const char *name, const double *value,
     }
 }
 
-/* <dy, y> of one output. In two cases a row of dy serves several rows of y: activation_backward has rows of act times their
- * weights; products read one row of dout for the K slots of a token. */
+/* <dy, y> of one output. In two cases a row of dy serves several rows of y: activation_backward has
+ * rows of act times their weights; products read one row of dout for the K slots of a token. */
 static double product_with(Case *c, const Buffer *y, const double *value) {
     char upstream[32];
     size_t n, m;
     const int act = !strcmp(y->name, "act");
     double sum = 0;
     snprintf(upstream, sizeof upstream, "d%s", act ? "a" : y->name);
-    const double *dy = input_of(c, upstream, &n), *weight = input_of(c, "weight", &m), *slot = input_of(c, "slot_of_row", &m);
+    const double *dy = input_of(c, upstream, &n), *weight = input_of(c, "weight", &m),
+        *slot = input_of(c, "slot_of_row", &m);
     const size_t width = act ? (size_t)c->F : (size_t)c->O, K = (size_t)c->s.K;
     for (size_t j = 0; dy && j < y->n; j++) {
         const size_t row = width ? j / width : 0;
@@ -45,8 +48,8 @@ static double product_with(Case *c, const Buffer *y, const double *value) {
     }
     return sum;
 }
-/* L, and a number that tells which experts were chosen. Outputs of one forward are inputs of the next; in the first run also
- * those of the backward. */
+/* L, and a number that tells which experts were chosen. Outputs of one forward are inputs of the
+ * next; in the first run also those of the backward. */
 static double loss_of(Case *c, const Device *dev, int first, double *chosen) {
     double loss = 0;
     *chosen = 0;
@@ -70,7 +73,8 @@ static double loss_of(Case *c, const Device *dev, int first, double *chosen) {
     return loss;
 }
 
-/* dL/dt of L(x + t v) at 0, by central differences; NaN if other experts are chosen on either side. */
+/* dL/dt of L(x + t v) at 0, by central differences; NaN if other experts are chosen on either
+ * side. */
 typedef struct { Case *c; const Device *dev; const char *name; size_t n; const double *x; double chosen; } Slope;
 static double slope(const Slope *s, const double *v, double h) {
     double *moved = mem_alloc(s->n * sizeof *moved), L[2], chosen[2];
@@ -83,8 +87,9 @@ static double slope(const Slope *s, const double *v, double h) {
     free(moved);
     return chosen[0] == s->chosen && chosen[1] == s->chosen ? (L[0] - L[1]) / (2 * h) : NAN;
 }
-/* The largest error along `tries` random directions, or (elements) of single elements; counts those that could be checked.
- * Errors are relative to the slope or to the typical one, whichever is larger. */
+/* The largest error along `tries` random directions, or (elements) of single elements; counts those
+ * that could be checked. Errors are relative to the slope or to the typical one, whichever is
+ * larger. */
 static double worst_error(const Slope *s, const double *gradient, int elements, int tries, int *checked) {
     const double h = elements ? 1e-5 : 1e-4 / sqrt((double)s->n);
     double *v = mem_alloc(s->n * sizeof *v), norm = 0, worst = 0;
@@ -119,7 +124,8 @@ void check_differences(Case *c, const Device *dev, int elements) {
     CaseOnDevice p;
     if (!c->forward[0] || !c->N) return;
     for (int i = 0; i < c->buffers; i++)
-        if (c->buffer[i].role == INPUT && c->buffer[i].name) set_inputs(c, 1, c->buffer[i].name, c->buffer[i].value, c->buffer[i].n);
+        if (c->buffer[i].role == INPUT && c->buffer[i].name)
+            set_inputs(c, 1, c->buffer[i].name, c->buffer[i].value, c->buffer[i].n);
     loss_of(c, dev, 1, &s.chosen);
     if (!allocate_case(&p, c, dev)) return;
     case_run(&p);

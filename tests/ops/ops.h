@@ -1,15 +1,18 @@
-/* ops.h: what the tests of operations share. test_ops.c visits the cases; oracle.c knows what they must give. */
+/* ops.h: what the tests of operations share. test_ops.c visits the cases; oracle.c knows what they
+ * must give. */
 #ifndef OPS_H
 #define OPS_H
 #include "cases.h"
 #include "tests/test.h"
 
 /* ---- oracle.c ---- */
-/* What the operation must make of v: v[i] holds buffer i, NULL where there is none; UPDATE and OUTPUT buffers are overwritten.
- * Frees and NULLs an output that it leaves to another test. Returns 0 if the operation has no definition here. */
+/* What the operation must make of v: v[i] holds buffer i, NULL where there is none; UPDATE and
+ * OUTPUT buffers are overwritten. Frees and NULLs an output that it leaves to another test. Returns
+ * 0 if the operation has no definition here. */
 int      oracle_compute(const Case *c, double **v);
 double   oracle_bound(const Buffer *b, const Device *dev);      /* relative; 0: the same bits */
-void     oracle_compare(const Buffer *b, const double *got, const double *want, double bound, const char *who, const char *what);
+void     oracle_compare(const Buffer *b, const double *got, const double *want, double bound, const char *who,
+                        const char *what);
 uint64_t splitmix64(uint64_t state);
 
 /* ---- test_ops.c ---- */

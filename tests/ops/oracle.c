@@ -1,12 +1,12 @@
-/* oracle.c: what each operation must return: its definition in kernels.h once more, in double and as naively as possible; and
- * how far a result may be from it. Devices are not called here. */
+/* oracle.c: what each operation must return: its definition in kernels.h once more, in double and
+ * as naively as possible; and how far a result may be from it. Devices are not called here. */
 #include "ops.h"
 #include "llmc/base/random.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the definitions, in the order of kernels.h ------------------------------------------------------------- */
+/* ---- the definitions, in the order of kernels.h ---------------------------------------------- */
 
 static int K_of(const Case *c) { return c->s.K; }
 static int expert_of(const Case *c, double **v, int slot) {
@@ -98,7 +98,8 @@ static void naive_bias_forward(const Case *c, double **v) {
 static void naive_expert_bias_forward(const Case *c, double **v) {
     const double *start = v[c->plan];
     for (int e = 0; e < c->s.E; e++)
-        for (int row = (int)start[e]; row < (int)start[e + 1]; row++) for (int i = 0; i < c->C; i++) v[0][row*c->C + i] += v[1][e*c->C + i];
+        for (int row = (int)start[e]; row < (int)start[e + 1]; row++)
+            for (int i = 0; i < c->C; i++) v[0][row*c->C + i] += v[1][e*c->C + i];
 }
 static void naive_columns_take(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[1][n*c->stride + c->count + i];
@@ -146,8 +147,8 @@ static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 static double router_score(const Case *c, double logit, double sum, double bias) {
     return bias + (c->scores >= SIGMOID_TOPK ? sigmoid(logit) : SCORES_ARE_P(c->scores) ? exp(logit) / sum : logit);
 }
-/* How many groups have a larger sum of two scores than that of expert e: the largest sum over pairs, so that nothing is sorted. Or a larger
- * score. */
+/* How many groups have a larger sum of two scores than that of expert e: the largest sum over
+ * pairs, so that nothing is sorted. Or a larger score. */
 static int better_groups(const Case *c, const double *x, const double *bias, double sum, int e) {
     const int width = c->groups.count > 1 ? c->s.E / c->groups.count : c->s.E;
     double best[MOST_GROUPS];
@@ -157,9 +158,11 @@ static int better_groups(const Case *c, const double *x, const double *bias, dou
         for (int i = g * width; i < (g + 1) * width; i++)
             if (c->groups.by_best) best[g] = fmax(best[g], router_score(c, x[i], sum, bias ? bias[i] : 0));
             else for (int j = i + 1; j < (g + 1) * width; j++)
-                best[g] = fmax(best[g], router_score(c, x[i], sum, bias ? bias[i] : 0) + router_score(c, x[j], sum, bias ? bias[j] : 0));
+                best[g] = fmax(best[g], router_score(c, x[i], sum, bias ? bias[i] : 0)
+                               + router_score(c, x[j], sum, bias ? bias[j] : 0));
     }
-    for (int g = 0; g < c->groups.count; g++) better += best[g] > best[e / width] || (best[g] == best[e / width] && g < e / width);
+    for (int g = 0; g < c->groups.count; g++)
+        better += best[g] > best[e / width] || (best[g] == best[e / width] && g < e / width);
     return better;
 }
 static void naive_router_forward(const Case *c, double **v) {
@@ -187,7 +190,8 @@ static void naive_router_forward(const Case *c, double **v) {
             v[1][n*K + k] = c->scores >= SIGMOID_TOPK ? sigmoid(l) : exp(l);
             kept += v[1][n*K + k];
         }
-        for (int k = 0; k < K; k++) v[1][n*K + k] /= SUMS_TO_ONE(c->scores) ? kept : c->scores == SOFTMAX_TOPK ? sum : 1;
+        for (int k = 0; k < K; k++)
+            v[1][n*K + k] /= SUMS_TO_ONE(c->scores) ? kept : c->scores == SOFTMAX_TOPK ? sum : 1;
     }
 }
 static void naive_router_losses(const Case *c, double **v) {
@@ -304,7 +308,8 @@ static void naive_activation_backward(const Case *c, double **v) {        /* onl
             v[1][m*c->F + i] = act * (v[5] ? v[5][grouped ? (int)v[c->plan + 1][m] : m] : 1);
         }
 }
-/* ---- 8 bits: x as f32 becomes the code whose value is nearest, of all codes; of two the even one ---- */
+/* ---- 8 bits: x as f32 becomes the code whose value is nearest, of all codes; of two the even
+ *      one ------------------------------------------------------------------------------------- */
 
 static int nearest_code(double x) {
     static double value[0x7f];
@@ -343,7 +348,8 @@ static void naive_fp8_weight(const Case *c, double **v) {
             for (int i = 0; i < C; i++) {
                 const int at = (e*O + o) * C + i, block = (e*down + o / FP8_BLOCK) * across + i / FP8_BLOCK;
                 double *scale = v[1] + block;
-                if (o % FP8_BLOCK == 0 && i % FP8_BLOCK == 0) *scale = scale_for(v[4] + at, FP8_BLOCK * FP8_BLOCK, FP8_BLOCK, C);
+                if (o % FP8_BLOCK == 0 && i % FP8_BLOCK == 0)
+                    *scale = scale_for(v[4] + at, FP8_BLOCK * FP8_BLOCK, FP8_BLOCK, C);
                 v[3][(e*across + i / FP8_BLOCK) * down + o / FP8_BLOCK] = *scale;
                 v[0][at] = v[2][(e*C + i) * O + o] = nearest_code((double)(float)v[4][at] / *scale);
             }
@@ -360,14 +366,17 @@ static double *decoded_weight(double **code, int rows, int C) {
     return x;
 }
 /* out (S,O) GROUPED from the codes of rows and weights. */
-static void naive_fp8_product(const Case *c, double **v, double *out, double **inp, double **weight, Rows rows, int C, int O) {
+static void naive_fp8_product(const Case *c, double **v, double *out, double **inp, double **weight, Rows rows,
+                              int C, int O) {
     double *x = decoded_rows(inp, rows == BY_TOKEN ? c->N : c->S, C), *w = decoded_weight(weight, c->s.E * O, C);
     for (int e = 0; e < c->s.E; e++)
         for (int r = (int)v[c->plan][e]; r < (int)v[c->plan][e + 1]; r++)
             row_times_weight(out + r*O, x + (rows == BY_TOKEN ? (int)v[c->plan + 2][r] : r) * C, w + e*O*C, C, O);
     free(x), free(w);
 }
-static void naive_fp8_linear(const Case *c, double **v) { naive_fp8_product(c, v, v[0], v + 1, v + 3, GROUPED, c->C, c->O); }
+static void naive_fp8_linear(const Case *c, double **v) {
+    naive_fp8_product(c, v, v[0], v + 1, v + 3, GROUPED, c->C, c->O);
+}
 /* n values of rows, each as its code has it. */
 static void through_codes(double *x, int n) {
     for (int i = 0; i < n; i += FP8_BLOCK) {
@@ -383,7 +392,8 @@ static void naive_fp8_up_forward(const Case *c, double **v) {
 }
 static void naive_fp8_down_backward(const Case *c, double **v) {
     const int F = c->F, S = c->S;
-    double *da = mem_alloc((size_t)(S * F) * sizeof *da), *dpre = mem_alloc((size_t)(2 * S * F) * sizeof *dpre), *wact = mem_alloc((size_t)(S * F) * sizeof *wact);
+    double *da = mem_alloc((size_t)(S * F) * sizeof *da), *dpre = mem_alloc((size_t)(2 * S * F) * sizeof *dpre),
+        *wact = mem_alloc((size_t)(S * F) * sizeof *wact);
     naive_fp8_product(c, v, da, v + 7, v + 9, BY_TOKEN, c->C, F);
     for (int i = 0; i < S * F; i++) {
         const int r = i / F, slot = (int)v[c->plan + 1][r];
@@ -419,7 +429,8 @@ static void naive_fp8_columns(const Case *c, double **v) {
                         const int row = r >= end ? 0 : c->from == BY_TOKEN ? (int)v[c->plan + 2][r] : r;
                         const double its = v[3][row*across + i / FP8_BLOCK], x = case_e4m3((int)v[2][row*C + i]) * its;
                         if (pass) v[0][column_at(c, v, e, r, C, i)] = r < end ? nearest_code(x / *scale) : 0;
-                        else if (r < end) *scale = r == top || isnan(its) || its > *scale ? its : *scale;       /* NaN stays */
+                        /* NaN stays */
+                        else if (r < end) *scale = r == top || isnan(its) || its > *scale ? its : *scale;
                     }
             }
     }
@@ -442,9 +453,10 @@ static void naive_fp8_backward_weight(const Case *c, double **v) {
             free(dy), free(x);
         }
 }
-/* One query (D) over the positions first ... seen-1 of the keys and values of head h; returns the log of the sum, to which the sink,
- * if any, adds. */
-static double attend(const Case *c, double *y, const double *q, const double *kv, const double *sink, int h, int first, int seen) {
+/* One query (D) over the positions first ... seen-1 of the keys and values of head h; returns the
+ * log of the sum, to which the sink, if any, adds. */
+static double attend(const Case *c, double *y, const double *q, const double *kv, const double *sink, int h,
+                     int first, int seen) {
     const int G = c->s.G, D = c->s.D, g = c->order == HEADS_TILED ? h % G : h / c->s.Q;
     double total = sink ? exp(sink[h]) : 0;
     for (int pass = 0; pass < 2; pass++)
@@ -484,7 +496,8 @@ static void naive_sink_forward(const Case *c, double **v) {
 static void naive_cache_store(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][(int)v[2][n]*c->C + i] = v[1][n*c->C + i];
 }
-/* Keeps the most likely tokens, in order, within the limits; then adds up their probabilities to the draw. */
+/* Keeps the most likely tokens, in order, within the limits; then adds up their probabilities to
+ * the draw. */
 static void naive_sample(const Case *c, double **v) {
     const Sampler s = c->sampler;
     const int limits = s.top_k || s.top_p < 1 || s.min_p > 0, greedy = !(s.temperature > 0);
@@ -527,7 +540,8 @@ static void naive_cross_entropy(const Case *c, double **v) {
         for (int i = 0; i < c->used; i++) { sum += exp(x[i]); if (target >= 0) relative += exp(x[i] - x[target]); }
         v[0][n] = target < 0 ? 0 : log(relative);
         for (int i = 0; c->gradient && i < c->s.V; i++)
-            x[i] = target < 0 || i >= c->used ? 0 : (double)c->scale * (exp(x[i]) / sum - (i == target)) * slope_of(c, x[i]);
+            x[i] = target < 0
+                || i >= c->used ? 0 : (double)c->scale * (exp(x[i]) / sum - (i == target)) * slope_of(c, x[i]);
     }
 }
 static void naive_soft_cap(const Case *c, double **v) {
@@ -537,7 +551,9 @@ static void naive_soft_cap(const Case *c, double **v) {
     }
 }
 static void naive_sum(const Case *c, double **v) { for (size_t i = 0; i < c->buffer[1].n; i++) v[0][0] += v[1][i]; }
-static void naive_accumulate(const Case *c, double **v) { for (size_t i = 0; i < c->buffer[1].n; i++) v[0][i] += v[1][i]; }
+static void naive_accumulate(const Case *c, double **v) {
+    for (size_t i = 0; i < c->buffer[1].n; i++) v[0][i] += v[1][i];
+}
 static void naive_grad_sq_norms(const Case *c, double **v) {
     for (int s = 0; s < c->count; s++)
         for (size_t i = 0; i < c->segment[s].count; i++) {
@@ -566,21 +582,25 @@ static void naive_adamw(const Case *c, double **v) {
 }
 /* x (rows, columns), k = rows <= columns; the other way round it is transposed first. */
 static void naive_newton_schulz(double *x, int rows, int columns) {
-    const int k = rows < columns ? rows : columns, n = rows < columns ? columns : rows, down = rows <= columns ? n : 1, across = rows <= columns ? 1 : k;
-    double *y = mem_alloc((size_t)(k * n) * sizeof *y), *a = mem_alloc((size_t)(k * k) * sizeof *a), *p = mem_alloc((size_t)(k * k) * sizeof *p), sum = 0;
+    const int k = rows < columns ? rows : columns, n = rows < columns ? columns : rows, down = rows <= columns ? n : 1,
+        across = rows <= columns ? 1 : k;
+    double *y = mem_alloc((size_t)(k * n) * sizeof *y), *a = mem_alloc((size_t)(k * k) * sizeof *a),
+        *p = mem_alloc((size_t)(k * k) * sizeof *p), sum = 0;
 #define X(i, j) x[(i) * down + (j) * across]
     for (int i = 0; i < k * n; i++) sum += x[i] * x[i];
     for (int i = 0; i < k * n; i++) x[i] = sum > (double)MUON_LEAST ? x[i] / sqrt(sum) : 0;
     for (int step = 0; step < 5; step++) {
         memset(a, 0, (size_t)(k * k) * sizeof *a);
         memset(y, 0, (size_t)(k * n) * sizeof *y);
-        for (int i = 0; i < k; i++) for (int j = 0; j < k; j++) for (int l = 0; l < n; l++) a[i * k + j] += X(i, l) * X(j, l);
+        for (int i = 0; i < k; i++)
+            for (int j = 0; j < k; j++) for (int l = 0; l < n; l++) a[i * k + j] += X(i, l) * X(j, l);
         for (int i = 0; i < k; i++) for (int j = 0; j < k; j++) {
             double square = 0;
             for (int l = 0; l < k; l++) square += a[i * k + l] * a[l * k + j];
             p[i * k + j] = (i == j) * 3.4445 - 4.7750 * a[i * k + j] + 2.0315 * square;
         }
-        for (int i = 0; i < k; i++) for (int j = 0; j < k; j++) for (int l = 0; l < n; l++) y[i * n + l] += p[i * k + j] * X(j, l);
+        for (int i = 0; i < k; i++)
+            for (int j = 0; j < k; j++) for (int l = 0; l < n; l++) y[i * n + l] += p[i * k + j] * X(j, l);
         for (int i = 0; i < k; i++) for (int l = 0; l < n; l++) X(i, l) = y[i * n + l];
     }
 #undef X
@@ -597,7 +617,8 @@ static void naive_muon_momentum(const Case *c, double **v) {
     for (int e = 0; e < c->count; e++)
         for (size_t i = 0; i < c->segment[e].count; i++) {
             const Segment *s = &c->segment[e];
-            const double g = v[2][s->gradient + i] * (clip > 0 ? fmin(1, clip / norm) : 1), m = beta * v[1][s->offset + i] + (1 - beta) * g;
+            const double g = v[2][s->gradient + i] * (clip > 0 ? fmin(1, clip / norm) : 1),
+                m = beta * v[1][s->offset + i] + (1 - beta) * g;
             v[1][s->offset + i] = m;
             if (v[0]) v[0][s->muon_offset + i] = beta * m + (1 - beta) * g;
         }
@@ -616,17 +637,22 @@ static void naive_muon_update(const Case *c, double **v) {
 }
 static void naive_set_master(const Case *c, double **v) { memcpy(v[0], v[1], c->buffer[0].n * sizeof(double)); }
 
-/* Operations that are not here are gradients (gradients.c), or the oracle composes them of others (kernels/compound.c). */
+/* Operations that are not here are gradients (gradients.c), or the oracle composes them of others
+ * (kernels/compound.c). */
 static const struct { const char *op; void (*compute)(const Case *c, double **v); } naive[] = {
 #define NAIVE(op) { #op, naive_##op }
     NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope), NAIVE(residual), NAIVE(dropout), NAIVE(scale),
-    NAIVE(matmul_forward), NAIVE(parallel_linear_forward), NAIVE(router_forward), NAIVE(router_losses), NAIVE(route_plan),
+    NAIVE(matmul_forward), NAIVE(parallel_linear_forward), NAIVE(router_forward), NAIVE(router_losses),
+    NAIVE(route_plan),
     NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward), NAIVE(norm_rope_forward), NAIVE(norm_rope_backward),
-    NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take), NAIVE(shared_keys_forward), NAIVE(scale_weights), NAIVE(soft_cap),
+    NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take), NAIVE(shared_keys_forward),
+    NAIVE(scale_weights), NAIVE(soft_cap),
     NAIVE(activation_forward), NAIVE(activation_backward),
-    NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(sink_forward), NAIVE(expert_bias_forward), NAIVE(cache_store), NAIVE(sample), NAIVE(advance),
+    NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(sink_forward), NAIVE(expert_bias_forward),
+    NAIVE(cache_store), NAIVE(sample), NAIVE(advance),
     NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master),
-    NAIVE(muon_momentum), NAIVE(orthogonalize), NAIVE(muon_update), NAIVE(fp8_rows), NAIVE(fp8_weight), NAIVE(fp8_up_forward),
+    NAIVE(muon_momentum), NAIVE(orthogonalize), NAIVE(muon_update), NAIVE(fp8_rows), NAIVE(fp8_weight),
+    NAIVE(fp8_up_forward),
     NAIVE(fp8_linear), NAIVE(fp8_down_backward), NAIVE(fp8_columns), NAIVE(fp8_backward_weight)
 };
 int oracle_compute(const Case *c, double **v) {
@@ -635,7 +661,7 @@ int oracle_compute(const Case *c, double **v) {
     return 0;
 }
 
-/* ---- comparing ----------------------------------------------------------------------------------------- */
+/* ---- comparing ------------------------------------------------------------------------------- */
 
 /* The largest relative error of one rounding to 8, 24 or 53 bits. */
 static double unit(size_t bytes) { return bytes == 2 ? 0x1p-8 : bytes == 4 ? 0x1p-24 : 0x1p-53; }
@@ -644,13 +670,15 @@ static double worse(double worst, double error) {           /* the larger one; a
     return !(error <= worst) && worst == worst ? error : worst;
 }
 
-/* Errors are relative to the typical element (norm / sqrt(n)): where large terms cancel, the error is of the terms' size. A
- * handful of elements may all be small differences, so there the typical element is at least 1, the size of the terms.
- * A norm hides one wrong row among many; so a single element has a bound, too: four times that of the norm (the largest of
- * 10^5 normal errors is 4.5 times the typical one, and the bounds of kernels.h leave a factor of two or three). */
+/* Errors are relative to the typical element (norm / sqrt(n)): where large terms cancel, the error
+ * is of the terms' size. A handful of elements may all be small differences, so there the typical
+ * element is at least 1, the size of the terms. A norm hides one wrong row among many; so a single
+ * element has a bound, too: four times that of the norm (the largest of 10^5 normal errors is 4.5
+ * times the typical one, and the bounds of kernels.h leave a factor of two or three). */
 static int same(double a, double b) { return a == b || (isnan(a) && isnan(b)); }
 enum { SINGLE = 4, HANDFUL = 64 };
-void oracle_compare(const Buffer *b, const double *got, const double *want, double bound, const char *who, const char *what) {
+void oracle_compare(const Buffer *b, const double *got, const double *want, double bound, const char *who,
+                    const char *what) {
     double squares = 0, difference = 0, worst = 0;
     for (size_t i = 0; i < b->n; i++) {
         if (!(bound > 0) && same(got[i], want[i])) continue;            /* NaN may be the right value */
@@ -660,7 +688,8 @@ void oracle_compare(const Buffer *b, const double *got, const double *want, doub
     const double n = b->n ? (double)b->n : 1, typical = b->n < HANDFUL ? fmax(1, sqrt(squares / n)) : sqrt(squares / n);
     const double norm = difference > 0 ? sqrt(difference / n) / typical : difference;
     for (size_t i = 0; i < b->n; i++)
-        worst = worse(worst, (bound > 0 ? got[i] == want[i] : same(got[i], want[i])) ? 0 : fabs(got[i] - want[i]) / (typical + fabs(want[i])));
+        worst = worse(worst, (bound > 0 ? got[i] == want[i] : same(got[i], want[i]))
+                      ? 0 : fabs(got[i] - want[i]) / (typical + fabs(want[i])));
     if (worst <= SINGLE * bound) check_error(norm, bound, "%s %s: %s", who, what, b->name);
     else check_error(worst, SINGLE * bound, "%s %s: one element of %s", who, what, b->name);
 }

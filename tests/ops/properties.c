@@ -1,5 +1,6 @@
-/* properties.c: what operations promise beyond single cases. AdamW and Muon: stochastic rounding without bias. AdamW: shards that add up to the
- * whole. route_round: whole tiles, the best tokens kept, weights that still sum to one, whatever the router says. */
+/* properties.c: what operations promise beyond single cases. AdamW and Muon: stochastic rounding
+ * without bias. AdamW: shards that add up to the whole. route_round: whole tiles, the best tokens
+ * kept, weights that still sum to one, whatever the router says. */
 #include "ops.h"
 #include "llmc/model/model.h"
 #include "llmc/model/routers.h"
@@ -7,12 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- AdamW --------------------------------------------------------------------------------------------------- */
+/* ---- AdamW ----------------------------------------------------------------------------------- */
 
-/* Stochastic rounding must keep the mean: the exact results are a quarter or half of a unit from the nearest bf16 numbers, to
- * which rounding to nearest would always go. Even and odd elements use different bits, so they are averaged separately. */
+/* Stochastic rounding must keep the mean: the exact results are a quarter or half of a unit from
+ * the nearest bf16 numbers, to which rounding to nearest would always go. Even and odd elements use
+ * different bits, so they are averaged separately. */
 enum { SIDE = 256, ROUNDED = SIDE * SIDE };
-typedef enum { ADAMW, MUON, MUON_ONE_BY_ONE, ROUNDERS } Rounder;                /* the last: not all elements, so GPUs take no four at once */
+/* the last: not all elements, so GPUs take no four at once */
+typedef enum { ADAMW, MUON, MUON_ONE_BY_ONE, ROUNDERS } Rounder;
 static double *rounded_update(const Device *dev, Rounder by, uint64_t key) {    /* weights, then v */
     const Segment all = { .count = ROUNDED - (by == MUON_ONE_BY_ONE), .rate = 1 };
     const AdamW a = { .lr = 0x1p-9f, .beta1 = 0, .beta2 = 0.999f, .fix1 = 1, .fix2 = 1, .key = key };
@@ -38,7 +41,8 @@ static double *rounded_update(const Device *dev, Rounder by, uint64_t key) {    
     else dev->muon_update(w, NULL, out, grad_sq_norms, segments, 1, SIDE, SIDE, muon);
     dev->to_double(value, w, ROUNDED);
     dev->to_double(value + ROUNDED, v, ROUNDED);
-    dev->release(w), dev->release(m), dev->release(v), dev->release(out), dev->release(g), dev->release(grad_sq_norms), dev->release(segments);
+    dev->release(w), dev->release(m), dev->release(v), dev->release(out), dev->release(g), dev->release(grad_sq_norms),
+        dev->release(segments);
     dev->release(adamw), dev->release(muon);
     return value;
 }
@@ -65,22 +69,26 @@ static void check_rounder(const Device *dev, Rounder by) {
     check(!memcmp(got, again, 2*ROUNDED * sizeof *got), "%s %s: the same key rounds the same way", dev->name, name);
     check(differs > ROUNDED / 4, "%s %s: another key rounds %d of %d differently", dev->name, name, differs, 2*ROUNDED);
     if (by == ADAMW)
-        check_error((double)both / ROUNDED, 0.07, "%s adamw: a weight and its v are rounded independently: share of both down", dev->name);
-    check_error((double)pairs / (ROUNDED / 2), 0.09, "%s %s: neighbours are rounded independently: share of both down", dev->name,
-                name);
-    check_error((double)from_cpu / ROUNDED, 1e-3, "%s %s: rounds as cpu-bf16 does: share that differs", dev->name, name);
+        check_error((double)both / ROUNDED, 0.07,
+                    "%s adamw: a weight and its v are rounded independently: share of both down", dev->name);
+    check_error((double)pairs / (ROUNDED / 2), 0.09, "%s %s: neighbours are rounded independently: share of both down",
+                dev->name, name);
+    check_error((double)from_cpu / ROUNDED, 1e-3, "%s %s: rounds as cpu-bf16 does: share that differs",
+                dev->name, name);
     free(got), free(again), free(other), free(cpu);
 }
 void check_rounded_update(const Device *dev) {
     if (dev->floatX_size == 2) for (int by = 0; by < ROUNDERS; by++) check_rounder(dev, by);
 }
-/* Two tensors updated by one rank, and by two ranks with half of the elements and their state each: the same bits. The first
- * shard ends within the first tensor. */
+/* Two tensors updated by one rank, and by two ranks with half of the elements and their state each:
+ * the same bits. The first shard ends within the first tensor. */
 void check_sharded_update(const Device *dev) {
     enum { FIRST = 777, SECOND = 340, COUNT = FIRST + SECOND + 3, CUT = COUNT / 2 };
-    const Segment full[2] = { { .count = FIRST, .decay = 1, .rate = 1 }, { FIRST, SECOND, 0, 0, REAL, FIRST, 1, 0, 0 } };
+    const Segment full[2] = { { .count = FIRST, .decay = 1, .rate = 1 },
+                              { FIRST, SECOND, 0, 0, REAL, FIRST, 1, 0, 0 } };
     const Segment shard[2][2] = { { { .count = CUT, .decay = 1, .rate = 1 }, { 0 } },
-                                  { { CUT, FIRST - CUT, 1, CUT, REAL, CUT, 1, 0, 0 }, { FIRST, SECOND, 0, CUT, REAL, FIRST, 1, 0, 0 } } };
+                                  { { CUT, FIRST - CUT, 1, CUT, REAL, CUT, 1, 0, 0 },
+                                    { FIRST, SECOND, 0, CUT, REAL, FIRST, 1, 0, 0 } } };
     const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = 1,
                       .fix1 = 2, .fix2 = 3 };
     const size_t bytes = COUNT * dev->floatX_size;
@@ -113,21 +121,24 @@ void check_sharded_update(const Device *dev) {
         dev->download(got[split], weight[split], bytes);
         dev->release(weight[split]);
     }
-    check(!memcmp(got[0], got[1], bytes), "%s adamw: two ranks with half of the state each get the same weights", dev->name);
+    check(!memcmp(got[0], got[1], bytes), "%s adamw: two ranks with half of the state each get the same weights",
+          dev->name);
     dev->release(grad), dev->release(grad_sq_norms), dev->release(segments), dev->release(settings);
     free(got[0]), free(got[1]);
 }
 
-/* ---- Muon ------------------------------------------------------------------------------------------------- */
+/* ---- Muon ------------------------------------------------------------------------------------ */
 
-/* x = sum of s_i u_i v_i^T with s from 1 to 0.01: what comes out has the same u and v, and values near 1. */
+/* x = sum of s_i u_i v_i^T with s from 1 to 0.01: what comes out has the same u and v, and values
+ * near 1. */
 static void orthonormal(double *u, int count, int n) {
     for (int i = 0; i < count; i++) {
         for (int j = 0; j < n; j++) u[i*n + j] = normal();
         for (int before = 0; before <= i; before++) {
             double product = 0;
             for (int j = 0; j < n; j++) product += u[i*n + j] * u[before*n + j];
-            for (int j = 0; j < n; j++) u[i*n + j] = before < i ? u[i*n + j] - product * u[before*n + j] : u[i*n + j] / sqrt(product);
+            for (int j = 0; j < n; j++)
+                u[i*n + j] = before < i ? u[i*n + j] - product * u[before*n + j] : u[i*n + j] / sqrt(product);
         }
     }
 }
@@ -139,10 +150,12 @@ static void singular_values_of(const Device *dev, int rows, int columns) {
     orthonormal(u, RANK, rows);
     orthonormal(v, RANK, columns);
     for (int r = 0; r < RANK; r++)
-        for (int i = 0; i < n; i++) x[i] += pow(0.01, (double)r / (RANK - 1)) * u[r*rows + i / columns] * v[r*columns + i % columns];
+        for (int i = 0; i < n; i++)
+            x[i] += pow(0.01, (double)r / (RANK - 1)) * u[r*rows + i / columns] * v[r*columns + i % columns];
     const MuonBuffers b = { dev->alloc((size_t)n * dev->floatX_size), dev->alloc((size_t)n * dev->floatX_size),
-                            dev->alloc((size_t)(k * k) * dev->floatX_size), dev->alloc((size_t)(k * k) * dev->floatX_size),
-                            dev->alloc(MUON_SUMS * dev->real_size), dev->alloc(4 * sizeof(int)) };
+                            dev->alloc((size_t)(k * k) * dev->floatX_size),
+                            dev->alloc((size_t)(k * k) * dev->floatX_size), dev->alloc(MUON_SUMS * dev->real_size),
+                            dev->alloc(4 * sizeof(int)) };
     dev->from_double(b.x, x, (size_t)n);
     dev->orthogonalize(dev, &b, 1, rows, columns);
     dev->to_double(x, b.out, (size_t)n);
@@ -153,32 +166,41 @@ static void singular_values_of(const Device *dev, int rows, int columns) {
             if (r != c) other = fmax(other, fabs(value));
             else least = fmin(least, value), most = fmax(most, value);
         }
-    check(least > 0.6 && most < 1.25, "%s orthogonalize: singular values of %dx%d are %.3f to %.3f", dev->name, rows, columns, least, most);
-    check_error(other, dev->floatX_size == 2 ? 0.1 : 1e-5, "%s orthogonalize: %dx%d has other singular vectors", dev->name, rows, columns);
-    dev->release(b.x), dev->release(b.out), dev->release(b.gram), dev->release(b.square), dev->release(b.sums), dev->release(b.start);
+    check(least > 0.6 && most < 1.25, "%s orthogonalize: singular values of %dx%d are %.3f to %.3f", dev->name, rows,
+          columns, least, most);
+    check_error(other, dev->floatX_size == 2 ? 0.1 : 1e-5, "%s orthogonalize: %dx%d has other singular vectors",
+                dev->name, rows, columns);
+    dev->release(b.x), dev->release(b.out), dev->release(b.gram), dev->release(b.square), dev->release(b.sums),
+        dev->release(b.start);
     free(u), free(v), free(x);
 }
-/* Matrices whose squares leave the range of reals, because an expert without tokens has only what is left of an old momentum: what
- * comes out is that of the same matrix in a larger unit, or, from MUON_LEAST on, zeros. */
+/* Matrices whose squares leave the range of reals, because an expert without tokens has only what
+ * is left of an old momentum: what comes out is that of the same matrix in a larger unit, or, from
+ * MUON_LEAST on, zeros. */
 static void check_small_matrices(const Device *dev, int rows, int columns) {
     const size_t n = (size_t)(rows * columns), k = (size_t)(rows < columns ? rows : columns);
     double *x = mem_alloc(n * sizeof *x), *scaled = mem_alloc(n * sizeof *x), *want = NULL;
-    const MuonBuffers b = { dev->alloc(n * dev->floatX_size), dev->alloc(n * dev->floatX_size), dev->alloc(k * k * dev->floatX_size),
-                            dev->alloc(k * k * dev->floatX_size), dev->alloc(MUON_SUMS * dev->real_size), dev->alloc(4 * sizeof(int)) };
+    const MuonBuffers b = { dev->alloc(n * dev->floatX_size), dev->alloc(n * dev->floatX_size),
+                            dev->alloc(k * k * dev->floatX_size), dev->alloc(k * k * dev->floatX_size),
+                            dev->alloc(MUON_SUMS * dev->real_size), dev->alloc(4 * sizeof(int)) };
     for (size_t i = 0; i < n; i++) x[i] = normal();
-    for (int down = 0; down < 150; down += down < 40 ? 40 : down < 76 ? 2 : 7) {    /* f32: squares are subnormal from 2^-63 on, values from 2^-126 */
+    for (int down = 0; down < 150; down += down < 40 ? 40 : down < 76 ? 2 : 7) {
+        /* f32: squares are subnormal from 2^-63 on, values from 2^-126 */
         double *got = mem_alloc(n * sizeof *got), difference = 0, squares = 0, norm = 0;
         for (size_t i = 0; i < n; i++) scaled[i] = ldexp(x[i], -down), norm += scaled[i] * scaled[i];
         dev->from_double(b.x, scaled, n);
         dev->orthogonalize(dev, &b, 1, rows, columns);
         dev->to_double(got, b.out, n);
-        for (size_t i = 0; i < n; i++) squares += got[i] * got[i], difference += want ? (got[i] - want[i]) * (got[i] - want[i]) : 0;
-        check(norm > (double)MUON_LEAST ? squares != 0 : squares == 0, "%s orthogonalize: %dx%d times 2^-%d: zeros from MUON_LEAST on", dev->name,
-              rows, columns, down);
-        if (squares != 0) check_error(sqrt(difference / (double)k), 1e-2, "%s orthogonalize: %dx%d times 2^-%d", dev->name, rows, columns, down);
+        for (size_t i = 0; i < n; i++)
+            squares += got[i] * got[i], difference += want ? (got[i] - want[i]) * (got[i] - want[i]) : 0;
+        check(norm > (double)MUON_LEAST ? squares != 0 : squares == 0,
+              "%s orthogonalize: %dx%d times 2^-%d: zeros from MUON_LEAST on", dev->name, rows, columns, down);
+        if (squares != 0) check_error(sqrt(difference / (double)k), 1e-2, "%s orthogonalize: %dx%d times 2^-%d",
+                                      dev->name, rows, columns, down);
         if (want) free(got); else want = got;
     }
-    dev->release(b.x), dev->release(b.out), dev->release(b.gram), dev->release(b.square), dev->release(b.sums), dev->release(b.start);
+    dev->release(b.x), dev->release(b.out), dev->release(b.gram), dev->release(b.square), dev->release(b.sums),
+        dev->release(b.start);
     free(x), free(scaled), free(want);
 }
 void check_singular_values(const Device *dev) {
@@ -189,7 +211,7 @@ void check_singular_values(const Device *dev) {
     singular_values_of(dev, 256, 512);
 }
 
-/* ---- rounded routing ------------------------------------------------------------------------------------------ */
+/* ---- rounded routing ------------------------------------------------------------------------- */
 
 /* N tokens that chose K of E experts, by these logits; and what route_round has made of that. */
 enum { START, SLOT_OF_ROW, TOKEN_OF_ROW, ROW_OF_SLOT, FIRST, LOAD, EXPERT, CHOICE, ARRAYS };
@@ -205,13 +227,15 @@ typedef struct {
 } Routed;
 
 static Plan plan_of(const Routed *r) {
-    return (Plan){ .N = r->N, .E = r->E, .K = r->K, .S = r->S, .start = r->on_device[START], .first = r->on_device[FIRST],
-                   .slot_of_row = r->on_device[SLOT_OF_ROW], .token_of_row = r->on_device[TOKEN_OF_ROW],
+    return (Plan){ .N = r->N, .E = r->E, .K = r->K, .S = r->S,
+                   .start = r->on_device[START], .first = r->on_device[FIRST], .slot_of_row = r->on_device[SLOT_OF_ROW],
+                   .token_of_row = r->on_device[TOKEN_OF_ROW],
                    .row_of_slot = r->on_device[ROW_OF_SLOT] };
 }
 /* Sizes and scores are set before. x (N,E): logits; the Routed owns them from now on. */
 static void routed_open(Routed *r, const Device *dev, double *x) {
-    const size_t N = (size_t)r->N, E = (size_t)r->E, S = (size_t)r->S, size[] = { E + 1, S, S, S, N + 1, E, S, N * (size_t)r->K };
+    const size_t N = (size_t)r->N, E = (size_t)r->E, S = (size_t)r->S,
+        size[] = { E + 1, S, S, S, N + 1, E, S, N * (size_t)r->K };
     r->dev = dev;
     r->x = x;
     for (int i = 0; i < ARRAYS; i++) r->on_device[i] = dev->alloc(((r->size[i] = size[i]) + 1) * sizeof(int));
@@ -220,12 +244,13 @@ static void routed_open(Routed *r, const Device *dev, double *x) {
     r->logits = dev->alloc((N * E + 1) * dev->floatX_size);
     dev->from_double(r->logits, x, N * E);
     dev->to_double(x, r->logits, N * E);
-    dev->router_forward(r->on_device[CHOICE], r->weight, r->lse, r->logits, NULL, r->scores, (Groups){ 0 }, 0, r->N, r->E, r->K);
+    dev->router_forward(r->on_device[CHOICE], r->weight, r->lse, r->logits, NULL, r->scores, (Groups){ 0 }, 0, r->N,
+                        r->E, r->K);
 }
 static void routed_round(Routed *r) {
     Plan p = plan_of(r);
-    r->dev->route_round(&p, r->on_device[LOAD], r->on_device[EXPERT], r->weight, r->on_device[CHOICE], r->logits, r->lse, r->scores,
-                        r->tile);
+    r->dev->route_round(&p, r->on_device[LOAD], r->on_device[EXPERT], r->weight, r->on_device[CHOICE], r->logits,
+                        r->lse, r->scores, r->tile);
 }
 static void routed_read(Routed *r, int array) {
     if (!r->host[array]) r->host[array] = mem_alloc(r->size[array] * sizeof(int));
@@ -239,7 +264,8 @@ static void routed_close(Routed *r) {
 
 /* Does an expert that f tokens chose have any but the nearest number of rows? */
 static int wrong_count(const Routed *r, int f, int rows) {
-    const int full = (f + r->tile - 1) / r->tile * r->tile <= r->N, off = abs(rows - f);    /* 0: more tokens than there are */
+    /* 0: more tokens than there are */
+    const int full = (f + r->tile - 1) / r->tile * r->tile <= r->N, off = abs(rows - f);
     return full ? rows % r->tile != 0 || 2 * off > r->tile || (2 * off == r->tile && rows > f) : rows != f;
 }
 static float score_of(const Routed *r, int n, int e) {
@@ -248,12 +274,14 @@ static float score_of(const Routed *r, int n, int e) {
     for (int i = 0; i < r->E && r->scores < SIGMOID_TOPK; i++) sum += exp(x[i]);
     return (float)(x[e] - (r->scores >= SIGMOID_TOPK ? 0 : log(sum)));
 }
-/* Are its rows the tokens with the best scores, and do all arrays say so? Tokens that chose the expert have precedence over
- * those that are added; they are dropped only to have fewer rows, others added only to have more. */
+/* Are its rows the tokens with the best scores, and do all arrays say so? Tokens that chose the
+ * expert have precedence over those that are added; they are dropped only to have fewer rows,
+ * others added only to have more. */
 static int wrong_rows(const Routed *r, int e) {
     int *const *v = r->host, wrong = 0;
     const int end = v[START][e + 1], more = end - v[START][e] >= v[LOAD][e];
-    float worst_kept[2] = { INFINITY, INFINITY }, best_left[2] = { -INFINITY, -INFINITY };      /* of those that did not, did choose e */
+    /* of those that did not, did choose e */
+    float worst_kept[2] = { INFINITY, INFINITY }, best_left[2] = { -INFINITY, -INFINITY };
     for (int n = 0, row = v[START][e]; n < r->N; n++) {
         int chose = 0;
         const int kept = row < end && v[TOKEN_OF_ROW][row] == n, slot = kept ? v[SLOT_OF_ROW][row] : 0;
@@ -261,7 +289,8 @@ static int wrong_rows(const Routed *r, int e) {
         for (int k = 0; k < r->K; k++) chose |= v[CHOICE][n * r->K + k] == e;
         if (kept) worst_kept[chose] = fminf(worst_kept[chose], score);
         else best_left[chose] = fmaxf(best_left[chose], score);
-        wrong |= kept && (v[ROW_OF_SLOT][slot] != row || v[EXPERT][slot] != e || slot < v[FIRST][n] || slot >= v[FIRST][n + 1]
+        wrong |= kept
+            && (v[ROW_OF_SLOT][slot] != row || v[EXPERT][slot] != e || slot < v[FIRST][n] || slot >= v[FIRST][n + 1]
                           || (slot > v[FIRST][n] && v[EXPERT][slot - 1] >= e));
         wrong |= kept != chose && chose == more;
         row += kept;
@@ -273,7 +302,8 @@ static int wrong_rows(const Routed *r, int e) {
 static int wrong_weights(const Routed *r) {
     const size_t S = (size_t)r->S, N = (size_t)r->N;
     const Plan p = plan_of(r);
-    double *ones = mem_alloc((S + 1) * sizeof *ones), *w = mem_alloc((S + 1) * sizeof *w), *sum = mem_alloc((N + 1) * sizeof *sum);
+    double *ones = mem_alloc((S + 1) * sizeof *ones), *w = mem_alloc((S + 1) * sizeof *w),
+        *sum = mem_alloc((N + 1) * sizeof *sum);
     floatX *rows = r->dev->alloc((S + 1) * r->dev->floatX_size), *out = r->dev->alloc((N + 1) * r->dev->floatX_size);
     int wrong = 0;
     for (size_t i = 0; i < S; i++) ones[i] = 1;
@@ -292,12 +322,14 @@ static int wrong_weights(const Routed *r) {
     free(ones), free(w), free(sum);
     return wrong;
 }
-/* Logits that prefer some experts by far, sizes that are multiples of nothing; or barely more tokens than a tile, so that the
- * busiest experts cannot be rounded. */
+/* Logits that prefer some experts by far, sizes that are multiples of nothing; or barely more
+ * tokens than a tile, so that the busiest experts cannot be rounded. */
 void check_rounded_routing(const Device *dev, int try) {
-    const int E = 1 + (int)(uniform() * 40), K = 1 + (int)(uniform() * (E < 9 ? E : 9)), tile = 1 << (int)(uniform() * 8);
+    const int E = 1 + (int)(uniform() * 40), K = 1 + (int)(uniform() * (E < 9 ? E : 9)),
+        tile = 1 << (int)(uniform() * 8);
     const int N = (int)(try % 2 ? uniform() * uniform() * 700 : tile * (1 + uniform()));
-    Routed r = { .N = N, .E = E, .K = K, .S = N*K + E*tile, .tile = tile, .scores = (Scores)(try / 2 % (SIGMOID_EACH + 1)) };
+    Routed r = { .N = N, .E = E, .K = K, .S = N*K + E*tile, .tile = tile,
+                 .scores = (Scores)(try / 2 % (SIGMOID_EACH + 1)) };
     const Config c = { .experts = E, .topk = K, .tile = tile, .rounding = 1 };
     const double skew = 4 * uniform();
     double *x = mem_alloc((size_t)(N*E + 1) * sizeof *x);
@@ -309,13 +341,15 @@ void check_rounded_routing(const Device *dev, int try) {
     int wrong = start[0] != 0 || first[0] != 0 || first[N] != start[E] || start[E] > mlp_slots(&c, N, 1);
     for (int e = 0; e < E && !wrong; e++)
         wrong = wrong_count(&r, r.host[LOAD][e], start[e + 1] - start[e]) || wrong_rows(&r, e);
-    check(!wrong, "%s route_round: it keeps its promises, N=%d E=%d K=%d tile=%d skew=%.1f", dev->name, N, E, K, tile, skew);
+    check(!wrong, "%s route_round: it keeps its promises, N=%d E=%d K=%d tile=%d skew=%.1f", dev->name, N, E, K,
+          tile, skew);
     check(!wrong && !wrong_weights(&r), "%s route_round: weights of the slots that a token has, N=%d", dev->name, N);
     routed_close(&r);
 }
 
-/* Buffers have more rows than a rounded plan uses, and those are what an earlier step has left there: NaN at worst. Experts without rows,
- * in the middle and at the end, have a gradient of zeros, others one without NaN; whole stages of 64 rows, as rounding leaves them. */
+/* Buffers have more rows than a rounded plan uses, and those are what an earlier step has left
+ * there: NaN at worst. Experts without rows, in the middle and at the end, have a gradient of
+ * zeros, others one without NaN; whole stages of 64 rows, as rounding leaves them. */
 void check_unused_rows(const Device *dev) {
     enum { N = 128, E = 5, S = 512, C = 72, O = 136 };
     static const int start[E + 1] = { 0, 128, 128, 192, 256, 256 };
@@ -328,23 +362,26 @@ void check_unused_rows(const Device *dev) {
     for (int i = 0; i < S; i++) token[i] = i % N;
     dev->upload(on_device[0], start, sizeof start);
     dev->upload(on_device[1], token, sizeof token);
-    const Plan plan = { .N = N, .E = E, .K = 4, .S = S, .start = on_device[0], .token_of_row = on_device[1], .slot_of_row = on_device[1] };
+    const Plan plan = { .N = N, .E = E, .K = 4, .S = S, .start = on_device[0], .token_of_row = on_device[1],
+                        .slot_of_row = on_device[1] };
     for (int i = 0; i < S * O; i++) x[i] = normal();
     dev->from_double(tokens, x, N * O);
-    for (int up = 0; up < 2; up++) {                    /* the rows are dout (S,O) of the up projection, or inp (S,C) of the down projection */
+    for (int up = 0; up < 2; up++) {
+        /* the rows are dout (S,O) of the up projection, or inp (S,C) of the down projection */
         const int width = up ? O : C;
         for (int i = 0; i < S * width; i++) x[i] = i < used * width ? normal() : NAN;
         dev->from_double(rows, x, (size_t)(S * width));
-        dev->parallel_linear_backward_weight(dweight, up ? rows : tokens, up ? tokens : rows, &plan, C, O, up ? BY_TOKEN : GROUPED,
-                                             up ? GROUPED : BY_TOKEN, SET);
+        dev->parallel_linear_backward_weight(dweight, up ? rows : tokens, up ? tokens : rows, &plan, C, O,
+                                             up ? BY_TOKEN : GROUPED, up ? GROUPED : BY_TOKEN, SET);
         dev->reals_to_double(got, dweight, E * O * C);
         for (int e = 0; e < E; e++) {
             double squares = 0;
             for (int i = 0; i < O * C; i++) squares += got[e * O * C + i] * got[e * O * C + i];
-            check(start[e] < start[e + 1] ? squares > 0 : squares == 0, "%s parallel_linear_backward_weight, %s: expert %d beside rows that are not used",
-                  dev->name, up ? "up" : "down", e);
+            check(start[e] < start[e + 1] ? squares > 0 : squares == 0, "%s parallel_linear_backward_weight, %s: "
+                  "expert %d beside rows that are not used", dev->name, up ? "up" : "down", e);
         }
     }
-    dev->release(on_device[0]), dev->release(on_device[1]), dev->release(tokens), dev->release(rows), dev->release(dweight);
+    dev->release(on_device[0]), dev->release(on_device[1]), dev->release(tokens), dev->release(rows),
+        dev->release(dweight);
     free(x), free(got);
 }

@@ -1,6 +1,8 @@
-/* pytorch.c: operations against the values that PyTorch computed for tests/reference/ops.safetensors (tests/reference.py). A
- * case of the same sizes gets the contents of its inputs from the file, by name; its outputs must then be those in the file.
- * The tensors of an operation are named PREFIX.buffer; outputs of attention have another prefix than its inputs. */
+/* pytorch.c: operations against the values that PyTorch computed for
+ * tests/reference/ops.safetensors (tests/reference.py). A case of the same sizes gets the contents
+ * of its inputs from the file, by name; its outputs must then be those in the file. The tensors of
+ * an operation are named PREFIX.buffer; outputs of attention have another prefix than its
+ * inputs. */
 #include "ops.h"
 #include "llmc/files/safetensors.h"
 #include <math.h>
@@ -17,7 +19,8 @@ static double *recorded(const char *prefix, const char *name, size_t n) {
         value = mem_alloc(n * sizeof *value);
         if (!strcmp(t->dtype, "I32")) {
             int32_t *integers_of = mem_alloc(n * sizeof *integers_of);
-            if (!safetensors_read(reference, t, 0, integers_of, n * sizeof *integers_of, &e)) check(0, "%s: %s", full, e.text);
+            if (!safetensors_read(reference, t, 0, integers_of, n * sizeof *integers_of, &e))
+                check(0, "%s: %s", full, e.text);
             for (size_t i = 0; i < n; i++) value[i] = integers_of[i];
             free(integers_of);
         } else if (!safetensors_read_double(reference, t, 0, value, n, &e)) check(0, "%s: %s", full, e.text);
@@ -30,7 +33,8 @@ static double scalar(const char *prefix, const char *name) {
     free(value);
     return x;
 }
-typedef struct { const Device *dev; int compared; const char *only; } Reference;       /* only: how names of operations begin */
+/* only: how names of operations begin */
+typedef struct { const Device *dev; int compared; const char *only; } Reference;
 
 /* The names of this case's tensors in the file. Returns 0 if it has none. */
 static int prefixes(const Case *c, const char *only, const char **inputs, const char **outputs) {
@@ -41,7 +45,8 @@ static int prefixes(const Case *c, const char *only, const char **inputs, const 
     if (strncmp(c->op, only, strlen(only)) || c->scores == SIGMOID_EACH || c->scores == SOFTMAX_RENORM) return 0;
     *inputs = !strcmp(only, "router") ? scores[c->scores] : !strcmp(only, "activation") ? experts[c->f] : only;
     *outputs = !strcmp(only, "attention") ? orders[c->order] : *inputs;
-    if (!strcmp(c->op, "router_forward")) return !c->forced && c->groups.count < 2 && !wide && with_bias == (c->scores == SIGMOID_TOPK);
+    if (!strcmp(c->op, "router_forward"))
+        return !c->forced && c->groups.count < 2 && !wide && with_bias == (c->scores == SIGMOID_TOPK);
     if (!strcmp(c->op, "activation_backward") && c->from == GROUPED) return 0;
     if (!strcmp(only, "attention") && case_find(c, "reach") >= 0) return 0;
     return **inputs && strcmp(c->op, "router_bias") && strcmp(c->op, "attention_cached");
@@ -85,7 +90,8 @@ static void against_pytorch(Case *c, void *context) {
                 want[j] += (double)c->balance * balance[j] + (double)c->zloss * z[j];
             free(balance), free(z);
         }
-        /* Twice the bound, because the inputs were rounded: rstd, lse and weights to real, the others to floatX. */
+        /* Twice the bound, because the inputs were rounded: rstd, lse and weights to real, the
+         * others to floatX. */
         double bound = r->dev->floatX_size == 8 ? 1e-12 : 2 * oracle_bound(b, r->dev);
         if (!strcmp(c->op, "attention_backward")) bound *= 2;
         oracle_compare(b, got, want, bound, r->dev->name, c->what);
@@ -97,12 +103,14 @@ static void against_pytorch(Case *c, void *context) {
 static void adamw_against_pytorch(const Device *dev) {
     enum { COUNT = 8, STEPS = 3, SEGMENTS = 2 };
     const char *const kept[] = { "weights", "m", "v" };
-    const Segment segment[SEGMENTS] = { { .count = 5, .decay = 1, .rate = 1 }, { .offset = 5, .count = 3, .gradient = 5, .rate = 1 } };
+    const Segment segment[SEGMENTS] = { { .count = 5, .decay = 1, .rate = 1 },
+                                        { .offset = 5, .count = 3, .gradient = 5, .rate = 1 } };
     double *weight = recorded("adamw", "weight", COUNT), *grad = recorded("adamw", "grad", STEPS * COUNT);
     double *lr = recorded("adamw", "lr", STEPS), got[COUNT];
     if (!weight || !grad || !lr) { check(0, "reference has no adamw"); return; }
     floatX *w = dev->alloc(COUNT * dev->floatX_size);
-    real *state[3], *g = dev->alloc(COUNT * dev->real_size), *grad_sq_norms = dev->alloc((SEGMENTS + 1) * dev->real_size);
+    real *state[3], *g = dev->alloc(COUNT * dev->real_size),
+        *grad_sq_norms = dev->alloc((SEGMENTS + 1) * dev->real_size);
     Segment *segments = dev->alloc(sizeof segment);
     AdamW *settings = dev->alloc(sizeof *settings);
     dev->upload(segments, segment, sizeof segment);

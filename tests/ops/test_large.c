@@ -1,11 +1,13 @@
 /* test_large.c: tests that only a GPU has the memory and the speed for.
  *
- *   soak     kernels whose threads pass work to each other, 200 times on the same inputs, at sizes that fill the GPU. Outputs
- *            start as NaN each time and must be the same bits: a race condition shows now and then.
- *   large    chains of operations on tensors of more than 2^31 and 2^32 elements, and of more rows than the second dimension of
- *            a grid. cpu-f64 computes a few sampled units (tokens, or sequences) alone, for the rows of a token depend on no
- *            other token. Gradients of weights are sums over all tokens, so the upstream gradient is zero except for the
- *            sampled ones. With -q the chains are short, and every device runs them. */
+ *   soak   kernels whose threads pass work to each other, 200 times on the same inputs, at sizes
+ *          that fill the GPU. Outputs start as NaN each time and must be the same bits: a race
+ *          condition shows now and then.
+ *   large  chains of operations on tensors of more than 2^31 and 2^32 elements, and of more rows
+ *          than the second dimension of a grid. cpu-f64 computes a few sampled units (tokens, or
+ *          sequences) alone, for the rows of a token depend on no other token. Gradients of weights
+ *          are sums over all tokens, so the upstream gradient is zero except for the sampled ones.
+ *          With -q the chains are short, and every device runs them. */
 #include "cases.h"
 #include "tests/model/trainee.h"
 #include "tests/test.h"
@@ -15,14 +17,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- soak -------------------------------------------------------------------------------------------------- */
+/* ---- soak ------------------------------------------------------------------------------------ */
 
 enum { TIMES = 200 };
 static const Shape full[] = {
     { "soak",      2, 1024, 768, 64,  8, 2, 512, 6, 2,  64, MIXED },
     { "soak fine", 1, 1024, 512, 64, 32, 8, 128, 2, 8, 128, MIXED },
 };
-static const char *const passing_work[] = { "parallel_linear_", "expert_", "attention_", "matmul_backward_input", "route_plan",
+static const char *const passing_work[] = { "parallel_linear_", "expert_", "attention_", "matmul_backward_input",
+    "route_plan",
     "fp8_" };
 
 static void soak_case(Case *c, void *device) {
@@ -35,7 +38,11 @@ static void soak_case(Case *c, void *device) {
         wanted |= !strncmp(c->op, passing_work[i], strlen(passing_work[i]));
     if (!wanted || !case_fits(c, dev)) return;
     if (!case_allocate(&p, c, dev)) { check(0, "%s: no memory for %s", dev->name, c->what); return; }
-    if (!case_allocate(&fresh, c, dev)) { case_release(&p); check(0, "%s: no memory for %s", dev->name, c->what); return; }
+    if (!case_allocate(&fresh, c, dev)) {
+        case_release(&p);
+        check(0, "%s: no memory for %s", dev->name, c->what);
+        return;
+    }
     for (int run = 0; run < TIMES; run++) {
         for (int i = 0; i < c->buffers; i++) {
             if (c->buffer[i].role == INPUT || !p.at[i]) continue;
@@ -74,7 +81,8 @@ static void soak_decoding(const Device *dev, int B) {
         decoder_queue(&d, STEPS, 0);
         decoder_collect(&d, token[run > 0], 0);
         dev->download(logits[run > 0], d.logits, bytes);
-        differ += run && (memcmp(token[0], token[1], (size_t)(STEPS * B) * sizeof **token) || memcmp(logits[0], logits[1], bytes));
+        differ += run && (memcmp(token[0], token[1], (size_t)(STEPS * B) * sizeof **token)
+                          || memcmp(logits[0], logits[1], bytes));
     }
     check(!differ, "%s: decoding %d sequences, the same bits in %d runs; %d differ", dev->name, B, TIMES, differ);
     decoder_close(&d);
@@ -94,7 +102,7 @@ void test_soak(void) {
     if (!found) skip("there is no GPU here, or this build has no CUDA");
 }
 
-/* ---- large ------------------------------------------------------------------------------------------------- */
+/* ---- large ----------------------------------------------------------------------------------- */
 
 enum { MOST_PARTS = 24, MOST_SAMPLES = 64, DRAWN = 1000003 };
 
@@ -102,7 +110,7 @@ enum { MOST_PARTS = 24, MOST_SAMPLES = 64, DRAWN = 1000003 };
 typedef enum {
     RANDOM,                             /* normal numbers times scale, a power of two */
     SPARSE,                             /* the same for the sampled units, 0 for the others */
-    EXPERTS, TARGETS,                   /* `width` different ids below `below`; one id, but -1 for units that are not sampled */
+    EXPERTS, TARGETS,           /* `width` different ids below `below`; one id, but -1 for units that are not sampled */
     EMPTY,
     RESULT                              /* compared: of the sampled units, or the whole */
 } Fill;
@@ -135,7 +143,8 @@ static void send_drawn(const Side *s, const Part *p, void *to, size_t first, siz
     send(s, p, to, value, n);
     free(value);
 }
-/* The experts of a unit are an arithmetic progression with an odd step; their number is a power of two, so all are different. */
+/* The experts of a unit are an arithmetic progression with an odd step; their number is a power of
+ * two, so all are different. */
 static void send_integers(const Side *s, const Part *p, void *to, const int *sampled, int samples) {
     int *value = mem_alloc(count_of(s, p) * sizeof *value);
     for (int i = 0; i < s->units; i++) {
@@ -158,7 +167,8 @@ static void fill(const Side *s, const Part *p, void *to, const int *sampled, int
             send_drawn(s, p, (char *)to + (size_t)i * p->width * size, (size_t)s->unit[i] * p->width, p->width);
     else if (p->fill == SPARSE)                             /* alloc has zeroed the rest */
         for (int j = 0; j < samples; j++)
-            send_drawn(s, p, (char *)to + (size_t)sampled[j] * p->width * size, (size_t)sampled[j] * p->width, p->width);
+            send_drawn(s, p, (char *)to + (size_t)sampled[j] * p->width * size,
+                       (size_t)sampled[j] * p->width, p->width);
     else if (p->fill == RANDOM) {
         send_drawn(s, p, to, 0, some);
         for (size_t at = some, more; at < n; at += more) {  /* doubles the part that is filled */
@@ -205,10 +215,12 @@ static void check_chain(const Device *dev, const Chain *c) {
     Side small = { .c = c, .dev = device_find("cpu-f64"), .units = c->samples, .unit = sampled };
     double bytes = 0;
     for (int i = 0; i < c->parts; i++) bytes += (double)(count_of(&big, &c->part[i]) * size_of(&c->part[i], dev));
-    for (int j = 0; j < c->samples; j++)                    /* the first, the last, and one of each interval in between */
-        sampled[j] = (int)(((double)j + (j && j < c->samples - 1 ? 0.7 * uniform() : 0)) * (c->units - 1) / (c->samples - 1));
+    for (int j = 0; j < c->samples; j++)                /* the first, the last, and one of each interval in between */
+        sampled[j] =
+            (int)(((double)j + (j && j < c->samples - 1 ? 0.7 * uniform() : 0)) * (c->units - 1) / (c->samples - 1));
     if (bytes > 0.95 * (double)dev->memory()) {
-        skip("%s %s: takes %.0f GB of memory, %.0f are free", dev->name, c->name, bytes / 1e9, (double)dev->memory() / 1e9);
+        skip("%s %s: takes %.0f GB of memory, %.0f are free", dev->name, c->name, bytes / 1e9,
+             (double)dev->memory() / 1e9);
         return;
     }
     if (!run_side(&big, sampled, c->samples)) { skip("%s %s: not enough memory", dev->name, c->name); return; }
@@ -221,9 +233,11 @@ static void check_chain(const Device *dev, const Chain *c) {
     release(&small);
 }
 
-/* The experts of an MLP, with the operations of llmc/model/moe.c; the two products of an attention layer, with those of attention.c. */
+/* The experts of an MLP, with the operations of llmc/model/moe.c; the two products of an attention
+ * layer, with those of attention.c. */
 enum { EXPERTS_C = 512, EXPERTS_F = 512, EXPERTS_E = 16, EXPERTS_K = 8 };
-enum { X, UP, DOWN, EXPERT, WEIGHT, DOUT, START, SLOT, TOKEN, ROW, LOAD, PRE, ACT, ROWS, DACT, DPRE, Y, DX, DWEIGHT, DUP, DDOWN };
+enum { X, UP, DOWN, EXPERT, WEIGHT, DOUT, START, SLOT, TOKEN, ROW, LOAD, PRE, ACT, ROWS, DACT, DPRE, Y, DX, DWEIGHT,
+       DUP, DDOWN };
 static Plan planned(const Device *d, int N, void *const *b) {
     Plan plan = { .N = N, .E = EXPERTS_E, .K = EXPERTS_K, .S = N * EXPERTS_K, .start = b[START], .slot_of_row = b[SLOT],
                   .token_of_row = b[TOKEN], .row_of_slot = b[ROW] };
@@ -237,8 +251,8 @@ static void run_mlp(const Device *d, int N, void *const *b) {
     d->parallel_linear_forward(b[ROWS], b[ACT], b[DOWN], &plan, F, C, GROUPED, GROUPED);
     d->combine_forward(b[Y], b[ROWS], b[WEIGHT], NULL, &plan, C, GROUPED);
 
-    d->expert_down_backward(d, b[DPRE], b[ACT], b[DWEIGHT], b[DACT], b[DOUT], b[DOWN], b[PRE], b[WEIGHT], &plan, SWIGLU, C, F,
-                                BY_TOKEN);
+    d->expert_down_backward(d, b[DPRE], b[ACT], b[DWEIGHT], b[DACT], b[DOUT], b[DOWN], b[PRE], b[WEIGHT], &plan, SWIGLU,
+                                C, F, BY_TOKEN);
     d->parallel_linear_backward_weight(b[DDOWN], b[DOUT], b[ACT], &plan, F, C, GROUPED, BY_TOKEN, SET);
     d->parallel_linear_backward_input(b[ROWS], b[DPRE], b[UP], &plan, C, 2*F, GROUPED, GROUPED);
     d->parallel_linear_backward_weight(b[DUP], b[DPRE], b[X], &plan, C, 2*F, BY_TOKEN, GROUPED, SET);
@@ -261,7 +275,8 @@ static void run_heads(const Device *d, int N, void *const *b) {         /* 2F wi
 static Chain experts(int heads) {
     const size_t C = EXPERTS_C, F = EXPERTS_F, E = EXPERTS_E, K = EXPERTS_K, inner = heads ? 2*F : F;
     return (Chain){
-        .name = heads ? "experts of attention" : "experts of an MLP", .units = (1 << 19) + 512, .samples = 64, .parts = DDOWN + 1,
+        .name = heads ? "experts of attention" : "experts of an MLP", .units = (1 << 19) + 512, .samples = 64,
+        .parts = DDOWN + 1,
         .run = heads ? run_heads : run_mlp,
         .part = {
             [X]      = { "x",      FLOATX, 1, C,           RANDOM, 1, 0 },
@@ -317,14 +332,16 @@ enum { AQ, AKV, ADOUT, AOUT, LSE, DQ, DKV };
 static void attend(const Device *d, int B, void *const *b, int D) {
     const int G = WIDTH / SHARING / D;
     d->attention_forward(b[AOUT], b[LSE], b[AQ], b[AKV], NULL, HEADS_TILED, B, SEQUENCE, G, SHARING, D);
-    d->attention_backward(b[DQ], b[DKV], b[ADOUT], b[AOUT], b[LSE], b[AQ], b[AKV], NULL, HEADS_TILED, B, SEQUENCE, G, SHARING, D);
+    d->attention_backward(b[DQ], b[DKV], b[ADOUT], b[AOUT], b[LSE], b[AQ], b[AKV], NULL, HEADS_TILED, B, SEQUENCE, G,
+                          SHARING, D);
 }
 static void run_attention_64(const Device *d, int B, void *const *b)  { attend(d, B, b, 64); }
 static void run_attention_128(const Device *d, int B, void *const *b) { attend(d, B, b, 128); }
 static Chain attention(int D) {
     const size_t q = (size_t)SEQUENCE * WIDTH, kv = 2 * q / SHARING, H = (size_t)(WIDTH / D);
     return (Chain){
-        .name = D == 64 ? "attention, heads of 64" : "attention, heads of 128", .units = 4100, .samples = 6, .parts = DKV + 1,
+        .name = D == 64 ? "attention, heads of 64" : "attention, heads of 128", .units = 4100, .samples = 6,
+        .parts = DKV + 1,
         .run = D == 64 ? run_attention_64 : run_attention_128,
         .part = {
             [AQ]    = { "q",    FLOATX, 1, q,            RANDOM, 1, 0 },

@@ -1,15 +1,21 @@
 /* test_ops.c: is every operation of every device right? Over all cases of cases.c:
  *
- *   cpu-f64 against oracle.c     each operation once more, by its definition and as naively as possible
- *   cpu-f64 against itself       every backward against finite differences of its forward (gradients.c)
- *   all against PyTorch          tests/reference/ops.safetensors, written by tests/reference.py (pytorch.c)
- *   others against cpu-f64       within the bounds of kernels.h, or bit for bit where the inputs make sums exact
- *   all                          outputs, which start as NaN, are written; inputs and the bytes around buffers are not; one
- *                                thread and two give the same bits; arguments that may be the same pointer can be
+ *   cpu-f64 against oracle.c  each operation once more, by its definition and as naively as
+ *                             possible
+ *   cpu-f64 against itself    every backward against finite differences of its forward
+ *                             (gradients.c)
+ *   all against PyTorch       tests/reference/ops.safetensors, written by tests/reference.py
+ *                             (pytorch.c)
+ *   others against cpu-f64    within the bounds of kernels.h, or bit for bit where the inputs make
+ *                             sums exact
+ *   all                       outputs, which start as NaN, are written; inputs and the bytes around
+ *                             buffers are not; one thread and two give the same bits; arguments
+ *                             that may be the same pointer can be
  * and what operations promise beyond single cases: properties.c.
  *
- * -q keeps the small shapes, which is enough for mutate.py. On a GPU it keeps one shape that is a multiple of nothing, those
- * that all fast kernels accept, and the special ones, and runs each case once: a sanitizer then sees every kernel. */
+ * -q keeps the small shapes, which is enough for mutate.py. On a GPU it keeps one shape that is a
+ * multiple of nothing, those that all fast kernels accept, and the special ones, and runs each case
+ * once: a sanitizer then sees every kernel. */
 #include "ops.h"
 #include "kernels/ladder/ladder.h"
 #include "llmc/base/omp.h"
@@ -17,8 +23,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* B T C V E K F G Q D. Most sizes are multiples of nothing. `one` is larger than any tile or block of a product in every
- * direction. */
+/* B T C V E K F G Q D. Most sizes are multiples of nothing. `one` is larger than any tile or block
+ * of a product in every direction. */
 static const Shape small[] = {
     { "smallest",   1,  1,   1,   1,  1, 1,   1, 1, 1,  2, MIXED },
     { "none",       0,  5,   7,  11,  3, 2,   5, 2, 2,  4, MIXED },
@@ -32,22 +38,25 @@ static const Shape small[] = {
     { "one",        1, 301, 261, 150,  5, 1,  67, 2, 1, 34, ONE },
     { "ladder",     8,  73,  37,  97,  9, 1,  21, 1, 2, 10, LADDER },
     { "real",       2, 128, 128, 256,  8, 2, 128, 2, 2, 32, MIXED },
-}, tiles[] = {                                   /* for the ladder: rows of whole 16 bytes, several tiles in each direction, the last ones partial */
+}, tiles[] = {      /* for the ladder: rows of whole 16 bytes, several tiles in each direction, the last ones partial */
     { "tiles",      1, 200, 128,  40,  2, 2, 136, 1, 3, 128, MIXED },
     { "tiles",      8,  73, 264,  40,  9, 1,  72, 2, 2, 72, LADDER },
 };
-static const Shape eights[] = {                  /* for what needs multiples of 128: experts with more than a tile of rows, with none, with tails */
+static const Shape eights[] = {
+    /* for what needs multiples of 128: experts with more than a tile of rows, with none, with
+     * tails */
     { "8 bits",     1,   37, 128,   5,  3, 2, 128, 1, 1, 2, MIXED },
     { "8 bits varied", 3, 70, 256,  5,  6, 5, 128, 1, 1, 2, VARIED },
     { "8 bits ladder", 8, 73, 128,  5,  9, 1, 128, 1, 1, 2, LADDER },
     { "8 bits half",   1, 150, 384, 5,  4, 2, 128, 1, 1, 2, HALF },
 };
 enum { EIGHTS = sizeof eights / sizeof *eights };
-enum { SMALL = sizeof small / sizeof *small, LARGE = sizeof large / sizeof *large, TILES = sizeof tiles / sizeof *tiles };
+enum { SMALL = sizeof small / sizeof *small, LARGE = sizeof large / sizeof *large,
+       TILES = sizeof tiles / sizeof *tiles };
 
-/* Sizes that single operations treat differently (`only`: how their names begin): rows as wide as a GPU's block of threads and
- * wider, more rows than all blocks process at a time, tails of vectors, a token for every lane, more tiles than blocks, tiles
- * without rows. */
+/* Sizes that single operations treat differently (`only`: how their names begin): rows as wide as a
+ * GPU's block of threads and wider, more rows than all blocks process at a time, tails of vectors,
+ * a token for every lane, more tiles than blocks, tiles without rows. */
 static const struct { Shape s; const char *only; } special[] = {
     { { "tall",      1, 4200,   136,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm" },
     { { "full",      1,   37,  4096,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm" },
@@ -77,7 +86,7 @@ static const struct { Shape s; const char *only; } special[] = {
     { { "varied",    3,   70,   264,      5,  16,  7,  72, 1, 1, 2, VARIED }, "add_norm" },
     { { "varied",    3,   70,     4,      5,  16,  7,  72, 1, 1, 2, VARIED }, "activation_backward" },
     { { "varied",    3,   70,     4,      5,  70,  7,   1, 1, 1, 2, VARIED }, "router_backward" },
-    { { "64",        3,   71,     4,      5,  64,  7,   1, 1, 1, 2, MIXED }, "router" },         /* experts that fill lanes */
+    { { "64",        3,   71,     4,      5,  64,  7,   1, 1, 1, 2, MIXED }, "router" },   /* experts that fill lanes */
     { { "128",       3,   71,     4,      5, 128,  8,   1, 1, 1, 2, MIXED }, "router" },
     { { "256",       3,   71,     4,      5, 256, 40,   1, 1, 1, 2, MIXED }, "router" },
     { { "varied",    3,   70,    40,      5,   6,  5,  64, 1, 1, 2, VARIED }, "parallel_linear" },
@@ -214,10 +223,11 @@ static void check_cost(const Case *c, const Device *dev) {
         if (b->name) held += (double)(b->n * size) * (b->role == UPDATE || b->role == SCRATCH ? 2 : 1);
     }
     const double counted = case_cost(c, dev).bytes;
-    check(counted >= 0.25 * held && counted <= 1.001 * held, "%s: moves %.0f bytes, its buffers hold %.0f", c->what, counted, held);
+    check(counted >= 0.25 * held && counted <= 1.001 * held, "%s: moves %.0f bytes, its buffers hold %.0f", c->what,
+          counted, held);
 }
 
-/* ---- arguments that may be the same pointer ------------------------------------------------------------ */
+/* ---- arguments that may be the same pointer -------------------------------------------------- */
 
 static void check_alias(Case *c, const Device *dev) {
     static const struct { const char *op, *out, *in; int identity; } may[] = {
@@ -247,13 +257,14 @@ static void check_alias(Case *c, const Device *dev) {
     }
 }
 
-/* ---- all of it ----------------------------------------------------------------------------------------- */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 static int is_product(const Case *c) {
     return !strncmp(c->op, "parallel_linear", 15) || !strncmp(c->op, "matmul", 6) || !strncmp(c->op, "expert", 6)
         || !strncmp(c->op, "attention", 9) || !strncmp(c->op, "fp8", 3);
 }
-/* -q skips on a GPU what it has already run: the same kernel with other numbers, or for another device. */
+/* -q skips on a GPU what it has already run: the same kernel with other numbers, or for another
+ * device. */
 static int is_again(const Case *c, const Device *dev) {
     return quick && dev->is_gpu && (c->exact || (strstr(dev->name, "portable") && !is_product(c)));
 }
@@ -312,25 +323,29 @@ void test_kernels(void) {
         is_small = s->B * s->T * s->F < 10000;              /* single elements call the forward hundreds of times */
         each_case(s, 1, wanted(), check_case, &is_small);
     }
-    for (int i = 0; i < TILES && quick && on_gpu; i++) each_case(&tiles[i], 1, "", i ? check_products : check_all, NULL);
-    for (int i = 0; i < (quick ? 2 : EIGHTS) && may_be_wanted("fp8"); i++) each_case(&eights[i], 1, "fp8", check_all, NULL);
+    for (int i = 0; i < TILES && quick && on_gpu; i++)
+        each_case(&tiles[i], 1, "", i ? check_products : check_all, NULL);
+    for (int i = 0; i < (quick ? 2 : EIGHTS) && may_be_wanted("fp8"); i++)
+        each_case(&eights[i], 1, "fp8", check_all, NULL);
     for (int i = 0; i < SPECIAL && (!quick || on_gpu); i++) {
         Special s = { .only = special[i].only };
         if (!may_be_wanted(s.only)) continue;
         each_case(&special[i].s, 1, s.only, check_special, &s);
-        if (!s.found) check(0, "no operation begins with %s, for which there is the shape %s", s.only, special[i].s.name);
+        if (!s.found)
+            check(0, "no operation begins with %s, for which there is the shape %s", s.only, special[i].s.name);
     }
     omp_set_num_threads(threads);
 }
 
-/* ---- the ladder: every rung of kernels/ladder on the cases of its operation --------------------------------- */
+/* ---- the ladder: every rung of kernels/ladder on the cases of its operation ------------------ */
 
 static void check_rungs(Case *c, void *base) {
     const Rung *rung;
     for (int i = 0; case_find(c, "reach") < 0 && (rung = ladder_list(i)); i++) {
         if (strcmp(rung->base, ((const Device *)base)->name) || !case_fits(c, base)) continue;
         const Device dev = ladder_device(base, rung);
-        if (!strcmp(c->op, rung->op) && is_wanted(rung->op) && in_part()) against_oracle(c, &dev, device_find("cpu-f64"));
+        if (!strcmp(c->op, rung->op) && is_wanted(rung->op) && in_part())
+            against_oracle(c, &dev, device_find("cpu-f64"));
     }
 }
 static void climb(const char *base) {

@@ -1,5 +1,6 @@
-/* test_comm.c: ranks. How the environment of a launcher is read; every operation among 1 to 4 ranks, as threads, as processes and
- * both, bit for bit; what each process reports when another is missing, different, killed, stopped or stuck. */
+/* test_comm.c: ranks. How the environment of a launcher is read; every operation among 1 to 4
+ * ranks, as threads, as processes and both, bit for bit; what each process reports when another is
+ * missing, different, killed, stopped or stuck. */
 #define _DEFAULT_SOURCE
 #include "tests/test.h"
 #include "processes.h"
@@ -12,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- launch ---------------------------------------------------------------------------------------------- */
+/* ---- launch ---------------------------------------------------------------------------------- */
 
 static const char *environment;                             /* "NAME=value NAME=value ..." */
 static const char *get(const char *name) {
@@ -39,8 +40,9 @@ static const struct {
     { "RANK=0 WORLD_SIZE=1",                               -1, 0, "torchrun", 0, 1, 0, 1, "localhost", 29501 },
     { "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2",
                                                            -1, 0, "Open MPI", 1, 2, 1, 2, "localhost", 29501 },
-    { "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=7000",
-                                                           -1, 0, "Open MPI", 1, 2, 0, 1, "10.0.0.1",  7000 },
+    { "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=1 MASTER_ADDR=10.0.0.1 "
+                                                           "MASTER_PORT=7000", -1, 0, "Open MPI", 1, 2, 0, 1,
+                                                           "10.0.0.1",  7000 },
     { "PMI_RANK=2 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2 MASTER_ADDR=a",
                                                            -1, 0, "MPICH",    2, 4, 0, 2, "a",         29501 },
     { "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=7 SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_STEP_TASKS_PER_NODE=2(x2),3 "
@@ -48,8 +50,9 @@ static const struct {
                                                            -1, 0, "Slurm",    5, 7, 1, 3, "gpu003",    10000 + 3456 },
     { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_NODELIST=r[2,4]n[08-09]x,z MASTER_PORT=50",
                                                            -1, 0, "Slurm",    1, 2, 0, 0, "r2n08x",    50 },
-    { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=1(x4294967297),9999999999 SLURM_STEP_NODELIST=a",
-                                                           -1, 0, "Slurm",    1, 2, 0, 0, "a",         29501 },
+    { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=1(x4294967297),9999999999 "
+                                                           "SLURM_STEP_NODELIST=a", -1, 0, "Slurm",    1, 2, 0, 0,
+                                                           "a",         29501 },
     { "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=9",      -1, 0, "none",     0, 1, 0, 1, "",          29501 },
     { "RANK=0 WORLD_SIZE=2 MASTER_ADDR=t PMI_RANK=1 PMI_SIZE=4 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=9",
                                                            -1, 0, "torchrun", 0, 2, 0, 0, "t",         29501 },
@@ -82,14 +85,15 @@ static void launch_table(void) {
                   && l.processes == launches[i].processes && l.local == launches[i].local
                   && l.locals == launches[i].locals && !strcmp(l.address, launches[i].address)
                   && l.port == launches[i].port,
-                  "launch: '%s' is %s %d of %d, local %d of %d, at %s:%d %s", environment, ok ? l.launcher : "?", l.process,
-                  l.processes, l.local, l.locals, l.address, l.port, ok ? "" : e.text);
+                  "launch: '%s' is %s %d of %d, local %d of %d, at %s:%d %s", environment, ok ? l.launcher : "?",
+                  l.process, l.processes, l.local, l.locals, l.address, l.port, ok ? "" : e.text);
     }
 }
 
-/* ---- every operation ------------------------------------------------------------------------------------- */
+/* ---- every operation ------------------------------------------------------------------------- */
 
-/* Of many magnitudes, so that the order of a sum matters; exact in double, before and after scaling. */
+/* Of many magnitudes, so that the order of a sum matters; exact in double, before and after
+ * scaling. */
 static double value(int rank, size_t i) {
     const uint64_t x = ((uint64_t)rank + 1) * 0x9E3779B97F4A7C15u * (2 * i + 1);
     return (double)((int64_t)(x ^ x >> 31) >> (11 + i % 29)) * 0x1p-40;
@@ -103,7 +107,8 @@ static double expected_sum(const Device *dev, int size, size_t i) {
     return wide;
 }
 
-/* A rank's buffers: three parts of one allocation, of which the first two are reals, and the stage of register_memory. */
+/* A rank's buffers: three parts of one allocation, of which the first two are reals, and the stage
+ * of register_memory. */
 typedef struct {
     const Device *dev;
     Comm   *c;
@@ -113,8 +118,8 @@ typedef struct {
 } Rank;
 enum { MOST_ELEMENTS = 130016 };
 static void *part_of(const Rank *r, int i) { return r->arena + (size_t)i * (r->capacity / 3 / 64 * 64); }
-/* The order of a sum on a GPU is NCCL's, so there is a bound (values are below 2^13); unless the memory is registered and ranks
- * are threads: then shards are added in the order of the ranks. */
+/* The order of a sum on a GPU is NCCL's, so there is a bound (values are below 2^13); unless the
+ * memory is registered and ranks are threads: then shards are added in the order of the ranks. */
 static double bound_of(const Rank *r, int shards) {
     return r->dev->is_gpu && !(shards && r->registered && r->threads) ? 0x1p-10 : 0;
 }
@@ -225,7 +230,8 @@ static const size_t counts[] = { 0, 1, 7, 1000, 130003 };
 static int all_counts(const Rank *r) {
     int bad = 0;
     for (size_t k = 0; k < COUNT(counts); k++)
-        bad += sums_of_reals(r, counts[k]) + gathered_bytes(r, counts[k]) + sums_of_ints(r, counts[k]) + (r->registered ? added_shards(r, counts[k]) : 0);
+        bad += sums_of_reals(r, counts[k]) + gathered_bytes(r, counts[k]) + sums_of_ints(r, counts[k])
+            + (r->registered ? added_shards(r, counts[k]) : 0);
     return bad;
 }
 /* Four ranks as two pairs: neighbours; and the first and third, the second and fourth. */
@@ -234,7 +240,8 @@ static int operations_of_parts(Group *parent, Rank r, const Means *means) {
     for (int step = 1; step <= 2 && parent->size == 4; step++) {
         Group *p = group_part(parent, step == 1 ? parent->rank / 2 * 2 : parent->rank % 2, step, 2);
         char why[256];
-        bad += p->size != 2 || p->rank != (step == 1 ? parent->rank % 2 : parent->rank / 2) || !(r.c = means->connect(p, why));
+        bad += p->size != 2 || p->rank != (step == 1 ? parent->rank % 2 : parent->rank / 2)
+            || !(r.c = means->connect(p, why));
         if (bad) return bad;
         r.c->register_memory(r.c, r.arena, r.capacity, (real *)(r.arena + r.capacity), MOST_ELEMENTS);
         r.registered = 1;
@@ -249,7 +256,8 @@ static int operations_of_parts(Group *parent, Rank r, const Means *means) {
 static int operations(Group *p, const void *argument) {
     const Means *means = argument;
     const Device *dev = means->dev;
-    Rank r = { .dev = dev, .threads = means->threads, .capacity = 3 * (size_t)MOST_ELEMENTS * (size_t)p->size * dev->real_size };
+    Rank r = { .dev = dev, .threads = means->threads,
+               .capacity = 3 * (size_t)MOST_ELEMENTS * (size_t)p->size * dev->real_size };
     char why[256];
     const char *closed = dev->open(p->rank % dev->count());
     r.c = closed ? NULL : means->connect(p, why);
@@ -298,7 +306,8 @@ static void every_gpu(const Device *dev) {
     const int gpus = dev->count() < 8 ? dev->count() : 8;
     for (int ranks = 1; ranks <= gpus; ranks++) {
         const Means means = { dev, ranks == 1 ? nccl_connect : dev->connect, 1 };
-        check(!run_process(group_options(0, 1, ranks, 0), operations, &means), "%s: every operation, %d GPUs", dev->name, ranks);
+        check(!run_process(group_options(0, 1, ranks, 0), operations, &means), "%s: every operation, %d GPUs",
+              dev->name, ranks);
     }
     if (gpus < 2) skip("%s: several GPUs, there is only %d", dev->name, gpus);
 }
@@ -306,7 +315,7 @@ static void every_gpu(const Device *dev) {
 static void every_gpu(const Device *dev) { (void)dev; }
 #endif
 
-/* ---- what goes wrong between processes ------------------------------------------------------------------- */
+/* ---- what goes wrong between processes ------------------------------------------------------- */
 
 typedef enum { NOTHING, KILL, STOP, STUCK, SUSPENDED, QUIT, QUIT_SLOWLY, TWICE, LATE, FAR_TOO_LATE, ABSENT } Fate;
 
@@ -468,5 +477,6 @@ void test_comm(void) {
     }
     if (!quick) PART(alone());
     if (!quick) finish(&slow, &slow_exit);
-    for (int i = 0; (dev = device_list(i)); i++) if (dev->is_gpu && is_tested(dev) && dev->count()) PART(every_gpu(dev));
+    for (int i = 0; (dev = device_list(i)); i++)
+        if (dev->is_gpu && is_tested(dev) && dev->count()) PART(every_gpu(dev));
 }

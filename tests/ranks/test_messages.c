@@ -1,5 +1,6 @@
-/* test_messages.c: what processes send each other, as bytes in memory: published vectors of SHA-256 and HMAC, introductions that are
- * wrong in each place, lists and messages with impossible numbers; the file with the secret; the addresses that are listened on. */
+/* test_messages.c: what processes send each other, as bytes in memory: published vectors of SHA-256
+ * and HMAC, introductions that are wrong in each place, lists and messages with impossible numbers;
+ * the file with the secret; the addresses that are listened on. */
 #define _DEFAULT_SOURCE
 #include "tests/test.h"
 #include "processes.h"
@@ -14,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* ---- SHA-256 and HMAC ------------------------------------------------------------------------------------- */
+/* ---- SHA-256 and HMAC ------------------------------------------------------------------------ */
 
 static int is_hex(const unsigned char *bytes, size_t n, const char *hex) {
     char text[2 * SHA256_BYTES + 1] = "";
@@ -40,26 +41,30 @@ static void hash_vectors(void) {
         sha256_begin(&s);
         for (int k = 0; k < vectors[i].times; k++) sha256_add(&s, vectors[i].text, strlen(vectors[i].text));
         sha256_end(&s, digest);
-        check(is_hex(digest, sizeof digest, vectors[i].digest), "SHA-256 of %d times '%.20s'", vectors[i].times, vectors[i].text);
+        check(is_hex(digest, sizeof digest, vectors[i].digest), "SHA-256 of %d times '%.20s'", vectors[i].times,
+              vectors[i].text);
     }
 }
 
-/* RFC 4231, sections 4.2 to 4.8. A key or text of one repeated byte is given by the byte and its count. */
+/* RFC 4231, sections 4.2 to 4.8. A key or text of one repeated byte is given by the byte and its
+ * count. */
 static void hmac_vectors(void) {
-    static const char larger_than_block[] = "This is a test using a larger than block-size key and a larger than block-size data. The key "
-                                            "needs to be hashed before being used by the HMAC algorithm.";
-    static const struct { unsigned char key; size_t key_bytes; const char *key_text;  unsigned char data; size_t bytes; const char *text;
+    static const char larger_than_block[] = "This is a test using a larger than block-size key and a larger than "
+        "block-size data. The key needs to be hashed before being used by the HMAC algorithm.";
+    static const struct { unsigned char key; size_t key_bytes; const char *key_text;  unsigned char data; size_t bytes;
+                          const char *text;
                           size_t shown; const char *mac; } vectors[] = {
         { 0x0b, 20, NULL, 0, 8, "Hi There", 32, "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7" },
-        { 0, 4, "Jefe", 0, 28, "what do ya want for nothing?", 32, "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843" },
+        { 0, 4, "Jefe", 0, 28, "what do ya want for nothing?", 32,
+          "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843" },
         { 0xaa, 20, NULL, 0xdd, 50, NULL, 32, "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe" },
-        { 0, 25, "\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\x10\x11\x12\x13\x14\x15\x16\x17\x18\x19", 0xcd, 50, NULL,
-          32, "82558a389a443c0ea4cc819899f2083a85f0faa3e578f8077a2e3ff46729665b" },
+        { 0, 25, "\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\x10\x11\x12\x13\x14\x15\x16\x17\x18\x19",
+          0xcd, 50, NULL, 32, "82558a389a443c0ea4cc819899f2083a85f0faa3e578f8077a2e3ff46729665b" },
         { 0x0c, 20, NULL, 0, 20, "Test With Truncation", 16, "a3b6167473100ee06e0c796c2955552b" },
         { 0xaa, 131, NULL, 0, 54, "Test Using Larger Than Block-Size Key - Hash Key First", 32,
           "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54" },
-        { 0xaa, 131, NULL, 0, 152, larger_than_block, 32, "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2" },
-    };
+        { 0xaa, 131, NULL, 0, 152, larger_than_block, 32,
+          "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2" }, };
     for (size_t i = 0; i < COUNT(vectors); i++) {
         unsigned char key[256], data[256], mac[SHA256_BYTES];
         memset(key, vectors[i].key, sizeof key);
@@ -78,11 +83,12 @@ static void hmac_vectors(void) {
     check(right == 64 && same_in_constant_time("", "x", 0), "comparison in constant time finds each of 64 differences");
 }
 
-/* ---- introductions ---------------------------------------------------------------------------------------- */
+/* ---- introductions --------------------------------------------------------------------------- */
 
 static const char secret[] = "a secret of this test", settings[] = "{\"lr\": 0.1}";
 
-/* Sends `bytes` in pieces of at most `piece` bytes, and checks that answers have the length that the protocol gives them. */
+/* Sends `bytes` in pieces of at most `piece` bytes, and checks that answers have the length that
+ * the protocol gives them. */
 static size_t feed(Introduction *i, const void *data, size_t bytes, size_t piece, unsigned char answer[PROOF_BYTES]) {
     const char *at = data;
     size_t length = 0, space;
@@ -97,14 +103,15 @@ static size_t feed(Introduction *i, const void *data, size_t bytes, size_t piece
     return length;
 }
 
-typedef enum { RIGHT, FIRST_BYTE, LATER_BYTE, OLD, NO_CONNECTION, OTHER_SECRET, REFLECTED_NONCE, OTHER_DIRECTION, REPLAYED, OTHER_CLAIM,
-               OTHER_CONNECTION, LAST_BIT, TOO_LONG } Wrong;
+typedef enum { RIGHT, FIRST_BYTE, LATER_BYTE, OLD, NO_CONNECTION, OTHER_SECRET, REFLECTED_NONCE, OTHER_DIRECTION,
+               REPLAYED, OTHER_CLAIM, OTHER_CONNECTION, LAST_BIT, TOO_LONG } Wrong;
 
 /* An introduction that is wrong in one place; the stage in which it ends. */
 static Stage introduce_wrongly(Wrong wrong, size_t piece, size_t *answers) {
     Introduction i = { .stage = GREETING };
     Greeting g = { .watch = wrong == NO_CONNECTION ? 2 : 1, .process = 3 }, proved;
-    Hello h = { .processes = 4, .ranks = 1, .pid = 7, .settings = wrong == TOO_LONG ? MOST_SETTINGS + 1 : sizeof settings - 1 };
+    Hello h = { .processes = 4, .ranks = 1, .pid = 7,
+                .settings = wrong == TOO_LONG ? MOST_SETTINGS + 1 : sizeof settings - 1 };
     unsigned char answer[PROOF_BYTES], proof[PROOF_BYTES], nonce[NONCE_BYTES], right[PROOF_BYTES];
     memcpy(g.magic, greeting_magic, sizeof g.magic);
     memset(h.host, 'h', sizeof h.host);                     /* no end */
@@ -118,8 +125,8 @@ static Stage introduce_wrongly(Wrong wrong, size_t piece, size_t *answers) {
     if (wrong == OTHER_CLAIM) proved.process = 2;
     if (wrong == OTHER_CONNECTION) proved.watch = 0;
     if (wrong == REPLAYED) nonce[31] ^= 1;
-    proof_make(proof, wrong == OTHER_SECRET ? "another secret of this test" : secret, wrong == OTHER_DIRECTION ? FROM_HUB : FROM_PROCESS,
-               &proved, nonce);
+    proof_make(proof, wrong == OTHER_SECRET ? "another secret of this test" : secret,
+               wrong == OTHER_DIRECTION ? FROM_HUB : FROM_PROCESS, &proved, nonce);
     if (wrong == REFLECTED_NONCE) memcpy(proof, answer, sizeof proof);
     if (wrong == LAST_BIT) proof[31] ^= 0x80;
     const size_t length = feed(&i, proof, sizeof proof, piece, answer);
@@ -148,8 +155,8 @@ static void introductions(void) {
         { "a proof for another nonce", REPLAYED, WRONG_SECRET, 64 },
         { "a proof for another number", OTHER_CLAIM, WRONG_SECRET, 64 },
         { "a proof for the other connection", OTHER_CONNECTION, WRONG_SECRET, 64 },
-        { "one bit of the proof", LAST_BIT, WRONG_SECRET, 64 }, { "settings of more than a megabyte", TOO_LONG, WRONG, 64 },
-    };
+        { "one bit of the proof", LAST_BIT, WRONG_SECRET, 64 },
+        { "settings of more than a megabyte", TOO_LONG, WRONG, 64 }, };
     for (size_t i = 0; i < COUNT(cases); i++) {
         int right = 0;
         for (size_t piece = 1; piece <= 512; piece *= 2) {
@@ -161,7 +168,8 @@ static void introductions(void) {
 }
 
 static void hellos(void) {
-    static const struct { int32_t processes, ranks; uint32_t process; const char *version, *settings, *expected; } cases[] = {
+    static const struct { int32_t processes, ranks; uint32_t process; const char *version, *settings,
+                          *expected; } cases[] = {
         { 4, 1, 3, "v1", settings, NULL }, { 4, 1, 3, "v2", settings, "is version v2 of this program" },
         { 5, 1, 3, "v1", settings, "one of 5 processes" },          { 4, 1, 0, "v1", settings, "numbered 0 to 3" },
         { 4, 1, 4, "v1", settings, "numbered 0 to 3" }, { 4, 1, 0x80000000u, "v1", settings, "numbered 0 to 3" },
@@ -181,7 +189,7 @@ static void hellos(void) {
     }
 }
 
-/* ---- the list of processes, and messages ------------------------------------------------------------------- */
+/* ---- the list of processes, and messages ----------------------------------------------------- */
 
 static void lists(void) {
     enum { P = 3 };
@@ -198,11 +206,13 @@ static void lists(void) {
         Process at[P] = { { 0 } };
         Error e = { 0 };
         for (int p = 0; p < P; p++) {
-            at[p] = (Process){ .ranks = cases[i].ranks[p], .first = cases[i].first[p], .pid = p == 1 ? cases[i].my_pid : 100 + p };
+            at[p] = (Process){ .ranks = cases[i].ranks[p], .first = cases[i].first[p],
+                               .pid = p == 1 ? cases[i].my_pid : 100 + p };
             memset(at[p].host, '\033', sizeof at[p].host);
         }
         const int ok = processes_check(at, P, 1, &mine, &e);
-        check(ok == cases[i].ok && (!ok || strlen(at[2].host) == 63) && !strchr(e.text, '\033'), "list of processes %zu: %s", i, e.text);
+        check(ok == cases[i].ok && (!ok || strlen(at[2].host) == 63) && !strchr(e.text, '\033'),
+              "list of processes %zu: %s", i, e.text);
     }
     enum { MANY = MOST_RANKS / MOST_RANKS_HERE };
     Process *many = mem_alloc((MANY + 1) * sizeof *many);
@@ -227,8 +237,10 @@ static void hosts(void) {
     for (size_t i = 0; i < COUNT(cases); i++) {
         Process at[4];
         Error e = { 0 };
-        for (int p = 0; p < cases[i].processes; p++) at[p] = (Process){ .ranks = cases[i].ranks[p], .host = { cases[i].hosts[p] } };
-        check(processes_number(at, cases[i].processes, &e) && processes_host_ranks(at, cases[i].processes, &e) == cases[i].each
+        for (int p = 0; p < cases[i].processes; p++)
+            at[p] = (Process){ .ranks = cases[i].ranks[p], .host = { cases[i].hosts[p] } };
+        check(processes_number(at, cases[i].processes, &e)
+              && processes_host_ranks(at, cases[i].processes, &e) == cases[i].each
               && !strcmp(e.text, cases[i].expected ? cases[i].expected : ""), "hosts %s: %s", cases[i].hosts, e.text);
     }
 }
@@ -256,7 +268,8 @@ static void messages(void) {
     memset(s.phase, 'p', sizeof s.phase);
     s.phase[3] = '\n';
     const RankStatus read = status_read((const char *)&s);
-    check(strlen(read.phase) == sizeof s.phase - 1 && !strncmp(read.phase, "ppp?pp", 6) && read.limit == 0 && read.count == 5,
+    check(strlen(read.phase) == sizeof s.phase - 1 && !strncmp(read.phase, "ppp?pp", 6) && read.limit == 0
+          && read.count == 5,
           "a phase without an end is cut: %s", read.phase);
     char line[8];
     one_line(line, sizeof line, "a\033b\0\n\x7f" "cdefg", 11);
@@ -265,7 +278,7 @@ static void messages(void) {
     check(!strcmp(line, "?bcdefg"), "a text is cut: %s", line);
 }
 
-/* ---- connections: deadlines, addresses ----------------------------------------------------------------------- */
+/* ---- connections: deadlines, addresses ------------------------------------------------------- */
 
 static void deadlines(void) {
     int pair[2];
@@ -281,7 +294,8 @@ static void deadlines(void) {
         _exit(0);
     }
     start = now();
-    check(!net_receive(pair[0], much, 1000, now() + 0.4) && errno == EAGAIN, "one byte now and then does not prolong it");
+    check(!net_receive(pair[0], much, 1000, now() + 0.4) && errno == EAGAIN,
+          "one byte now and then does not prolong it");
     check_error(now() - start, 1.5, "seconds until then");
     waitpid(dripping, NULL, 0);
     close(pair[0]), close(pair[1]), free(much);
@@ -312,20 +326,25 @@ static void addresses(void) {
         port = free_port();
         n = net_listen(cases[i].address, port, 0, fd, &e);
         const int reached = reachable(to, 3, port);
-        check(n == 1 && reached == cases[i].reached, "listening on %s: %d, expected %d", cases[i].address, reached, cases[i].reached);
+        check(n == 1 && reached == cases[i].reached, "listening on %s: %d, expected %d", cases[i].address, reached,
+              cases[i].reached);
         while (n) close(fd[--n]);
     }
     n = net_listen("localhost", port, 0, fd, &e);
     const int reached = reachable(to, 3, port);
-    check(n >= 1 && !(reached & 2) && reached & 5, "listening on localhost: only where the name leads to (%d)", reached);
+    check(n >= 1 && !(reached & 2) && reached & 5, "listening on localhost: only where the name leads to (%d)",
+          reached);
     while (n) close(fd[--n]);
-    check(!net_listen("192.0.2.1", port, 0, fd, &e) && strstr(e.text, "no address of this machine"), "another machine's address: %s", e.text);
-    check(!net_listen("127.0.0.1", port, 1, fd, &e) && strstr(e.text, "loopback"), "a loopback address for others: %s", e.text);
-    check(net_is_loopback("localhost") && net_is_loopback("127.1.2.3") && net_is_loopback("::1") && !net_is_loopback("127.example.org")
-          && !net_is_loopback("0.0.0.0") && !net_is_loopback("::") && !net_is_loopback("10.0.0.1"), "which addresses are loopback ones");
+    check(!net_listen("192.0.2.1", port, 0, fd, &e) && strstr(e.text, "no address of this machine"),
+          "another machine's address: %s", e.text);
+    check(!net_listen("127.0.0.1", port, 1, fd, &e) && strstr(e.text, "loopback"),
+          "a loopback address for others: %s", e.text);
+    check(net_is_loopback("localhost") && net_is_loopback("127.1.2.3") && net_is_loopback("::1")
+          && !net_is_loopback("127.example.org") && !net_is_loopback("0.0.0.0") && !net_is_loopback("::")
+          && !net_is_loopback("10.0.0.1"), "which addresses are loopback ones");
 }
 
-/* ---- the secret ------------------------------------------------------------------------------------------------ */
+/* ---- the secret ------------------------------------------------------------------------------ */
 
 static const char *given;                                   /* MOE_SECRET */
 static const char *get(const char *name) { return strcmp(name, "MOE_SECRET") ? NULL : given; }
@@ -345,8 +364,10 @@ static void secret_of_environment(void) {
         strcpy(l.address, cases[i].address);
         given = cases[i].given;
         char *found = secret_find(&l, folder, get, 0.1, &e);
-        check(cases[i].code ? !found && (e.code ? e.code : EXIT_USAGE) == cases[i].code && strstr(e.text, cases[i].expected)
-                            : found && !strcmp(found, cases[i].expected), "secret %zu: %s %s", i, found ? found : "none", e.text);
+        check(cases[i].code
+              ? !found && (e.code ? e.code : EXIT_USAGE) == cases[i].code && strstr(e.text, cases[i].expected)
+                            : found && !strcmp(found, cases[i].expected), "secret %zu: %s %s", i,
+              found ? found : "none", e.text);
         free(found);
     }
     free(folder);
@@ -354,13 +375,14 @@ static void secret_of_environment(void) {
 
 /* A file that somebody else made, or that others can read, is refused. */
 static void bad_files(const Launch *l, const char *folder, const char *path) {
-    static const struct { const char *name, *before; int digits; const char *after; int mode; const char *expected; } cases[] = {
-        { "readable by the group", "", 64, "\n", 0640, "mode 640" },   { "readable by all", "", 64, "\n", 0604, "mode 604" },
-        { "writable by others", "", 64, "\n", 0602, "mode 602" },      { "empty", "", 0, "", 0600, "not a secret" },
-        { "without its end", "", 64, "", 0600, "not a secret" }, { "longer", "", 64, "\n\n", 0600, "not a secret" },
-        { "other characters", "X", 63, "\n", 0600, "not a secret" },   { "another user's", "", 64, "\n", 0600, "not to you" },
-        { "a link", NULL, 0, NULL, 0, "is a link" }, { "a folder", NULL, 0, NULL, 0700, "not a secret" },
-    };
+    static const struct { const char *name, *before; int digits; const char *after; int mode; const char *expected; }
+        cases[] = {
+        { "readable by the group", "", 64, "\n", 0640, "mode 640" },
+        { "readable by all", "", 64, "\n", 0604, "mode 604" }, { "writable by others", "", 64, "\n", 0602, "mode 602" },
+        { "empty", "", 0, "", 0600, "not a secret" }, { "without its end", "", 64, "", 0600, "not a secret" },
+        { "longer", "", 64, "\n\n", 0600, "not a secret" }, { "other characters", "X", 63, "\n", 0600, "not a secret" },
+        { "another user's", "", 64, "\n", 0600, "not to you" }, { "a link", NULL, 0, NULL, 0, "is a link" },
+        { "a folder", NULL, 0, NULL, 0700, "not a secret" }, };
     char *elsewhere = scratch_path("elsewhere");
     for (size_t i = 0; i < COUNT(cases); i++) {
         const int other = !strcmp(cases[i].expected, "not to you");
@@ -368,7 +390,8 @@ static void bad_files(const Launch *l, const char *folder, const char *path) {
         if (other && geteuid()) { skip("secret file of another user: this is not root"); continue; }
         if (cases[i].before) {
             char *text = text_format("%s%0*d%s", cases[i].before, cases[i].digits, 0, cases[i].after);
-            check(file_write(path, text, strlen(text), &e) && !chmod(path, (mode_t)cases[i].mode), "%s: %s", path, e.text);
+            check(file_write(path, text, strlen(text), &e) && !chmod(path, (mode_t)cases[i].mode), "%s: %s",
+                  path, e.text);
             free(text);
         } else check(cases[i].mode ? !mkdir(path, 0700) : !symlink(elsewhere, path), "%s: %s", path, cases[i].name);
         if (other) check(!chown(path, 65534, (gid_t)-1), "chown");
@@ -382,14 +405,16 @@ static void bad_files(const Launch *l, const char *folder, const char *path) {
 }
 
 static void secret_of_file(void) {
-    const Launch first = { .process = 0, .processes = 2, .locals = 2 }, second = { .process = 1, .processes = 2, .locals = 2 };
+    const Launch first = { .process = 0, .processes = 2, .locals = 2 },
+        second = { .process = 1, .processes = 2, .locals = 2 };
     char *folder = scratch_path("runs/out//"), *path = secret_path(folder), *expected = scratch_path("runs/out.secret");
     struct stat s;
     Error e = { 0 };
     given = NULL;
     check(!strcmp(path, expected), "the file is beside the folder: %s", path);
     const double start = now();
-    check(!secret_find(&second, folder, get, 0.3, &e) && e.code == EXIT_PEER && strstr(e.text, "has not written"), "without process 0: %s", e.text);
+    check(!secret_find(&second, folder, get, 0.3, &e) && e.code == EXIT_PEER && strstr(e.text, "has not written"),
+          "without process 0: %s", e.text);
     check_error(now() - start, 2, "seconds until that is told");
     const mode_t before = umask(0);
     const pid_t late = fork();

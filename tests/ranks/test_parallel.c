@@ -1,6 +1,7 @@
-/* test_parallel.c: several ranks, as threads on the CPU, train one model. A step has the same loss, balance and gradient on any
- * number of ranks, whether or not they shard the optimizer's state. A checkpoint of one number of ranks is bit for bit that of
- * another. A bad gradient on one rank is skipped by all. The trainer on several ranks and processes: tests/programs.sh. */
+/* test_parallel.c: several ranks, as threads on the CPU, train one model. A step has the same loss,
+ * balance and gradient on any number of ranks, whether or not they shard the optimizer's state. A
+ * checkpoint of one number of ranks is bit for bit that of another. A bad gradient on one rank is
+ * skipped by all. The trainer on several ranks and processes: tests/programs.sh. */
 #define _GNU_SOURCE
 #include "tests/test.h"
 #include "processes.h"
@@ -22,7 +23,8 @@
 #include <malloc.h>
 #endif
 
-/* STEPS: until a model has learned. SHORT: all that a step leaves for later ones (weights ahead, moments, buffers in turn) is used by the third.
+/* STEPS: until a model has learned. SHORT: all that a step leaves for later ones (weights ahead,
+ * moments, buffers in turn) is used by the third.
  * KEPT: weights and up to three kinds of state. */
 enum { SEQUENCES = 12, T = 8, STEPS = 30, SHORT = 4, KEPT = 1 + 3 };
 
@@ -30,9 +32,12 @@ typedef struct Team Team;
 struct Team {                           /* ranks that train one model, and their results */
     const char *device, *model;
     int by_kernels;                     /* 1: GPUs exchange by NCCL */
-    int fp8, pairs, oss, latents;       /* Fp8Passes of the experts; rows of heads have another order in files; experts have, as gpt_oss's; attention
-                                         * is deepseek_v3's */
-    int ranks, shards, level, ordered, late, micro_batches, steps;          /* shards: ranks of a node, 0: all; late: nothing arrives before it is waited for; 2: nor between nodes */
+    int fp8, pairs, oss, latents;       /* Fp8Passes of the experts; rows of heads have another
+                                         * order in files; experts have, as gpt_oss's; attention is
+                                         * deepseek_v3's */
+    /* shards: ranks of a node, 0: all; late: nothing arrives before it is waited for; 2: nor
+     * between nodes */
+    int ranks, shards, level, ordered, late, micro_batches, steps;
     Recompute recompute;
     float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
     int period;                         /* of its experts */
@@ -47,11 +52,13 @@ struct Team {                           /* ranks that train one model, and their
     void (*more)(const Team *t, Trainee *m, const Parallel *p); /* what each rank does after the steps; NULL: nothing */
 };
 
-/* Everything that is learned: the weights (kind WEIGHTS), or what tensors have of a kind of the optimizer's state, from a step folder. */
+/* Everything that is learned: the weights (kind WEIGHTS), or what tensors have of a kind of the
+ * optimizer's state, from a step folder. */
 enum { WEIGHTS = -1 };
 static void *packed(const char *folder, const Model *m, const Optimizer *o, int kind, size_t *bytes) {
     Error e;
-    char name[TENSOR_NAME + 16], *path = text_format("%s/state/step-00000000/%s", folder, kind < 0 ? "model.safetensors" : "optimizer.safetensors");
+    char name[TENSOR_NAME + 16], *path = text_format("%s/state/step-00000000/%s", folder,
+                                                     kind < 0 ? "model.safetensors" : "optimizer.safetensors");
     Safetensors *s = safetensors_open(path, &e);
     char *all = NULL;
     *bytes = 0;
@@ -61,20 +68,24 @@ static void *packed(const char *folder, const Model *m, const Optimizer *o, int 
     if (kind >= 0) count = (size_t)m->manifest.count;
     for (size_t i = 0; i < count; i++) {
         if (kind >= 0 && !optimizer_has(o, m, kind, (int)i)) continue;
-        snprintf(name, sizeof name, "%s%s", kind < 0 ? pieces[i].name : m->manifest.at[i].name, kind < 0 ? "" : state_suffix[kind]);
+        snprintf(name, sizeof name, "%s%s", kind < 0 ? pieces[i].name : m->manifest.at[i].name,
+                 kind < 0 ? "" : state_suffix[kind]);
         const FileTensor *t = safetensors_find(s, name);
         all = mem_grow(all, *bytes + (t ? t->bytes : 0));
-        if (!t || !safetensors_read(s, t, 0, all + *bytes, t->bytes, &e)) fail(EXIT_CHECKPOINT, "%s: %s", name, t ? e.text : "missing");
+        if (!t || !safetensors_read(s, t, 0, all + *bytes, t->bytes, &e))
+            fail(EXIT_CHECKPOINT, "%s: %s", name, t ? e.text : "missing");
         *bytes += t->bytes;
     }
     free(pieces), safetensors_close(s), free(path);
     return all;
 }
 
-/* Ranks whose transfers are done no earlier than they must be: what was queued is done when it is waited for. (The loopback does
- * everything at once.) A range that is used before it was waited for is then the one before; a gradient that is made before the last
- * one in its place was waited for spoils that. */
-typedef struct { enum { T_GATHER, T_ADD, T_SUM, T_SCATTER, T_RECORD } what; void *x; const void *from; size_t n; int event; } Transfer;
+/* Ranks whose transfers are done no earlier than they must be: what was queued is done when it is
+ * waited for. (The loopback does everything at once.) A range that is used before it was waited for
+ * is then the one before; a gradient that is made before the last one in its place was waited for
+ * spoils that. */
+typedef struct { enum { T_GATHER, T_ADD, T_SUM, T_SCATTER, T_RECORD } what; void *x; const void *from; size_t n;
+                 int event; } Transfer;
 typedef struct { Comm comm, *prompt; Transfer queue[64]; int count; } Late;
 
 static void do_first(Late *l, int count) {
@@ -92,7 +103,9 @@ static void queue(Comm *c, Transfer t) {
     if (l->count == (int)(sizeof l->queue / sizeof *l->queue)) do_first(l, 1);
     l->queue[l->count++] = t;
 }
-static void late_gather(Comm *c, void *x, const void *mine, size_t bytes) { queue(c, (Transfer){ T_GATHER, x, mine, bytes, 0 }); }
+static void late_gather(Comm *c, void *x, const void *mine, size_t bytes) {
+    queue(c, (Transfer){ T_GATHER, x, mine, bytes, 0 });
+}
 static void late_add(Comm *c, real *shard, const real *x, size_t n) { queue(c, (Transfer){ T_ADD, shard, x, n, 0 }); }
 static void late_record(Comm *c, int i) { queue(c, (Transfer){ T_RECORD, NULL, NULL, 0, i }); }
 static void late_wait(Comm *c, int i) {
@@ -104,7 +117,9 @@ static void late_wait(Comm *c, int i) {
 static void late_host_wait(Comm *c, int i) { (void)c, (void)i; }
 static void late_wait_all(Comm *c) { do_first((Late *)c, ((Late *)c)->count); }
 static void late_sum(Comm *c, real *x, size_t n) { queue(c, (Transfer){ T_SUM, x, NULL, n, 0 }); }
-static void late_sum_ints(Comm *c, int *x, size_t n) { late_wait_all(c), ((Late *)c)->prompt->all_reduce_ints(((Late *)c)->prompt, x, n); }
+static void late_sum_ints(Comm *c, int *x, size_t n) {
+    late_wait_all(c), ((Late *)c)->prompt->all_reduce_ints(((Late *)c)->prompt, x, n);
+}
 static void late_scatter(Comm *c, real *x, size_t n) { queue(c, (Transfer){ T_SCATTER, x, NULL, n, 0 }); }
 static void late_close(Comm *c) {
     ((Late *)c)->prompt->close(((Late *)c)->prompt);
@@ -115,7 +130,8 @@ static Comm *late(Comm *prompt) {
     *l = (Late){ .comm = *prompt, .prompt = prompt };
     l->comm.all_reduce = late_sum, l->comm.all_reduce_ints = late_sum_ints, l->comm.reduce_scatter = late_scatter;
     l->comm.all_gather = late_gather, l->comm.scatter_add = late_add, l->comm.record = late_record;
-    l->comm.wait = late_wait, l->comm.host_wait = late_host_wait, l->comm.wait_all = late_wait_all, l->comm.close = late_close;
+    l->comm.wait = late_wait, l->comm.host_wait = late_host_wait, l->comm.wait_all = late_wait_all,
+        l->comm.close = late_close;
     return &l->comm;
 }
 
@@ -129,9 +145,11 @@ static void open_member(const Team *t, Trainee *m, const Parallel *p) {
         c.kv_rank = 9, c.query_rank = 7, c.rotated = 4, c.value_size = c.head_size - 3;
         if (config_family(&c) != FAMILY_DEEPSEEK_V3) fail(EXIT_USAGE, "%s: no deepseek_v3", t->model);
     }
-    const TraineeOptions o = { .B = SEQUENCES / t->ranks / t->micro_batches, .T = T, .recompute = t->recompute, .seed = 5,
-                               .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum, .period = t->period,
-                               .parallel = t->ranks > 1 || t->ordered ? p : NULL, .balance = 0.1f, .z = 0.01f, .dropout = t->dropout };
+    const TraineeOptions o = { .B = SEQUENCES / t->ranks / t->micro_batches, .T = T, .recompute = t->recompute,
+                               .seed = 5, .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum,
+                               .period = t->period,
+                               .parallel = t->ranks > 1 || t->ordered ? p : NULL, .balance = 0.1f, .z = 0.01f,
+                               .dropout = t->dropout };
     if (!trainee_open(m, device_find(t->device), &c, o)) fail(EXIT_MEMORY, "no memory for a small model");
     m->adamw.beta2 = 0.95f;
     m->adamw.clip = 0.5f;
@@ -183,7 +201,8 @@ static uint64_t weights_hash(const Model *m) {
     free(host);
     return hash;
 }
-/* Every rank has the same weights, unless it has only a part; and all together save the weights and the state of all. */
+/* Every rank has the same weights, unless it has only a part; and all together save the weights and
+ * the state of all. */
 static void keep_state(Team *t, Trainee *m, const Parallel *p) {
     uint64_t mine = weights_hash(&m->m), *hashes = mem_alloc((size_t)t->ranks * sizeof *hashes);
     char *folder = scratch_path("kept");
@@ -192,9 +211,11 @@ static void keep_state(Team *t, Trainee *m, const Parallel *p) {
     if (save(folder, m, 0, &e) != SAVED_ALL) fail(EXIT_DISK, "%s", e.text);
     if (p->rank == 0) {
         t->agree = 1;
-        const int shards = t->level < 3 ? 1 : t->shards ? t->shards : t->ranks;          /* of sharded weights the nodes have the same */
+        /* of sharded weights the nodes have the same */
+        const int shards = t->level < 3 ? 1 : t->shards ? t->shards : t->ranks;
         for (int i = 0; i < t->ranks; i++) t->agree &= hashes[i] == hashes[i % shards];
-        for (int i = 0; i < 1 + (m->o.master ? 3 : 2); i++) t->kept[i] = packed(folder, &m->m, &m->o, WEIGHTS + i, &t->kept_bytes[i]);
+        for (int i = 0; i < 1 + (m->o.master ? 3 : 2); i++)
+            t->kept[i] = packed(folder, &m->m, &m->o, WEIGHTS + i, &t->kept_bytes[i]);
         t->state_bytes = m->m.arena.category[MEM_OPTIMIZER], t->weight_bytes = m->m.arena.category[MEM_WEIGHTS];
         t->total = m->m.manifest.total, t->learnable = m->m.manifest.learnable;
     }
@@ -204,7 +225,8 @@ static void member(void *team, int local) {
     Team *t = team;
     Trainee m;
     const Device *dev = device_find(t->device);
-    Parallel p = { .ranks = t->ranks, .by_matrix = t->momentum > 0, .shards = t->shards, .level = t->level, .ordered = t->ordered, .one_process = dev->is_gpu && !t->by_kernels };
+    Parallel p = { .ranks = t->ranks, .by_matrix = t->momentum > 0, .shards = t->shards, .level = t->level,
+                   .ordered = t->ordered, .one_process = dev->is_gpu && !t->by_kernels };
     parallel_connect(&p, dev, dev->is_gpu ? local : 0, t->processes, local);
     parallel_form_nodes(&p, dev);
     if (t->late) p.node = p.node == p.comm ? (p.comm = late(p.comm)) : late(p.node);
@@ -241,7 +263,8 @@ static Team again_on(const Team *one, int ranks, int shards, int level) {
 static int same_kept(const Team *a, const Team *b, int kinds) {
     int same = 1;
     for (int k = 0; k < kinds; k++)
-        same &= a->kept_bytes[k] == b->kept_bytes[k] && (!a->kept_bytes[k] || !memcmp(a->kept[k], b->kept[k], a->kept_bytes[k]));
+        same &= a->kept_bytes[k] == b->kept_bytes[k]
+            && (!a->kept_bytes[k] || !memcmp(a->kept[k], b->kept[k], a->kept_bytes[k]));
     return same;
 }
 
@@ -251,7 +274,8 @@ static double largest(const double *a, const double *b) {
     return worst;
 }
 
-static const char *const levels[] = { "each with the whole state", "state sharded", "state and gradients sharded", "all sharded" };
+static const char *const levels[] = { "each with the whole state", "state sharded", "state and gradients sharded",
+                                      "all sharded" };
 
 /* Two nodes: each has everything, and only sums of gradients go from one to the other. */
 static void two_nodes(const Team *one, int shards, int level, double bound) {
@@ -260,7 +284,8 @@ static void two_nodes(const Team *one, int shards, int level, double bound) {
     both.steps = SHORT;
     run(&both);
     check(both.agree, "%s: two nodes of %d, %s, end with the same weights", one->device, shards, levels[level]);
-    check_error(largest(both.loss, one->loss), bound, "%s %s: loss on two nodes of %d, %s", one->device, one->model, shards, levels[level]);
+    check_error(largest(both.loss, one->loss), bound, "%s %s: loss on two nodes of %d, %s", one->device, one->model,
+                shards, levels[level]);
     check_error(largest(both.balance, one->balance), bound, "balance likewise");
     check(both.load[0] == one->load[0], "loads are counted over all nodes: %d and %d", both.load[0], one->load[0]);
     Team late = again_on(&both, both.ranks, shards, level);
@@ -270,11 +295,14 @@ static void two_nodes(const Team *one, int shards, int level, double bound) {
     team_free(&both), team_free(&late);
 }
 
-/* Loss curves on 1, 2, 3 and 4 ranks. In bf16, sums in another order now and then send a token to another expert. */
+/* Loss curves on 1, 2, 3 and 4 ranks. In bf16, sums in another order now and then send a token to
+ * another expert. */
 static void any_number_of_ranks(void) {
-    static const struct { const char *device, *model; int micro_batches, recompute; double bound; float momentum; int period; } runs[] = {
+    static const struct { const char *device, *model; int micro_batches,
+                          recompute; double bound; float momentum; int period; } runs[] = {
         { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-5, 0, 0 },
-        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     3, 2, 1e-5, 0, 0 },        /* sums over ranks happen once, whatever is recomputed */
+        /* sums over ranks happen once, whatever is recomputed */
+        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     3, 2, 1e-5, 0, 0 },
         { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",      1, 1, 1e-7, 0, 0 },         /* scales such as 1/3 are floats */
         { "cpu-f64", "u3:c16h4d4e4k2f12a4x2", 1, 0, 1e-7, 0, 0 }, /* one block gets the gradients of all layers */
         { "cpu-f32",  "d2:c16h4f20",               1, 0, 1e-5, 0, 0 },
@@ -286,7 +314,8 @@ static void any_number_of_ranks(void) {
     };
     for (size_t i = 0; i < COUNT(runs); i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .micro_batches = runs[i].micro_batches,
-                     .recompute = recompute_numbered(runs[i].recompute), .steps = STEPS, .ranks = 1, .momentum = runs[i].momentum, .period = runs[i].period };
+                     .recompute = recompute_numbered(runs[i].recompute), .steps = STEPS, .ranks = 1,
+                     .momentum = runs[i].momentum, .period = runs[i].period };
         run(&one);
         check(one.loss[STEPS - 1] < 0.8 * one.loss[0], "%s %s learns: %g to %g", one.device, one.model, one.loss[0],
               one.loss[STEPS - 1]);
@@ -303,7 +332,8 @@ static void any_number_of_ranks(void) {
                             one.model, ranks, how);
                 check_error(largest(many.balance, one.balance), runs[i].bound, "balance likewise");
                 check_error(largest(many.z, one.z), runs[i].bound, "z likewise");
-                check(many.load[0] == one.load[0], "loads are counted over all ranks: %d and %d", many.load[0], one.load[0]);
+                check(many.load[0] == one.load[0], "loads are counted over all ranks: %d and %d", many.load[0],
+                      one.load[0]);
                 team_free(&many);
             }
         for (int level = i % 6 ? 3 : 1; level <= 3; level++) two_nodes(&one, 2, level, runs[i].bound);
@@ -312,15 +342,17 @@ static void any_number_of_ranks(void) {
     }
 }
 
-/* Ordered: 12 micro-batches of one sequence, split among 1, 2, 3 and 4 ranks, are the same step, whatever is sharded, and however late
- * what they exchange arrives. Returns how many matrices the ranks have only parts of. */
+/* Ordered: 12 micro-batches of one sequence, split among 1, 2, 3 and 4 ranks, are the same step,
+ * whatever is sharded, and however late what they exchange arrives. Returns how many matrices the
+ * ranks have only parts of. */
 static int same_bits_as(const Team *one, int ranks, int shards, int level, int late) {
     Team many = again_on(one, ranks, shards, level);
     int shared = 0;
     many.late = late, many.micro_batches = SEQUENCES / ranks;
     run(&many);
-    check(many.agree && same_kept(one, &many, KEPT), "%s %s: 12 micro-batches on %d ranks%s, %s%s, end with the same bits as on %d", one->device, one->model, ranks,
-          shards ? " in nodes" : "", levels[level], late ? ", late" : one->by_kernels ? ", by NCCL" : "", one->ranks);
+    check(many.agree && same_kept(one, &many, KEPT), "%s %s: 12 micro-batches on %d ranks%s, %s%s, "
+          "end with the same bits as on %d", one->device, one->model, ranks, shards ? " in nodes" : "", levels[level],
+          late ? ", late" : one->by_kernels ? ", by NCCL" : "", one->ranks);
     check(!memcmp(many.loss, one->loss, sizeof one->loss) && !memcmp(many.balance, one->balance, sizeof one->balance)
           && !memcmp(many.z, one->z, sizeof one->z) && !memcmp(many.load, one->load, sizeof one->load),
           "the same losses, balance and loads in all %d steps", one->steps);
@@ -329,20 +361,26 @@ static int same_bits_as(const Team *one, int ranks, int shards, int level, int l
     return shared;
 }
 static void same_bits(void) {
-    static const struct { const char *device, *model; Recompute again; float dropout, momentum; int period; } runs[] = {        /* again: not on one rank */
-        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2", { { 0 } }, 0, 0, 0 },               { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", { { 1, 1, 1, 1, 1 } }, 0.1f, 0, 0 },
-        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",  { { 2, 0, 0, 0, 1 } }, 0.1f, 0, 0 }, { "cpu-f32", "u3:c16h4d4e4k2f12a4x2u1", { { 0, 1, 2, 0, 0 } }, 0.1f, 0, 0 },
+    static const struct { const char *device, *model; Recompute again; float dropout, momentum; int period; } runs[] = {
+        /* again: not on one rank */
+        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2", { { 0 } }, 0, 0, 0 },
+        { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", { { 1, 1, 1, 1, 1 } }, 0.1f, 0, 0 },
+        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",  { { 2, 0, 0, 0, 1 } }, 0.1f, 0, 0 },
+        { "cpu-f32", "u3:c16h4d4e4k2f12a4x2u1", { { 0, 1, 2, 0, 0 } }, 0.1f, 0, 0 },
         { "cpu-f32",  "d2:c16h4f20",           { { 0, 0, 0, 0, 1 } }, 0, 0, 0 },
-        { "cpu-f32",  "d2:c16h4f20",           { { 0 } }, 0, 0.95f, 0 },           { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", { { 0, 1, 0, 1, 0 } }, 0.1f, 0.95f, 3 },
-        { "cpu-f32",  "m5:c16h4d4e4k2f12a4x2u1v1", { { 4, 3, 1, 2, 4 } }, 0, 0.95f, 0 },   /* a head of its own; more layers than buffers for them */
+        { "cpu-f32",  "d2:c16h4f20",           { { 0 } }, 0, 0.95f, 0 },
+        { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", { { 0, 1, 0, 1, 0 } }, 0.1f, 0.95f, 3 },
+        /* a head of its own; more layers than buffers for them */
+        { "cpu-f32",  "m5:c16h4d4e4k2f12a4x2u1v1", { { 4, 3, 1, 2, 4 } }, 0, 0.95f, 0 },
     };
     for (size_t i = 0; i < COUNT(runs); i++) {
-        Team one = { .device = runs[i].device, .model = runs[i].model, .dropout = runs[i].dropout, .momentum = runs[i].momentum, .period = runs[i].period,
-                     .micro_batches = SEQUENCES, .steps = SHORT, .ranks = 1, .ordered = 1 }, longer = one;
+        Team one = { .device = runs[i].device, .model = runs[i].model, .dropout = runs[i].dropout,
+                     .momentum = runs[i].momentum, .period = runs[i].period, .micro_batches = SEQUENCES, .steps = SHORT,
+                     .ranks = 1, .ordered = 1 }, longer = one;
         longer.steps = STEPS / 2;
         run(&longer);
-        check(longer.loss[STEPS / 2 - 1] < 0.9 * longer.loss[0], "%s %s learns, ordered: %g to %g", one.device, one.model, longer.loss[0],
-              longer.loss[STEPS / 2 - 1]);
+        check(longer.loss[STEPS / 2 - 1] < 0.9 * longer.loss[0], "%s %s learns, ordered: %g to %g", one.device,
+              one.model, longer.loss[0], longer.loss[STEPS / 2 - 1]);
         team_free(&longer);
         run(&one);
         one.recompute = runs[i].again;
@@ -357,9 +395,11 @@ static void same_bits(void) {
     }
 }
 
-/* With all sharded, the codes of weights are one layer's at a time. More layers than buffers for weights. */
+/* With all sharded, the codes of weights are one layer's at a time. More layers than buffers for
+ * weights. */
 static void same_bits_in_8_bits(void) {
-    Team one = { .device = "cpu-f32", .model = "m5:c128h4e2k1f128n0", .fp8 = FP8_ALL, .micro_batches = SEQUENCES, .steps = 3, .ranks = 1, .ordered = 1 };
+    Team one = { .device = "cpu-f32", .model = "m5:c128h4e2k1f128n0", .fp8 = FP8_ALL, .micro_batches = SEQUENCES,
+                 .steps = 3, .ranks = 1, .ordered = 1 };
     run(&one);
     for (int level = 1; level <= 3; level++) same_bits_as(&one, 2, 0, level, level == 3);
     one.recompute = recompute_numbered(2);
@@ -371,8 +411,8 @@ static void same_bits_in_8_bits(void) {
 static void same_bits_on_gpus(const Device *dev) {
     static const char *const models[] = { "m5:c64h4e8k2f64a8x2u1", "m4:c64h4e8k2f64" };
     for (int i = 0; i < 2; i++) {
-        Team state = { .device = dev->name, .model = models[i], .ranks = 2, .level = 1, .ordered = 1, .steps = 6, .micro_batches = SEQUENCES / 2,
-                       .momentum = i ? 0 : 0.95f };
+        Team state = { .device = dev->name, .model = models[i], .ranks = 2, .level = 1, .ordered = 1, .steps = 6,
+                       .micro_batches = SEQUENCES / 2, .momentum = i ? 0 : 0.95f };
         run(&state);
         same_bits_as(&state, 2, 0, 2, 0);
         same_bits_as(&state, 2, 0, 3, 0);
@@ -385,15 +425,19 @@ static void same_bits_on_gpus(const Device *dev) {
     }
 }
 
-/* With many experts, pieces end between matrices: nothing is shared, and the bits are those of one rank. Dense ones are cut. */
+/* With many experts, pieces end between matrices: nothing is shared, and the bits are those of one
+ * rank. Dense ones are cut. */
 static void full_matrices(void) {
-    static const struct { const char *model; int cuts; } models[] = { { "m2:c16h4d4e32k2f16a4x2", 0 }, { "m2:c16h4d4e32k2f16v1", 0 }, { "d2:c16h4f20", 1 } };
+    static const struct { const char *model; int cuts; }
+        models[] = { { "m2:c16h4d4e32k2f16a4x2", 0 }, { "m2:c16h4d4e32k2f16v1", 0 }, { "d2:c16h4f20", 1 } };
     for (size_t i = 0; i < COUNT(models); i++) {
-        Team one = { .device = "cpu-f32", .model = models[i].model, .momentum = 0.95f, .micro_batches = SEQUENCES, .steps = 4, .ranks = 1, .ordered = 1 };
+        Team one = { .device = "cpu-f32", .model = models[i].model, .momentum = 0.95f, .micro_batches = SEQUENCES,
+                     .steps = 4, .ranks = 1, .ordered = 1 };
         run(&one);
         for (int ranks = 2; ranks <= 4; ranks++) {
             const int shared = same_bits_as(&one, ranks, 0, ranks == 3 ? 1 : 3, 0);
-            check((shared > 0) == (models[i].cuts && ranks > 2), "%s on %d ranks: %d matrices have parts on several", one.model, ranks, shared);
+            check((shared > 0) == (models[i].cuts && ranks > 2), "%s on %d ranks: %d matrices have parts on several",
+                  one.model, ranks, shared);
         }
         team_free(&one);
     }
@@ -407,19 +451,21 @@ static void shards(void) {
     run(&t[1]);
     check(t[1].learnable == t[0].learnable && t[1].total - t[1].learnable <= t[0].total - t[0].learnable + 4 * 4 * 64,
           "padding for 4 ranks: %zu elements instead of %zu", t[1].total - t[1].learnable, t[0].total - t[0].learnable);
-    check(t[1].state_bytes == 3 * sizeof(float) * t[1].total / 4, "each of 4 ranks has a quarter of the state: %zu of %zu bytes",
-          t[1].state_bytes, t[0].state_bytes);
+    check(t[1].state_bytes == 3 * sizeof(float) * t[1].total / 4,
+          "each of 4 ranks has a quarter of the state: %zu of %zu bytes", t[1].state_bytes, t[0].state_bytes);
     team_free(&t[0]), team_free(&t[1]);
 }
 
-/* Saved on 4, 1 and 3 ranks, resumed on 1, 3 and 2: the state is the same bit for bit, and the losses are those of a run that
- * was not interrupted. */
+/* Saved on 4, 1 and 3 ranks, resumed on 1, 3 and 2: the state is the same bit for bit, and the
+ * losses are those of a run that was not interrupted. */
 static void resumed_elsewhere(const char *device, double bound, float momentum) {
-    static const struct { int before, shards, after; } moves[] = { { 4, 0, 1 }, { 1, 0, 3 }, { 3, 0, 2 }, { 2, 0, 2 }, { 4, 2, 3 }, { 4, 2, 4 }, { 2, 1, 1 } };
-    const Team full = { .device = device, .model = momentum > 0 ? "m2:c16h4d4e32k2f16a4x2" : "m2:c16h4d4e4k2f12a4x2", .steps = SHORT, .level = 1, .momentum = momentum,
-                        .period = 3 };
+    static const struct { int before, shards, after; } moves[] = { { 4, 0, 1 }, { 1, 0, 3 }, { 3, 0, 2 }, { 2, 0, 2 },
+                                                                   { 4, 2, 3 }, { 4, 2, 4 }, { 2, 1, 1 } };
+    const Team full = { .device = device, .model = momentum > 0 ? "m2:c16h4d4e32k2f16a4x2" : "m2:c16h4d4e4k2f12a4x2",
+                        .steps = SHORT, .level = 1, .momentum = momentum, .period = 3 };
     for (size_t i = 0; i < COUNT(moves); i++) {
-        char *name = text_format("moved-%s%s-%d-%d", device, momentum > 0 ? "-muon" : "", moves[i].before, moves[i].after), *folder = scratch_path(name);
+        char *name = text_format("moved-%s%s-%d-%d", device, momentum > 0 ? "-muon" : "", moves[i].before,
+                                 moves[i].after), *folder = scratch_path(name);
         Team before = full, after = full, loaded = full, all = full;
         before.ranks = all.ranks = moves[i].before;
         after.ranks = loaded.ranks = moves[i].after;
@@ -433,19 +479,22 @@ static void resumed_elsewhere(const char *device, double bound, float momentum) 
         run(&after);
         run(&all);
         for (int s = 0; s < SHORT / 2; s++) after.loss[s] = before.loss[s];
-        check_error(largest(after.loss, all.loss), before.ranks == after.ranks && !before.shards ? 0 : bound, "%d to %d ranks: the losses of a run that was not interrupted", before.ranks, after.ranks);
+        check_error(largest(after.loss, all.loss), before.ranks == after.ranks && !before.shards ? 0 : bound,
+                    "%d to %d ranks: the losses of a run that was not interrupted", before.ranks, after.ranks);
         team_free(&before), team_free(&after), team_free(&loaded), team_free(&all), free(name), free(folder);
     }
 }
 
-/* What a rank loads from one file, all save again as the same file: whatever is sharded, over however many, with a copy or without. */
+/* What a rank loads from one file, all save again as the same file: whatever is sharded, over
+ * however many, with a copy or without. */
 static int same_bytes(const char *a, const char *b, int step) {
     static const char *const names[] = { "model.safetensors", "optimizer.safetensors" };
     int same = 1;
     for (int i = 0; i < 2; i++) {
         Error e;
         size_t n = 0, m = 0;
-        char *one = text_format("%s/state/step-%08d/%s", a, step, names[i]), *two = text_format("%s/state/step-%08d/%s", b, step, names[i]);
+        char *one = text_format("%s/state/step-%08d/%s", a, step, names[i]),
+            *two = text_format("%s/state/step-%08d/%s", b, step, names[i]);
         char *x = file_read(one, &n, &e), *y = file_read(two, &m, &e);
         same &= x && y && n == m && n > 1000 && !memcmp(x, y, n);
         free(one); free(two); free(x); free(y);
@@ -455,17 +504,19 @@ static int same_bytes(const char *a, const char *b, int step) {
 /* A step after begin changes everything, and nothing of it is in the files. */
 static void save_behind(const Team *t, Trainee *m, const Parallel *p) {
     char *behind = text_format("%s-behind", t->to);
-    const Snapshot s = { .model = &m->m, .optimizer = &m->o, .step = t->steps, .progress = "\"step\": 2, \"updates\": 2", .options = "{}" };
+    const Snapshot s = { .model = &m->m, .optimizer = &m->o, .step = t->steps,
+                         .progress = "\"step\": 2, \"updates\": 2", .options = "{}" };
     Error e;
     Saved saved = SAVED_NOTHING;
     Saver *saver = saver_open(&m->m, &m->o);
     saver_make_buffer(saver);
-    const int ready = saver_use_buffer(saver, 1) == BUFFER_READY, begins = saver_begin(saver, behind, &s, (Keep){ 1, 0, 0 }, &e);
+    const int ready = saver_use_buffer(saver, 1) == BUFFER_READY,
+        begins = saver_begin(saver, behind, &s, (Keep){ 1, 0, 0 }, &e);
     trainee_do(m, t->steps);
     if (begins) saved = saver_end(saver, &e);
     if (p->rank == 0)
-        check(ready && saved == SAVED_ALL && same_bytes(t->to, behind, t->steps), "%s on %d ranks, %d sharded: saved behind a step: %s", t->model,
-              t->ranks, t->level, saved == SAVED_ALL ? "" : e.text);
+        check(ready && saved == SAVED_ALL && same_bytes(t->to, behind, t->steps), "%s on %d ranks, %d sharded: saved "
+              "behind a step: %s", t->model, t->ranks, t->level, saved == SAVED_ALL ? "" : e.text);
     saver_close(saver), free(behind);
 }
 static void saved_alike(void) {
@@ -475,8 +526,8 @@ static void saved_alike(void) {
         { "cpu-f32", "m2:c24h4d10e5k2f20s1n0u1", 1, 0, 1, 0.95f } };
     for (size_t i = 0; i < COUNT(runs); i++) {
         char *name = text_format("alike-%zu", i), *first = scratch_path(name);
-        Team one = { .device = runs[i].device, .model = runs[i].model, .pairs = runs[i].pairs, .oss = runs[i].oss, .latents = runs[i].latents,
-                     .momentum = runs[i].momentum, .ranks = 1, .steps = 2, .to = first };
+        Team one = { .device = runs[i].device, .model = runs[i].model, .pairs = runs[i].pairs, .oss = runs[i].oss,
+                     .latents = runs[i].latents, .momentum = runs[i].momentum, .ranks = 1, .steps = 2, .to = first };
         run(&one);
         for (int ranks = 1; ranks <= 5; ranks++)                /* 5: two nodes of two */
             for (int level = ranks == 1 ? 3 : ranks == 5; level <= 3; level++) {
@@ -485,8 +536,8 @@ static void saved_alike(void) {
                 many.from = first, many.to = other;
                 many.more = save_behind;
                 run(&many);
-                check(same_bytes(first, other, 2), "%s%s: %d ranks, %s, save the same files as one", runs[i].model, runs[i].momentum > 0 ? ", Muon" : "",
-                      many.ranks, levels[many.level]);
+                check(same_bytes(first, other, 2), "%s%s: %d ranks, %s, save the same files as one", runs[i].model,
+                      runs[i].momentum > 0 ? ", Muon" : "", many.ranks, levels[many.level]);
                 team_free(&many), free(other);
             }
         team_free(&one), free(name), free(first);
@@ -505,7 +556,8 @@ static void draws(const Team *t, Trainee *m, const Parallel *p) {
             const Tensor *tensor = &model->manifest.at[i];
             double *got = mem_alloc(tensor->count * sizeof *got), *want = mem_alloc(tensor->count * sizeof *want);
             if (tensor->range == range) {
-                model->dev->to_double(got, (const floatX *)(const void *)(full + (tensor->offset - model->manifest.ranges[range].offset) * X), tensor->count);
+                model->dev->to_double(got, (const floatX *)(const void *)(
+                        full + (tensor->offset - model->manifest.ranges[range].offset) * X), tensor->count);
                 manifest_initial(tensor, 9, 0, tensor->count, 1, want);
             }
             for (size_t n = 0; n < tensor->count; n++) wrong += got[n] != (double)(float)want[n];
@@ -513,13 +565,15 @@ static void draws(const Team *t, Trainee *m, const Parallel *p) {
         }
     }
     wrong = parallel_sum(p, wrong);
-    if (p->rank == 0) check(wrong <= 0, "%d ranks, %s, draw the weights that one draws: %g differ", t->ranks, levels[t->level], wrong);
+    if (p->rank == 0) check(wrong <= 0, "%d ranks, %s, draw the weights that one draws: %g differ", t->ranks,
+                            levels[t->level], wrong);
 }
 static void drawn_alike(void) {
     for (int ranks = 2; ranks <= 5; ranks++)                    /* 5: two nodes of two */
         for (int level = ranks == 5; level <= 3; level++) {
-            Team t = { .device = "cpu-f32", .model = "m3:c16h4d4e4k2f12a4x2u1", .ranks = ranks == 5 ? 4 : ranks, .shards = ranks == 5 ? 2 : 0,
-                       .level = level, .momentum = level % 2 ? 0.95f : 0, .steps = 1, .more = draws };
+            Team t = { .device = "cpu-f32", .model = "m3:c16h4d4e4k2f12a4x2u1", .ranks = ranks == 5 ? 4 : ranks,
+                       .shards = ranks == 5 ? 2 : 0, .level = level, .momentum = level % 2 ? 0.95f : 0, .steps = 1,
+                       .more = draws };
             run(&t);
             team_free(&t);
         }
@@ -534,16 +588,20 @@ static void one_cannot(const Team *t, Trainee *m, const Parallel *p) {
     m->m.dev->reals_to_double(&good, x, 1);
     if (p->rank == 1) m->m.dev->reals_from_double(x, &bad, 1);
     const Saved saved = save(t->to, m, t->steps + 1, &e);
-    const int alike = group_min(p->group, saved == SAVED_NOTHING && !strncmp(e.text, "rank 1: ", 8) && strstr(e.text, "not finite"));
+    const int alike = group_min(p->group, saved == SAVED_NOTHING && !strncmp(e.text, "rank 1: ", 8)
+                                && strstr(e.text, "not finite"));
     if (p->rank == 0) {
         char *state = text_format("%s/state", t->to);
         DIR *d = opendir(state);
         int others = 0;
-        for (const struct dirent *f; d && (f = readdir(d)); ) others += f->d_name[0] != '.' && strcmp(f->d_name, "step-00000002");
-        for (const struct dirent *f = d ? (rewinddir(d), readdir(d)) : NULL; f; f = readdir(d)) others += !strncmp(f->d_name, ".tmp", 4);
+        for (const struct dirent *f; d && (f = readdir(d)); )
+            others += f->d_name[0] != '.' && strcmp(f->d_name, "step-00000002");
+        for (const struct dirent *f = d ? (rewinddir(d), readdir(d)) : NULL; f; f = readdir(d))
+            others += !strncmp(f->d_name, ".tmp", 4);
         if (d) closedir(d);
         check(alike, "a state that is not finite on rank 1 is saved by none, and all know why: %s", e.text);
-        check(checkpoint_newest(t->to) == t->steps && !others, "the checkpoint before stays, and nothing else is there");
+        check(checkpoint_newest(t->to) == t->steps && !others,
+              "the checkpoint before stays, and nothing else is there");
         free(state);
     }
     if (p->rank == 1) m->m.dev->reals_from_double(x, &good, 1);
@@ -552,12 +610,14 @@ static void one_cannot(const Team *t, Trainee *m, const Parallel *p) {
 }
 static void saved_by_none(void) {
     char *folder = scratch_path("none");
-    Team t = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = 3, .level = 3, .steps = 2, .to = folder, .more = one_cannot };
+    Team t = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = 3, .level = 3, .steps = 2, .to = folder,
+               .more = one_cannot };
     run(&t);
     team_free(&t), free(folder);
 }
 
-/* No process has more of a sharded model in memory than its part: its peak grows by buffers only, when it saves and when it loads. */
+/* No process has more of a sharded model in memory than its part: its peak grows by buffers only,
+ * when it saves and when it loads. */
 #if defined(__GLIBC__)
 static double peak(void) {
     struct rusage use;
@@ -572,7 +632,8 @@ static int saves_and_loads(Group *group, const void *folder) {
     Trainee m;
     Parallel p = { .rank = group->rank, .ranks = group->size, .level = 3, .group = group };
     const Config c = trainee_config("m4:c128h4e16k1f320", 40, T);
-    if (!(p.node = p.comm = dev->connect(group, why)) || !trainee_open(&m, dev, &c, (TraineeOptions){ .B = 1, .T = T, .seed = 5, .micro_batches = 1, .learnable = 1, .parallel = &p }))
+    if (!(p.node = p.comm = dev->connect(group, why)) || !trainee_open(&m, dev, &c, (TraineeOptions){
+        .B = 1, .T = T, .seed = 5, .micro_batches = 1, .learnable = 1, .parallel = &p }))
         return 1;
     const double full = (double)m.m.manifest.learnable * 4, before = peak();
     const Saved saved = save(folder, &m, 1, &e);
@@ -582,8 +643,8 @@ static int saves_and_loads(Group *group, const void *folder) {
     const int ok = saved == SAVED_ALL && from && checkpoint_load(from, &m.m, &m.o, &e);
     const double loaded = peak();
     const int bad = !(ok && full > 2 * most && after - before < most && loaded - after < most);
-    if (bad) fprintf(stderr, "rank %d of a model of %.0f MB: saving takes %.1f MB more, loading %.1f MB: %s\n", p.rank, full / 1e6, (after - before) / 1e6,
-                     (loaded - after) / 1e6, ok ? "" : e.text);
+    if (bad) fprintf(stderr, "rank %d of a model of %.0f MB: saving takes %.1f MB more, loading %.1f MB: %s\n", p.rank,
+                     full / 1e6, (after - before) / 1e6, (loaded - after) / 1e6, ok ? "" : e.text);
     checkpoint_close(from);
     group_barrier(group);
     p.comm->close(p.comm);
@@ -613,8 +674,8 @@ static void no_rank_has_all(void) { skip("the peak of memory is known only with 
 static void skipped_together(float momentum) {
     for (int i = 0; i <= 5; i++) {
         const int level = i <= 3 ? i : i - 2, ranks = i <= 3 ? 3 : 4;
-        Team good = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = ranks, .shards = i <= 3 ? 0 : 2, .level = level,
-                      .steps = 4, .momentum = momentum };
+        Team good = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = ranks, .shards = i <= 3 ? 0 : 2,
+                      .level = level, .steps = 4, .momentum = momentum };
         Team bad = good;
         bad.steps = bad.fails_at = 5;
         run(&good);
@@ -633,5 +694,6 @@ void test_parallel(void) {
     PART(resumed_elsewhere("cpu-f64", 1e-7, 0.95f)); PART(drawn_alike()); PART(saved_alike());
     PART(saved_by_none()); PART(no_rank_has_all()); PART(skipped_together(0)); PART(skipped_together(0.95f));
     const Device *dev;
-    for (int i = 0; (dev = device_list(i)); i++) if (dev->is_gpu && is_tested(dev) && dev->count() > 1) PART(same_bits_on_gpus(dev));
+    for (int i = 0; (dev = device_list(i)); i++)
+        if (dev->is_gpu && is_tested(dev) && dev->count() > 1) PART(same_bits_on_gpus(dev));
 }

@@ -1,5 +1,6 @@
-/* test_strangers.c: who else connects. Strangers that do not know the secret play all their tricks at the start of a run and while it
- * works, and disturb nothing; processes that know it and then misbehave, and a false process 0, end the run with a message. */
+/* test_strangers.c: who else connects. Strangers that do not know the secret play all their tricks
+ * at the start of a run and while it works, and disturb nothing; processes that know it and then
+ * misbehave, and a false process 0, end the run with a message. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/test.h"
 #include "processes.h"
@@ -14,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* ---- processes that behave, and what they print --------------------------------------------------------------- */
+/* ---- processes that behave, and what they print ---------------------------------------------- */
 
 enum { MOST_PROCESSES = 3 };
 typedef struct { double start; int processes; pid_t pid[MOST_PROCESSES]; FILE *said[MOST_PROCESSES]; } Run;
@@ -29,7 +30,8 @@ static int work(Group *group, const void *argument) {
     }
     return 0;
 }
-/* Starts process p of a run after `delay` seconds. files: the most descriptors that it may have; 0: no limit. */
+/* Starts process p of a run after `delay` seconds. files: the most descriptors that it may have; 0:
+ * no limit. */
 static void start_process(Run *run, GroupOptions o, double delay, int files, const Work *todo) {
     const int p = o.launch.process;
     fflush(stdout);
@@ -48,10 +50,10 @@ static int end_process(Run *run, int p, char *text, size_t capacity) {
     return end_of_process(run->pid[p], run->said[p], text, capacity);
 }
 
-/* ---- strangers ------------------------------------------------------------------------------------------------- */
+/* ---- strangers ------------------------------------------------------------------------------- */
 
-typedef enum { SILENT, OTHER_PROGRAM, PREVIOUS_PROTOCOL, WRONG_SECRET_SENT, NONCE_SENT_BACK, OLD_PROOF, SHORT_GREETING, SHORT_PROOF,
-               FLOOD_OF_BYTES, DRIPS, FLOOD_OF_CONNECTIONS } Trick;
+typedef enum { SILENT, OTHER_PROGRAM, PREVIOUS_PROTOCOL, WRONG_SECRET_SENT, NONCE_SENT_BACK, OLD_PROOF, SHORT_GREETING,
+               SHORT_PROOF, FLOOD_OF_BYTES, DRIPS, FLOOD_OF_CONNECTIONS } Trick;
 
 static int dial(int port) {
     Error e;
@@ -64,7 +66,8 @@ static Greeting greeting_of(int watch, int process) {
     return g;
 }
 
-/* One connection of a stranger. What process 0 sent, which is at most a nonce and zeros, is counted in *learned if it is more. */
+/* One connection of a stranger. What process 0 sent, which is at most a nonce and zeros, is counted
+ * in *learned if it is more. */
 static int play(Trick trick, int port, int *learned) {
     static char much[1 << 20];
     const Greeting g = greeting_of(0, 1);
@@ -98,7 +101,8 @@ static int play(Trick trick, int port, int *learned) {
     return -1;
 }
 
-/* Plays for some seconds with several connections, as a process of its own. Its exit code: 1 if it learned something. */
+/* Plays for some seconds with several connections, as a process of its own. Its exit code: 1 if it
+ * learned something. */
 static pid_t send_stranger(Trick trick, int port, int connections, double seconds) {
     const pid_t pid = fork();
     if (pid) return pid;
@@ -134,7 +138,8 @@ static const struct { const char *name; Trick trick; int connections; } stranger
 };
 enum { STRANGERS = COUNT(strangers), AT_ONCE = 4 };
 
-/* A run of three, of which the others start later than the stranger. Every second process 0 may have few descriptors. It starts, works for more than a second, and ends. */
+/* A run of three, of which the others start later than the stranger. Every second process 0 may
+ * have few descriptors. It starts, works for more than a second, and ends. */
 static void undisturbed(void) {
     static const Work todo = { 25, 0 };
     for (int from = 0; from < STRANGERS; from += AT_ONCE) {
@@ -183,15 +188,16 @@ static void deadline_holds(void) {
         char text[1024];
         int status;
         const int code = end_process(&runs[i], 0, text, sizeof text);
-        check(code == EXIT_PEER && strstr(text, "1 of 2 processes have not connected"), "trick %d: code %d: %s", tricks[i], code, text);
-        check((tricks[i] == WRONG_SECRET_SENT) == (strstr(text, ", the latest from 127.0.0.1)") != NULL), "trick %d: %s",
-              tricks[i], text);
+        check(code == EXIT_PEER && strstr(text, "1 of 2 processes have not connected"), "trick %d: code %d: %s",
+              tricks[i], code, text);
+        check((tricks[i] == WRONG_SECRET_SENT) == (strstr(text, ", the latest from 127.0.0.1)") != NULL),
+              "trick %d: %s", tricks[i], text);
         check_error(now() - runs[i].start, 3.5, "trick %d: seconds until -pw 1 ends the start", tricks[i]);
         waitpid(stranger[i], &status, 0);
     }
 }
 
-/* ---- more connections than process 0 keeps ----------------------------------------------------------------------------- */
+/* ---- more connections than process 0 keeps --------------------------------------------------- */
 
 static int take(void *to, int fd, const Greeting *g, const Hello *h, const char *settings, Error *why) {
     (void)h; (void)why;
@@ -207,7 +213,8 @@ static int count_open(const int *fd, int count) {
     return n;
 }
 
-/* One that knows the secret, and waits; then 200 that say nothing. The first is served all the same, the others have two seconds. */
+/* One that knows the secret, and waits; then 200 that say nothing. The first is served all the
+ * same, the others have two seconds. */
 static void crowd(void) {
     enum { SILENT_ONES = 200 };
     static const char secret[] = "known to all of them";
@@ -223,17 +230,22 @@ static void crowd(void) {
     const double start = now();
     const int honest = dial(port);
     net_send(honest, &g, sizeof g, now() + 1);
-    for (int i = 0; i < 10 && net_read(honest, nonce, sizeof nonce) <= 0; i++) { introductions_step(s, take, &admitted); pause_for(0.01); }
+    for (int i = 0; i < 10 && net_read(honest, nonce, sizeof nonce) <= 0; i++) {
+        introductions_step(s, take, &admitted); pause_for(0.01);
+    }
     proof_make(proof, secret, FROM_PROCESS, &g, nonce);
     net_send(honest, proof, sizeof proof, now() + 1);
-    for (int i = 0; i < 10 && net_read(honest, proof, sizeof proof) <= 0; i++) { introductions_step(s, take, &admitted); pause_for(0.01); }
+    for (int i = 0; i < 10 && net_read(honest, proof, sizeof proof) <= 0; i++) {
+        introductions_step(s, take, &admitted); pause_for(0.01);
+    }
     for (int i = 0; i < SILENT_ONES; i++) {
         fd[i] = dial(port);
         if (i % 10 == 9) introductions_step(s, take, &admitted);
     }
     for (int i = 0; i < 3; i++) { introductions_step(s, take, &admitted); pause_for(0.01); }
     const int open = count_open(fd, SILENT_ONES);
-    check(open == MOST_INTRODUCTIONS - 1, "of %d silent connections, %d are open beside one that knows the secret", SILENT_ONES, open);
+    check(open == MOST_INTRODUCTIONS - 1, "of %d silent connections, %d are open beside one that knows the secret",
+          SILENT_ONES, open);
     net_send(honest, &h, sizeof h, now() + 1);
     net_send(honest, "{}", 2, now() + 1);
     for (int i = 0; i < 10 && !admitted; i++) { introductions_step(s, take, &admitted); pause_for(0.01); }
@@ -250,7 +262,7 @@ static void crowd(void) {
     close(honest), introductions_close(s);
 }
 
-/* ---- a process that knows the secret, and then misbehaves --------------------------------------------------------- */
+/* ---- a process that knows the secret, and then misbehaves ------------------------------------ */
 
 typedef enum { ONE_BYTE_MORE, ONE_BYTE_MORE_WATCH, HELLO_DRIPS, MUCH_SETTINGS, OTHER_PID, ENDS_EARLY, PHASE_WITHOUT_END,
                DRIPS_LATER, STOPS, ESCAPES, LONG_MESSAGE, ONLY_GOODBYE } Fault;
@@ -260,7 +272,8 @@ static const struct { const char *name; Fault fault; const char *expected; } fau
     { "a byte more on the watch connection",  ONE_BYTE_MORE_WATCH, "sent something that this program does not send" },
     { "a hello that drips",                   HELLO_DRIPS,         "have not connected" },
     { "settings of 4 GB",                     MUCH_SETTINGS,       "have not connected" },
-    { "the watch connection of another process", OTHER_PID,    "two processes have the number 1: one on host x, pid 5, the other on host x, pid 6" },
+    { "the watch connection of another process", OTHER_PID,
+      "two processes have the number 1: one on host x, pid 5, the other on host x, pid 6" },
     { "ends before all have connected",       ENDS_EARLY,          "ended before all processes had connected" },
     { "a phase without an end", PHASE_WITHOUT_END, "has been in 'ppppppppppppppppppppppppppppppppppppppp' for" },
     { "a watch connection that drips",        DRIPS_LATER,         "is silent" },
@@ -276,7 +289,8 @@ static int introduce(int port, int watch, Fault fault) {
     const GroupOptions o = group_options(1, 3, 1, port);
     const Greeting g = greeting_of(watch, 1);
     Hello h = { .processes = fault > ENDS_EARLY ? 2 : 3, .ranks = 1,
-                .pid = fault == OTHER_PID && watch ? 6 : 5, .host = "x", .settings = fault == MUCH_SETTINGS ? UINT32_MAX : (uint32_t)strlen(o.settings) };
+                .pid = fault == OTHER_PID && watch ? 6 : 5, .host = "x",
+                .settings = fault == MUCH_SETTINGS ? UINT32_MAX : (uint32_t)strlen(o.settings) };
     unsigned char nonce[NONCE_BYTES], proof[PROOF_BYTES];
     MessageHead head;
     int fd;
@@ -348,8 +362,8 @@ static void misbehaving(void) {
         for (int i = 0; i < count; i++) {
             char text[1024];
             const int code = end_process(&runs[i], 0, text, sizeof text);
-            check(code == EXIT_PEER && strstr(text, faults[from + i].expected) && !strchr(text, '\033'), "%s: process 0 ends with code %d: %s",
-                  faults[from + i].name, code, text);
+            check(code == EXIT_PEER && strstr(text, faults[from + i].expected) && !strchr(text, '\033'),
+                  "%s: process 0 ends with code %d: %s", faults[from + i].name, code, text);
             check_error(now() - runs[i].start, 4.5, "%s: seconds until that", faults[from + i].name);
             kill(member[i], SIGKILL);
             waitpid(member[i], NULL, 0);
@@ -357,9 +371,10 @@ static void misbehaving(void) {
     }
 }
 
-/* ---- a false process 0 --------------------------------------------------------------------------------------------- */
+/* ---- a false process 0 ----------------------------------------------------------------------- */
 
-typedef enum { GARBAGE, ZEROS, CLOSES, FIRST, NOT_ME, SHORT_LIST, LONG_LIST, REASON, LONG_REASON, NO_ADMISSION } Falsehood;
+typedef enum { GARBAGE, ZEROS, CLOSES, FIRST, NOT_ME, SHORT_LIST, LONG_LIST, REASON, LONG_REASON,
+               NO_ADMISSION } Falsehood;
 static const struct { const char *name; Falsehood kind; const char *expected; } falsehoods[] = {
     { "a proof of random bytes",      GARBAGE,      "does not know this run's secret" },
     { "a proof of zeros",             ZEROS,        "has another secret" },
@@ -377,7 +392,8 @@ static int has_arrived(int fd, int milliseconds) {
     struct pollfd p = { .fd = fd, .events = POLLIN };
     return poll(&p, 1, milliseconds) > 0;
 }
-/* Plays process 0 for one connection as far as the falsehood goes. *pid: of the process that connects. */
+/* Plays process 0 for one connection as far as the falsehood goes. *pid: of the process that
+ * connects. */
 static int receive_process(int listener, Falsehood kind, const char *secret, int32_t *pid, int *learned) {
     Greeting g;
     Hello h;
@@ -403,13 +419,15 @@ static int receive_process(int listener, Falsehood kind, const char *secret, int
     return fd;
 }
 static void send_falsehood(int data, Falsehood kind, int32_t pid) {
-    Process at[3] = { { .ranks = 1, .first = 0, .pid = 1 }, { .ranks = 1, .first = 1, .pid = pid }, { .ranks = 1, .first = 2, .pid = 3 } };
+    Process at[3] = { { .ranks = 1, .first = 0, .pid = 1 }, { .ranks = 1, .first = 1, .pid = pid },
+                      { .ranks = 1, .first = 2, .pid = 3 } };
     const char *const reason = "\033[31m reason";
     if (kind == FIRST) at[1].first = 5000000;
     if (kind == NOT_ME) at[1].pid = pid + 1;
     const size_t bytes = (kind == SHORT_LIST ? 1 : kind == LONG_LIST ? 3 : 2) * sizeof *at;
     if (kind == REASON || kind == LONG_REASON)
-        send_message(data, MESSAGE_LOST, kind == REASON ? (uint32_t)strlen(reason) : UINT32_MAX, reason, strlen(reason));
+        send_message(data, MESSAGE_LOST, kind == REASON ? (uint32_t)strlen(reason) : UINT32_MAX, reason,
+                     strlen(reason));
     else send_message(data, MESSAGE_WELCOME, (uint32_t)bytes, at, bytes);
 }
 static void false_hub(void) {
@@ -428,8 +446,10 @@ static void false_hub(void) {
         if (n != 1) continue;
         start_process(&run, o, 0, 0, &todo);
         int data = receive_process(listener[0], kind, o.secret, &pid, &learned);
-        while (data < 0 && kind != ZEROS && has_arrived(listener[0], 800)) data = receive_process(listener[0], kind, o.secret, &pid, &learned);
-        const int watch = data < 0 || kind == NO_ADMISSION ? -1 : receive_process(listener[0], kind, o.secret, &pid, &learned);
+        while (data < 0 && kind != ZEROS && has_arrived(listener[0], 800))
+            data = receive_process(listener[0], kind, o.secret, &pid, &learned);
+        const int watch = data < 0
+            || kind == NO_ADMISSION ? -1 : receive_process(listener[0], kind, o.secret, &pid, &learned);
         if (watch >= 0) send_falsehood(data, kind, pid);
         const int code = end_process(&run, 1, text, sizeof text);
         check(code == EXIT_PEER && strstr(text, falsehoods[i].expected) && !strchr(text, '\033') && !learned,
@@ -441,7 +461,7 @@ static void false_hub(void) {
     }
 }
 
-/* ---- names and addresses ------------------------------------------------------------------------------------------- */
+/* ---- names and addresses --------------------------------------------------------------------- */
 
 static void runs_at(const char *address) {
     static const Work todo = { 3, 0 };

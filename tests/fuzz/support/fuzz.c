@@ -1,4 +1,5 @@
-/* fuzz.c: see fuzz.h. The linker sends the calls of fail, exit, warn and the functions of memory here (-Wl,--wrap). */
+/* fuzz.c: see fuzz.h. The linker sends the calls of fail, exit, warn and the functions of memory
+ * here (-Wl,--wrap). */
 #define _GNU_SOURCE
 #include "fuzz.h"
 #include <errno.h>
@@ -33,7 +34,7 @@ static double slowest;                          /* seconds of one input */
 /* Leaks are found here; a small store of freed memory fits into the caches. */
 const char *__asan_default_options(void) { return "detect_leaks=0:quarantine_size_mb=8"; }
 
-/* ---- memory: the blocks of this input, in a hash table without gaps ------------------------------------------------ */
+/* ---- memory: the blocks of this input, in a hash table without gaps -------------------------- */
 
 typedef struct { void *at; size_t bytes; } Allocated;
 static Allocated *table;
@@ -100,7 +101,7 @@ void __wrap_free(void *p) {
     __real_free(p);
 }
 
-/* ---- one input ------------------------------------------------------------------------------------------------------- */
+/* ---- one input ------------------------------------------------------------------------------- */
 
 _Noreturn void fuzz_fault(const char *file, int line, const char *what) {
     active = 0;
@@ -166,8 +167,8 @@ __attribute__((weak)) int LLVMFuzzerTestOneInput(const uint8_t *data, size_t siz
         active = 0;
         if (leaves_memory) clean_up();
         if (count || lowest_free() != first_free)
-            fprintf(stderr, "fuzz: %zu blocks of memory with %zu bytes were not freed, %d files not closed\n", count, bytes_now,
-                    lowest_free() - first_free), abort();
+            fprintf(stderr, "fuzz: %zu blocks of memory with %zu bytes were not freed, %d files not closed\n", count,
+                    bytes_now, lowest_free() - first_free), abort();
     } else {
         active = 0;
         clean_up();
@@ -177,13 +178,14 @@ __attribute__((weak)) int LLVMFuzzerTestOneInput(const uint8_t *data, size_t siz
     return 0;
 }
 
-/* ---- files ------------------------------------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 static char folder[64];
 
 static void at_end(void) {
     char command[128];
-    fprintf(stderr, "fuzz: slowest input %.1f ms, at most %.1f MB allocated\n", 1e3 * slowest, (double)most_bytes / 1e6);
+    fprintf(stderr, "fuzz: slowest input %.1f ms, at most %.1f MB allocated\n", 1e3 * slowest,
+            (double)most_bytes / 1e6);
     snprintf(command, sizeof command, "rm -rf %s", folder);
     if (system(command)) fprintf(stderr, "fuzz: %s could not be removed\n", folder);
 }
@@ -206,7 +208,8 @@ const char *fuzz_file(const char *name, const void *data, size_t bytes) {
     char *path = paths[next++ % 8];
     snprintf(path, sizeof *paths, "%s/%s", folder, name);
     const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    if (fd < 0 || write(fd, data, bytes) != (ssize_t)bytes || close(fd)) fuzz_fault(path, errno, "a file can be written");
+    if (fd < 0 || write(fd, data, bytes) != (ssize_t)bytes || close(fd))
+        fuzz_fault(path, errno, "a file can be written");
     return path;
 }
 void fuzz_remove(const char *name) {
@@ -215,7 +218,7 @@ void fuzz_remove(const char *name) {
     unlink(path);
 }
 
-/* ---- parts of an input ------------------------------------------------------------------------------------------------- */
+/* ---- parts of an input ----------------------------------------------------------------------- */
 
 Part fuzz_part(Part *rest) {
     const char *end = rest->bytes ? memmem(rest->at, rest->bytes, PART_END, sizeof PART_END - 1) : NULL;
@@ -244,7 +247,8 @@ char *fuzz_tensors(Part header, Part data, size_t *bytes) {
     return file;
 }
 
-/* By bytes, not by utf8_decode, which the library under test shares: what begins a character, and what must follow it. */
+/* By bytes, not by utf8_decode, which the library under test shares: what begins a character, and
+ * what must follow it. */
 void fuzz_check_shown(const char *text, size_t bytes) {
     const unsigned char *s = (const unsigned char *)text;
     for (size_t at = 0, follow = 0; at <= bytes; at++) {
@@ -257,9 +261,10 @@ void fuzz_check_shown(const char *text, size_t bytes) {
     }
 }
 
-/* ---- mutations of JSON ---------------------------------------------------------------------------------------------------
- * A byte that is changed makes most JSON no JSON. So values are replaced by others of the text, or by ones that are often forgotten;
- * doubled, removed, or changed within. The text is scanned, not parsed: it may already be damaged, or have other parts around it. */
+/* ---- mutations of JSON --------------------------------------------------------------------------
+ * A byte that is changed makes most JSON no JSON. So values are replaced by others of the text, or
+ * by ones that are often forgotten; doubled, removed, or changed within. The text is scanned, not
+ * parsed: it may already be damaged, or have other parts around it. */
 
 __attribute__((weak)) const int fuzz_is_json = 0;
 
@@ -290,8 +295,10 @@ static size_t value_begin(const char *s, size_t n, unsigned pick) {
     return found;
 }
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned seed) {
-    static const char *const pool[] = { "0", "-1", "1", "2147483647", "2147483648", "9223372036854775807", "-9223372036854775808", "1e308", "-0.5",
-                                        "1e-400", "null", "true", "false", "\"\"", "[]", "{}", "[1]", "[null]", "{\"a\":1}", "\"\\u0000\"", "\"\\u001b\"" };
+    static const char *const pool[] = { "0", "-1", "1", "2147483647", "2147483648", "9223372036854775807",
+                                        "-9223372036854775808", "1e308", "-0.5",
+                                        "1e-400", "null", "true", "false", "\"\"", "[]", "{}", "[1]", "[null]",
+                                        "{\"a\":1}", "\"\\u0000\"", "\"\\u001b\"" };
     char *s = (char *)data;
     const unsigned how = seed % 10, other = seed / 10 * 2654435761u;
     const size_t at = fuzz_is_json && how < 5 ? value_begin(s, size, seed / 16) : size;

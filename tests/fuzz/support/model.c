@@ -1,5 +1,5 @@
-/* model.c: see fuzz.h. A model's buffers lie next to each other in one allocation: without what is between them here, the sanitizer
- * would not see that something writes past the end of one. */
+/* model.c: see fuzz.h. A model's buffers lie next to each other in one allocation: without what is
+ * between them here, the sanitizer would not see that something writes past the end of one. */
 #include "fuzz.h"
 #include "llmc/model/model.h"
 #include "llmc/model/plan.h"
