@@ -527,7 +527,6 @@ static void print_evaluation(const Session *q, const Questions *all, const Evalu
                    evaluate_error(v->right[by], v->questions));
     putchar('\n');
 }
-
 /* The file is read and checked before anything is allocated. */
 static void answer_questions(Session *q) {
     Error e;

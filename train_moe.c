@@ -138,7 +138,6 @@ static int between_steps(Run *r) {
     if (r->saves.saved_step != p->step) fail(EXIT_DISK, "stopped on request, but the checkpoint could not be saved");
     return 0;
 }
-
 /* 1: ran to the end; 0: stopped on request. */
 static int train(Run *r) {
     const Settings *s = &r->s;

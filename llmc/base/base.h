@@ -64,8 +64,7 @@ int   file_link(const char *from, const char *path, Error *e);
 int   file_is_temporary(const char *name);                           /* is it a temporary name of file_replace? */
 
 uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes);  /* FNV-1a over 8-byte words: not for security */
-/* The same of data that come in parts, all but the last of a multiple of 8 bytes. */
-uint64_t hash_begin(uint64_t seed);
+uint64_t hash_begin(uint64_t seed);         /* of parts, all but the last of a multiple of 8 bytes */
 uint64_t hash_add(uint64_t h, const void *data, size_t bytes);
 uint64_t hash_end(uint64_t h);
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes);       /* Castagnoli polynomial; start with 0 */

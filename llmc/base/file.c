@@ -203,7 +203,6 @@ static char *folder_of(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? text_format("%.*s", slash == path ? 1 : (int)(slash - path), path) : text_format(".");
 }
-
 int file_publish(const char *temporary, const char *path, Error *e) {
     Error why;
     if (rename(temporary, path)) return error_set(e, "%s: %s", path, strerror(errno));

@@ -40,22 +40,19 @@ static int wrong(Parser *p, const char *what) {
     return error_set(p->e, "line %zu, byte %zu: %s", line, at, p->at == p->end ? "the text ends too early" : what);
 }
 
-static void blanks(Parser *p) {
-    while (*p->at == ' ' || *p->at == '\n' || *p->at == '\r' || *p->at == '\t') p->at++;
-}
+static void blanks(Parser *p) { while (*p->at == ' ' || *p->at == '\n' || *p->at == '\r' || *p->at == '\t') p->at++; }
 
 static int hex4(const char *s, uint32_t *value) {
     *value = 0;
     for (int i = 0; i < 4; i++) {
         char c = s[i];
-        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A'
-            && c <= 'F' ? c - 'A' + 10 : -1;
+        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                  : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
         if (digit < 0) return 0;
         *value = *value << 4 | (uint32_t)digit;
     }
     return 1;
 }
-
 /* After a backslash: writes the meaning of the escape at *to and advances both. */
 static int escape(Parser *p, char **to) {
     static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
@@ -146,8 +143,7 @@ static int index_members(Parser *p, JsonValue *object) {
 /* Reads a whole value, or the opening bracket of a container. */
 static int value(Parser *p, JsonValue *v) {
     static const struct { const char *word; size_t bytes; JsonType type; int64_t is; } words[] = {
-        { "null", 4, JSON_NULL, 0 }, { "true", 4, JSON_BOOL, 1 }, { "false", 5, JSON_BOOL, 0 },
-    };
+        { "null", 4, JSON_NULL, 0 }, { "true", 4, JSON_BOOL, 1 }, { "false", 5, JSON_BOOL, 0 }, };
     switch (*p->at) {
     case '{': p->at++; v->type = JSON_OBJECT; return 1;
     case '[': p->at++; v->type = JSON_ARRAY; return 1;

@@ -28,8 +28,7 @@ typedef struct JsonValue {
 } JsonValue;
 
 Json *json_parse(const char *text, size_t bytes, Error *e);
-/* the same of one line of JSONL; its messages name no line */
-Json *json_parse_line(const char *line, size_t bytes, Error *e);
+Json *json_parse_line(const char *line, size_t bytes, Error *e);    /* of JSONL; messages name no line */
 void  json_free(Json *json);
 const JsonValue *json_root(const Json *json);
 

@@ -13,7 +13,6 @@ static size_t lead(unsigned char c, unsigned char *low, unsigned char *high) {
     *high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
     return c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
 }
-
 /* How many bytes of the first character are valid; *length: how many it should have. */
 static size_t prefix(const char *text, size_t bytes, size_t *length) {
     const unsigned char *s = (const unsigned char *)text;
@@ -21,8 +20,7 @@ static size_t prefix(const char *text, size_t bytes, size_t *length) {
     size_t n = 1;
     *length = bytes ? lead(s[0], &low, &high) : 0;
     if (!*length) return 0;
-    for (; n < *length && n < bytes; n++, low = 0x80, high = 0xBF)
-        if (s[n] < low || s[n] > high) break;
+    for (; n < *length && n < bytes; n++, low = 0x80, high = 0xBF) if (s[n] < low || s[n] > high) break;
     return n;
 }
 

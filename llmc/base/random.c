@@ -43,7 +43,6 @@ static inline double cos_of(uint64_t bits) {
     return x * (1 + z * (-1. / 6 + z * (
             1. / 120 + z * (-1. / 5040 + z * (1. / 362880 + z * (-1. / 39916800 + z * (a + z * (b + z * c))))))));
 }
-
 /* Of at most BLOCK numbers. Those that are not certain become NaN; 1: there are some. */
 static int draw(uint64_t key, uint64_t first, size_t n, double scale, double *values) {
     const double bound = 0x1p-38 * fabs(scale);             /* of the error, as a part of the radius */
@@ -58,7 +57,6 @@ static int draw(uint64_t key, uint64_t first, size_t n, double scale, double *va
     }
     return some;
 }
-
 void random_normals(uint64_t key, uint64_t first, size_t n, double scale, double *values) {
     for (size_t at = 0, count; at < n; at += count) {
         count = n - at < BLOCK ? n - at : BLOCK;

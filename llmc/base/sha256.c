@@ -78,10 +78,7 @@ void hmac_sha256(const void *key, size_t key_bytes, const void *data, size_t byt
         sha256_add(&s, key, key_bytes);
         sha256_end(&s, inner);
     } else memcpy(inner, key, key_bytes);
-    for (int i = 0; i < BLOCK; i++) {
-        outer[i] = inner[i] ^ 0x5c;
-        inner[i] ^= 0x36;
-    }
+    for (int i = 0; i < BLOCK; i++) { outer[i] = inner[i] ^ 0x5c; inner[i] ^= 0x36; }
     sha256_begin(&s);
     sha256_add(&s, inner, BLOCK);
     sha256_add(&s, data, bytes);

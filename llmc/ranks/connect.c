@@ -10,7 +10,6 @@ static void lost_default(const char *why) {
     text_print(stderr, "error: %s\n", why);
     _exit(EXIT_PEER);
 }
-
 static ProcessGroup *processes_new(const GroupOptions *o) {
     const Launch *l = &o->launch;
     ProcessGroup *g = mem_alloc(sizeof *g);
@@ -52,19 +51,13 @@ ProcessGroup *group_join(const GroupOptions *o, Error *e) {
     ProcessGroup *g = processes_new(o);
     g->at[g->process] = (Process){ .ranks = g->ranks, .pid = (int32_t)g->pid };
     gethostname(g->at[g->process].host, sizeof g->at->host - 1);
-    if (g->processes > 1 && !rendezvous(g, o, seconds, e)) {
-        processes_free(g);
-        return NULL;
-    }
+    if (g->processes > 1 && !rendezvous(g, o, seconds, e)) { processes_free(g); return NULL; }
     group_begin(g);
     if (g->size > 1) watch_begin(g);
     return g;
 }
 
 void group_leave(ProcessGroup *g) {
-    if (g->size > 1) {
-        group_end(g);
-        watch_end(g);
-    }
+    if (g->size > 1) { group_end(g); watch_end(g); }
     processes_free(g);
 }

@@ -51,17 +51,9 @@ struct ProcessGroup {
     pid_t  pid;
 };
 
-/* ---- group.c --------------------------------------------------------------------------------- */
-
 void group_begin(ProcessGroup *g);          /* numbers the ranks, once all processes are known */
 void group_end(ProcessGroup *g);            /* waits for the other processes */
-
-/* ---- rendezvous.c ---------------------------------------------------------------------------- */
-
 int rendezvous(ProcessGroup *g, const GroupOptions *o, double seconds, Error *e);   /* fills at, link, introductions */
-
-/* ---- watch.c --------------------------------------------------------------------------------- */
-
 void watch_begin(ProcessGroup *g);          /* starts the watching thread */
 void watch_end(ProcessGroup *g);        /* after all processes have reached the end: says goodbye, ends the thread */
 #endif

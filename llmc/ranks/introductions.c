@@ -70,7 +70,6 @@ static int drop_oldest(Introductions *s) {
         if (!s->at[i].refused && s->at[i].is.stage < HELLO) { forget(s, i, 1); return 1; }
     return 0;
 }
-
 static void accept_newcomers(Introductions *s) {
     for (int k = 0, fd; k < s->listeners && now() >= s->rest; k++)
         for (int n = 0; n < ACCEPTED_AT_ONCE; n++) {
@@ -123,7 +122,6 @@ static Progress read_newcomer(Introductions *s, Newcomer *c, Admit admit, void *
     if (!c->refused && judge(c, admit, to)) return ADMITTED;
     return net_read(c->fd, rest, sizeof rest) < 0 ? ENDED : WAITS;
 }
-
 void introductions_step(Introductions *s, Admit admit, void *to) {
     accept_newcomers(s);
     for (int i = 0; i < s->count; ) {

@@ -15,8 +15,7 @@ static const struct { const char *launcher, *rank, *size, *local, *locals, *job;
     { "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                   "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", 0 },
     { "MPICH",    "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", NULL, 0 },
-    { "Slurm",    "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL, "SLURM_JOB_ID", 1 },
-};
+    { "Slurm",    "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL, "SLURM_JOB_ID", 1 }, };
 enum { LAUNCHERS = sizeof launchers / sizeof *launchers };
 
 const char *launch_getenv(const char *name) { return getenv(name); }
@@ -66,7 +65,6 @@ static int tasks_on(int node, const char *list) {
     }
     return 0;
 }
-
 static int slurm_locals(Launch *l, const char *(*get)(const char *), Error *e) {
     const char *tasks = get("SLURM_STEP_TASKS_PER_NODE");
     int node = 0;
@@ -96,7 +94,6 @@ static int find_address(Launch *l, const Launch *flags, const char *(*get)(const
     else l->port = DEFAULT_PORT;
     return 1;
 }
-
 int launch_find(Launch *l, const Launch *flags, const char *(*get)(const char *name), Error *e) {
     *l = (Launch){ .launcher = "none", .processes = 1, .locals = 1, .port = DEFAULT_PORT };
     if (flags->process >= 0 || flags->processes > 0) {

@@ -33,8 +33,7 @@ void proof_make(unsigned char proof[PROOF_BYTES], const char *secret, Direction 
 void *introduction_buffer(Introduction *i, size_t *bytes) {
     const struct { void *at; size_t bytes; } of[] = {
         [GREETING] = { &i->greeting, sizeof i->greeting }, [PROVING] = { i->proof, sizeof i->proof },
-        [HELLO] = { &i->hello, sizeof i->hello }, [SETTINGS] = { i->settings, i->hello.settings },
-    };
+        [HELLO] = { &i->hello, sizeof i->hello }, [SETTINGS] = { i->settings, i->hello.settings }, };
     *bytes = i->stage > SETTINGS ? 0 : of[i->stage].bytes - i->have;
     return *bytes ? (char *)of[i->stage].at + i->have : NULL;
 }

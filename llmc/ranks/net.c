@@ -54,8 +54,7 @@ static int set_up(int fd) {
 }
 
 static int listen_on(const struct addrinfo *a) {
-    const int one = 1;
-    const int fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol);
+    const int one = 1, fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol);
     if (fd < 0) return -1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);      /* no waiting after a run that has just ended */
     if (a->ai_family == AF_INET6) {                                  /* :: is all addresses, of both kinds */
@@ -75,7 +74,6 @@ static int is_repeated(const struct addrinfo *all, const struct addrinfo *a) {
         if (all->ai_addrlen == a->ai_addrlen && !memcmp(all->ai_addr, a->ai_addr, a->ai_addrlen)) return 1;
     return 0;
 }
-
 int net_listen(const char *address, int port, int for_others, int fd[NET_LISTENERS], Error *e) {
     int count = 0, why = EADDRNOTAVAIL, reachable = 0;
     struct addrinfo *const all = resolve(address, port, e);
@@ -127,7 +125,6 @@ static int connect_to(const struct addrinfo *a, double seconds) {
     errno = why;
     return -1;
 }
-
 int net_connect(const char *address, int port, double seconds, Error *e) {
     struct addrinfo *const all = resolve(address, port, e);
     int fd = -1;
@@ -227,8 +224,7 @@ int message_send(int fd, MessageKind kind, const void *data, size_t bytes, doubl
     char *all = mem_alloc(sizeof head + bytes);
     memcpy(all, &head, sizeof head);
     if (bytes) memcpy(all + sizeof head, data, bytes);
-    const int ok = net_send(fd, all, sizeof head + bytes, deadline);
-    const int why = errno;
+    const int ok = net_send(fd, all, sizeof head + bytes, deadline), why = errno;
     free(all);
     errno = why;
     return ok;

@@ -73,8 +73,7 @@ static int list_missing(const ProcessGroup *g, char *list, size_t capacity) {
     *list = 0;
     for (int p = 1; p < g->processes; p++)
         if (g->link[p].data < 0 || g->link[p].watch < 0) {
-            if (n + 24 < capacity)
-                n += (size_t)snprintf(list + n, capacity - n, "%s%d", count ? ", " : "", p);
+            if (n + 24 < capacity) n += (size_t)snprintf(list + n, capacity - n, "%s%d", count ? ", " : "", p);
             else if (list[n - 1] != '.') n += (size_t)snprintf(list + n, capacity - n, ", ...");
             count++;
         }
@@ -94,7 +93,6 @@ static int all_still_connected(const ProcessGroup *g, const struct pollfd *fds, 
     }
     return 1;
 }
-
 /* Waits until `until`, or until something arrives. fds: for all of them. */
 static void gather_some(Gathering *r, struct pollfd *fds, double until) {
     ProcessGroup *g = r->g;
@@ -129,7 +127,6 @@ static void note_missing(const Gathering *r, int left, const char *list, const c
     text_print(stderr, "waiting at %s port %d for %d of %d processes: %s%s\n", l->address, l->port, left,
                r->g->processes, list, wrong);
 }
-
 static int gather_all(ProcessGroup *g, const GroupOptions *o, double seconds, Error *e) {
     const double start = now();
     const Launch *l = &o->launch;
@@ -204,7 +201,6 @@ static int exchange_proofs(int fd, const Launch *l, const char *secret, int watc
                      "or MOE_SECRET is not the same for all processes" : "the program that listens at %s port %d does "
                      "not know this run's secret: it is another program", l->address, l->port);
 }
-
 /* One attempt to open a connection and to be admitted. -1 and e. */
 static int introduce(const GroupOptions *o, const Hello *h, int watch, double until, int *final, Error *e) {
     const Launch *l = &o->launch;
@@ -252,7 +248,6 @@ static int introduce_until(const GroupOptions *o, const Hello *h, int data, doub
     }
     return fd;
 }
-
 /* Joins the run of process 0. */
 static int join_hub(ProcessGroup *g, const GroupOptions *o, double seconds, Error *e) {
     const double until = now() + seconds;
@@ -274,7 +269,6 @@ static int join_hub(ProcessGroup *g, const GroupOptions *o, double seconds, Erro
     if (!net_receive(hub->data, g->at, bytes, end)) return error_set(e, "process 0 ended while it started the run");
     return processes_check(g->at, g->processes, g->process, &mine, e);
 }
-
 int rendezvous(ProcessGroup *g, const GroupOptions *o, double seconds, Error *e) {
     return g->process ? join_hub(g, o, seconds, e) : gather_all(g, o, seconds, e);
 }

@@ -76,7 +76,6 @@ static int make_file(const char *path, Error *e) {
     free(temporary);
     return ok;
 }
-
 /* The file, which process 0 makes and the others wait for. */
 static char *file_find(const Launch *l, const char *path, double seconds, Error *e) {
     const double until = now() + seconds;

@@ -4,7 +4,6 @@
 #include "launch.h"
 
 enum { LEAST_SECRET = 16 };                 /* characters of MOE_SECRET */
-
 /* MOE_SECRET from `get`. Without it, if all processes are on one machine, the file FOLDER.secret
  * beside the output folder, of mode 600: process 0 makes it if it is missing, the others wait for
  * it up to `seconds`. free() it. NULL and e: there is none, or it is not secret; the user's

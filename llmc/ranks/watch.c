@@ -55,7 +55,6 @@ static void take_message(ProcessGroup *g, int process, const Message *m) {
         g->status[rank] = new;
     }
 }
-
 /* Reads what has arrived from a process, and takes whole messages of it. 0: connection ended. */
 static int receive_messages(ProcessGroup *g, int process) {
     Link *l = &g->link[process];
@@ -134,7 +133,6 @@ static int refuse_latecomer(void *group, int fd, const Greeting *greeting, const
     return error_set(why, "this run already has all its %d processes: was one started twice?",
                      ((ProcessGroup *)group)->processes);
 }
-
 /* Waits up to `seconds`. fds (WATCH_FDS + processes): wake pipe, processes, introductions. */
 static void poll_once(ProcessGroup *g, struct pollfd *fds, double seconds) {
     double until = now() + seconds;
@@ -178,10 +176,7 @@ static void *watch(void *argument) {
     RankStatus *statuses = mem_alloc((size_t)g->ranks * sizeof *statuses);
     for (double next = 0; !g->ending; ) {
         const double before = now();
-        if (before >= next) {
-            heartbeat(g, statuses);
-            next = before + period(g);
-        }
+        if (before >= next) { heartbeat(g, statuses); next = before + period(g); }
         poll_once(g, fds, next - before > 0.01 ? next - before : 0.01);
         if (now() - before > period(g) + g->silence / 2) restart_clocks(g);
         if (!g->ending) check_silence(g);
@@ -227,7 +222,6 @@ static void exit_without_leaving(void) {
     for (int p = 0; p < current->processes; p++)
         if (current->link[p].watch >= 0) shutdown(current->link[p].watch, SHUT_RDWR);
 }
-
 void watch_begin(ProcessGroup *g) {
     static int registered;
     sigset_t all, before;

@@ -79,7 +79,6 @@ static void add_answer(Conversation *v, const Generator *g, int n) {
     add(v, CHAT_ASSISTANT, text, stop ? (size_t)(stop - text) : bytes);
     free(text);
 }
-
 int converse_say(Conversation *v, Generator *g, const char *text, size_t bytes, int limit, Error *e) {
     Stream *o = &g->stream[0];
     int *ids = NULL;

@@ -13,7 +13,6 @@ static void complete(const Device *d, LocalDevices *s) {
     if (d->is_gpu && visible > 0 && s->first + s->count > visible)
         fail(EXIT_USAGE, "-ng %d: this process sees %d GPU%s", requested, visible, visible == 1 ? "" : "s");
 }
-
 const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[256]) {
     const LocalDevices requested = *local;
     const int automatic = !strcmp(name, "auto");
@@ -50,7 +49,6 @@ static size_t imagined_bytes;
 static int imagined_gpus;
 static size_t imagined_memory(void) { return imagined_bytes; }
 static int imagined_count(void) { return imagined_gpus; }
-
 const Device *device_imagine(const char *name, const char *memory, int gpus, Error *e) {
     static const struct { const char *name; int gigabytes; } known[] = {
         { "a10", 24 }, { "a30", 24 }, { "a40", 48 }, { "a6000", 48 }, { "a100", 80 }, { "l4", 24 }, { "l40", 48 },

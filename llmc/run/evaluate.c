@@ -121,7 +121,6 @@ static int run_block(Model *m, const Questions *q, size_t from, size_t to, const
     free(s);
     return ok;
 }
-
 int evaluate(Model *m, const Questions *q, const volatile sig_atomic_t *interrupted, int visible, FileWriter *details,
              Evaluation *out, Error *e) {
     const int tokens = m->batch.N;

@@ -132,7 +132,6 @@ static void step_over(Generator *g, int *tokens, int *expert) {
     read_tokens(g, tokens, 1, expert);
     set_sampler(g);
 }
-
 /* A GPU is kept busy by double buffering: the next AHEAD steps are queued before the tokens of the
  * last AHEAD steps are read back. Steps after the end of a text are discarded. */
 void generator_write(Generator *g, int limit, int ends) {
@@ -195,7 +194,6 @@ static double bytes_per_token(const Generator *g) {
     const double row = 2.0 * c->layers * c->kv_heads * c->head_size;            /* of keys and values */
     return (weights + row * per((double)g->positions, (double)g->steps)) * (double)g->dev->floatX_size;
 }
-
 void generator_report(const Generator *g, FILE *out) {
     const double bytes = bytes_per_token(g), rate = per(bytes * (double)g->steps, g->time);
     fflush(stdout);

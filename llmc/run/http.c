@@ -64,8 +64,7 @@ static int read_length(HttpText value, size_t *bytes) {
 static int read_field(HttpText line, HttpRequest *r, HttpText *length) {
     const struct { const char *name; HttpText *to; } known[] = {
         { "Host", &r->host }, { "Origin", &r->origin }, { "Sec-Fetch-Site", &r->site },
-        { "Authorization", &r->authorization }, { "Content-Type", &r->type }, { "Content-Length", length },
-    };
+        { "Authorization", &r->authorization }, { "Content-Type", &r->type }, { "Content-Length", length }, };
     if (!memchr(line.at, ':', line.bytes)) return 400;
     const HttpText name = cut(&line, ':'), value = trim(line);
     if (!is_token(name) || !is_between(value, 0x20, 0xFF, '\t') || memchr(value.at, 0x7F, value.bytes)) return 400;
@@ -77,7 +76,6 @@ static int read_field(HttpText line, HttpRequest *r, HttpText *length) {
         }
     return 200;
 }
-
 int http_parse(const char *text, size_t bytes, HttpRequest *r) {
     const size_t most = bytes < HTTP_HEAD ? bytes : HTTP_HEAD;
     HttpText rest = { text, most }, length = { NULL, 0 };
@@ -106,8 +104,7 @@ const char *http_reason(int status) {
         { 200, "OK" }, { 400, "Bad Request" }, { 401, "Unauthorized" }, { 403, "Forbidden" }, { 404, "Not Found" },
         { 405, "Method Not Allowed" }, { 408, "Request Timeout" }, { 413, "Content Too Large" },
         { 415, "Unsupported Media Type" }, { 421, "Misdirected Request" }, { 431, "Request Header Fields Too Large" },
-        { 501, "Not Implemented" }, { 503, "Service Unavailable" }, { 505, "HTTP Version Not Supported" },
-    };
+        { 501, "Not Implemented" }, { 503, "Service Unavailable" }, { 505, "HTTP Version Not Supported" }, };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) if (known[i].status == status) return known[i].reason;
     return "Error";
 }
@@ -116,8 +113,8 @@ void http_answer(Text *out, int status, const char *type, long bytes, const char
     text_add(out, "HTTP/1.1 %d %s\r\nContent-Type: %s\r\n", status, http_reason(status), type);
     if (bytes >= 0) text_add(out, "Content-Length: %ld\r\n", bytes);
     else text_add_string(out, "Transfer-Encoding: chunked\r\n");
-    text_add(out, "Connection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nReferrer-Policy: "
-             "no-referrer\r\n"
+    text_add(out, "Connection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+             "Referrer-Policy: no-referrer\r\n"
              "Cross-Origin-Resource-Policy: same-origin\r\nCross-Origin-Opener-Policy: same-origin\r\n%s\r\n", more);
 }
 void http_chunk(Text *out, const char *data, size_t bytes) {

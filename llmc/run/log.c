@@ -169,9 +169,11 @@ static void print_step(Log *l, const StepStats *s, int keep_line) {
     }
     fflush(stdout);
 }
-
 void log_step(Log *l, const StepStats *s, int keep_line) {
     const RouterStats *r = &s->routers;
+    const struct { const char *name; double x; } values[] = {
+        { "loss", s->loss }, { "norm", s->norm }, { "lr", s->lr }, { "ms", s->ms }, { "tok_s", s->tok_s },
+        { "balance", r->balance }, { "z", r->z }, { "att_balance", r->att_balance }, { "max_load", r->max_load }, };
     char line[400];
     if (l->silent) return;
     if (l->terminal) add_point(l, (double)s->step, s->loss);
@@ -182,15 +184,7 @@ void log_step(Log *l, const StepStats *s, int keep_line) {
 
     Text e = event("step");
     event_int(&e, "step", s->step);
-    event_double(&e, "loss", s->loss);
-    event_double(&e, "norm", s->norm);
-    event_double(&e, "lr", s->lr);
-    event_double(&e, "ms", s->ms);
-    event_double(&e, "tok_s", s->tok_s);
-    event_double(&e, "balance", r->balance);
-    event_double(&e, "z", r->z);
-    event_double(&e, "att_balance", r->att_balance);
-    event_double(&e, "max_load", r->max_load);
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) event_double(&e, values[i].name, values[i].x);
     event_int(&e, "dead", r->dead);
     log_event(l, &e);
 }

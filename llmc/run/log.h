@@ -50,7 +50,6 @@ void log_validation(Log *l, const ValidationStats *v);
 /* load (routers, E). show: also a table on the terminal. */
 void log_loads(Log *l, int64_t step, const Model *m, const int *load, int show);
 void log_sample(Log *l, int64_t step, const char *text, size_t bytes);
-/* on a terminal, draws the curve of the loss */
-void log_end(Log *l, const Progress *p, uint64_t fingerprint, double peak_memory);
+void log_end(Log *l, const Progress *p, uint64_t fingerprint, double peak_memory);  /* draws the loss on a terminal */
 void log_line(Log *l, const char *format, ...) PRINTF(2, 3);                /* to stdout, below the refreshed line */
 #endif

@@ -217,7 +217,6 @@ static char *trim(char *text) {
     for (size_t n = strlen(text); n && strchr(blank, text[n - 1]); ) text[--n] = 0;
     return text;
 }
-
 static int read_setting(Options o, char *line, Error *e) {
     char *name = trim(line), *rest = name + strcspn(name, " \t=");
     if (!*name || *name == '#') return 1;
@@ -236,7 +235,6 @@ static int read_setting(Options o, char *line, Error *e) {
     o.given[i] = BY_FILE;
     return set(&o.rows[i], o.settings, value, e);
 }
-
 int options_read(Options o, char *text, size_t bytes, Error *e) {
     int number = 1;
     /* a byte-order mark, which editors on Windows write */
@@ -286,7 +284,6 @@ static const char *config_flag(int argc, char **argv, int *a) {
     if (*a + 1 == argc) fail(EXIT_USAGE, "%s needs a value: a file of settings", flag);
     return argv[++*a];
 }
-
 void options_parse(Options o, int argc, char **argv, const char *usage, const char **words, int max_words) {
     int word = 0, help = 0;
     const char *file = NULL, *topic = "";

@@ -38,8 +38,7 @@ void options_help(Options o, const char *usage, int as_set);    /* lists all; as
 int  options_read(Options o, char *text, size_t bytes, Error *e);
 void options_write(Options o, Text *out);
 
-/* Sets an option that the user did not give: a default that depends on the machine or the data. */
-void options_default(Options o, const char *letter, const char *value);
+void options_default(Options o, const char *letter, const char *value);     /* sets it if the user did not */
 
 /* 1: an earlier version had this option (a letter or a name), and what a run learns did not depend
  * on it. It is ignored, with a warning if it was in use. */
@@ -50,11 +49,10 @@ const char *option_value_removed(const Option *option, const char *value);
 /* Sets an option from JSON: type, range and choices are checked. A text is not copied. */
 int  option_read(const Option *option, void *settings, const JsonValue *value, Error *e);
 
-/* The row of an option by its letter, which the table has. */
-const Option *option_row(Options o, const char *letter);
+const Option *option_row(Options o, const char *letter);        /* the table must have this letter */
 int  option_given(Options o, const char *letter);
 void options_print(Options o);                       /* the start-up table */
 void options_json(Options o, Text *out);             /* {"name": value, ...} */
 void options_given_json(Options o, Text *out);       /* ["name", ...] of those that the user gave */
-void option_value(const Option *option, const void *settings, char *text, size_t capacity);     /* as a user writes it */
+void option_value(const Option *option, const void *settings, char *text, size_t capacity);    /* as a user writes it */
 #endif

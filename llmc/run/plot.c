@@ -26,7 +26,6 @@ static void canvas_line(Canvas *c, int x0, int y0, int x1, int y1) {
     }
 }
 static int drawable(const double *x, const double *y, int i) { return fabs(x[i]) <= LARGEST && fabs(y[i]) <= LARGEST; }
-
 /* Sets the range to that of the points and draws them; 0: there are none. */
 static int canvas_curve(Canvas *c, const double *x, const double *y, int n) {
     c->x0 = c->y0 = INFINITY;

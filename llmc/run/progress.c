@@ -62,14 +62,11 @@ void progress_to_json(const Progress *p, const char *device, Text *out) {
 static int is_known(const char *key) {
     static const char *const members[] = {
         "step", "samples", "tokens", "updates", "bad_steps", "seed", "data", "seconds", "best_loss", "best_step",
-        "best_tokens", "best_length",
-        "loss_window", "norm_window", "unvalidated",
-        "format", "device", "files", "config", "options", "crc32c",
-    };
+        "best_tokens", "best_length", "loss_window", "norm_window", "unvalidated",
+        "format", "device", "files", "config", "options", "crc32c", };
     for (size_t i = 0; i < sizeof members / sizeof *members; i++) if (!strcmp(key, members[i])) return 1;
     return 0;
 }
-
 int progress_from_json(const JsonValue *run, Progress *p, Error *e) {
     const int64_t most = (int64_t)9e15;                     /* below 2^53; far beyond any run */
     int64_t updates, bad_steps, unvalidated = 0;
@@ -83,10 +80,8 @@ int progress_from_json(const JsonValue *run, Progress *p, Error *e) {
         || !json_read_double(GET("seconds"), 0, (double)most, &p->seconds, e)
         || !json_read_double(GET("best_loss"), -1e308, 1e308, &p->best.loss, e)
         || !json_read_int(GET("best_step"), -1, p->step, &p->best.step, e)
-        || !json_read_hex(GET("seed"), &p->seed, e)
-        || !json_read_hex(GET("data"), &p->data, e)
-        || !window_from_json(GET("loss_window"), &p->loss, e)
-        || !window_from_json(GET("norm_window"), &p->norm, e)
+        || !json_read_hex(GET("seed"), &p->seed, e) || !json_read_hex(GET("data"), &p->data, e)
+        || !window_from_json(GET("loss_window"), &p->loss, e) || !window_from_json(GET("norm_window"), &p->norm, e)
         || (json_get(run, "best_tokens") && !json_read_int(GET("best_tokens"), 0, most, &p->best.tokens, e))
         || (json_get(run, "best_length") && !json_read_int(GET("best_length"), 0, most, &p->best.length, e))
         || (json_get(run, "unvalidated") && !json_read_int(GET("unvalidated"), 0, 1, &unvalidated, e))) return 0;

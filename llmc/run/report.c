@@ -60,18 +60,12 @@ typedef struct {
 
 enum { LOSS, VALIDATION, RATE, NORM, BALANCE, ATTENTION_BALANCE, MAX_LOAD, SPEED, Z_LOSS, DEAD, TIME, CURVES };
 static const struct { const char *event, *key, *name; } curves[CURVES] = {       /* name: in the page's data */
-    [LOSS]              = { "step", "loss", "loss" },
-    [VALIDATION]        = { "val", "loss", "val" },
-    [RATE]              = { "step", "lr", "lr" },
-    [NORM]              = { "step", "norm", "norm" },
-    [BALANCE]           = { "step", "balance", "balance" },
-    [ATTENTION_BALANCE] = { "step", "att_balance", "att_balance" },
-    [MAX_LOAD]          = { "step", "max_load", "max_load" },
-    [SPEED]             = { "step", "tok_s", "tok_s" },
-    [Z_LOSS]            = { "step", "z", "z" },
-    [DEAD]              = { "step", "dead", "dead" },
-    [TIME]              = { "step", "ms", "ms" },
-};
+    [LOSS]     = { "step", "loss", "loss" },          [VALIDATION] = { "val", "loss", "val" },
+    [RATE]     = { "step", "lr", "lr" },              [NORM]   = { "step", "norm", "norm" },
+    [BALANCE]  = { "step", "balance", "balance" },    [ATTENTION_BALANCE] = { "step", "att_balance", "att_balance" },
+    [MAX_LOAD] = { "step", "max_load", "max_load" },  [SPEED]  = { "step", "tok_s", "tok_s" },
+    [Z_LOSS]   = { "step", "z", "z" },                [DEAD]   = { "step", "dead", "dead" },
+    [TIME]     = { "step", "ms", "ms" }, };
 
 typedef struct { int64_t line; double step; } Cut;
 typedef struct {                                /* what the second pass has found */
@@ -118,8 +112,7 @@ static void curve_add(Curve *c, double step, double y) {
 }
 /* Is there something to see? Without attention experts there is no attention balance, or zeros. */
 static int curve_shown(const Curve *c) {
-    for (int i = 0; i < c->n; i++)
-        if (c->at[i].finite && (c->at[i].min < 0 || c->at[i].max > 0)) return 1;
+    for (int i = 0; i < c->n; i++) if (c->at[i].finite && (c->at[i].min < 0 || c->at[i].max > 0)) return 1;
     return 0;
 }
 
@@ -341,8 +334,7 @@ static int take_load(Summary *r, Json *doc, double step) {
 static const struct { const char *name; int (*take)(Summary *r, Json *doc, double step); int can_be_void; } events[] = {
     { "start", take_start, 0 }, { "resume", take_resume, 0 }, { "step", take_step, 1 }, { "val", take_val, 1 },
     { "load", take_load, 1 }, { "usage", take_usage, 1 }, { "sample", take_sample, 1 }, { "warning", take_warning, 0 },
-    { "skip", take_skip, 0 }, { "end", take_end, 0 },
-};
+    { "skip", take_skip, 0 }, { "end", take_end, 0 }, };
 
 /* First pass. A cut replaces earlier ones with later steps, so steps ascend. 1: a new one. */
 static int find_cut(Report *r, const char *event, double step, int64_t line) {
@@ -437,8 +429,7 @@ static void add_event(Text *t, const char *name, const Json *doc) { add_key(t, n
 
 static int same_steps(const Curve *a, const Curve *b) {
     if (a->n != b->n) return 0;
-    for (int i = 0; i < a->n; i++)
-        if (a->at[i].finite != b->at[i].finite || a->at[i].step != b->at[i].step) return 0;
+    for (int i = 0; i < a->n; i++) if (a->at[i].finite != b->at[i].finite || a->at[i].step != b->at[i].step) return 0;
     return 1;
 }
 enum { STEPS, MEANS, LEAST, MOST };
@@ -499,6 +490,10 @@ static void add_list(Text *t, const char *name, const List *l) {
 }
 static void add_data(Text *t, const Summary *r, double every) {
     const int live = every > 0 && !r->end;
+    const struct { const char *name; double x; } totals[] = {
+        { "step", r->last_step }, { "seconds", r->seconds }, { "validation_seconds", r->validation_seconds },
+        { "peak_memory", r->peak_memory }, { "tokens", r->tokens }, { "last_loss", r->loss }, { "best", r->best },
+        { "best_step", r->best_step }, { "best_bits", r->best_bits }, };
     text_add_string(t, "{");
     add_member(t, "every", live ? every : 0);           /* seconds from one page to the next; 0: this is the last one */
     add_member(t, "written", live ? (double)time(NULL) : 0);
@@ -506,15 +501,7 @@ static void add_data(Text *t, const Summary *r, double every) {
     add_event(t, "start", r->start);
     add_event(t, "resumed", r->resumed);
     add_event(t, "end", r->end);
-    add_member(t, "step", r->last_step);
-    add_member(t, "seconds", r->seconds);
-    add_member(t, "validation_seconds", r->validation_seconds);
-    add_member(t, "peak_memory", r->peak_memory);
-    add_member(t, "tokens", r->tokens);
-    add_member(t, "last_loss", r->loss);
-    add_member(t, "best", r->best);
-    add_member(t, "best_step", r->best_step);
-    add_member(t, "best_bits", r->best_bits);
+    for (size_t i = 0; i < sizeof totals / sizeof *totals; i++) add_member(t, totals[i].name, totals[i].x);
     add_key(t, "resumes");
     text_add_string(t, "[");
     for (int64_t i = 0; i < r->resumes && i < RESUMES; i++) text_add(t, "%s%.0f", i ? "," : "", r->resume[i]);

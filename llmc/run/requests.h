@@ -18,6 +18,5 @@ void requests_listen(void);
  * next call. signals: 1 on the rank that reports its process's signals. folder: where one rank looks
  * for a file named STOP, which is consumed: it stops one run; else NULL. own: this rank's requests. */
 int  requests_collect(Group *group, int signals, const char *folder, int own);
-/* 1: a signal asked this process to stop. Long work between steps ends early then. */
-int  requests_stopping(void);
+int  requests_stopping(void);       /* did a signal ask this process to stop? Long work between steps ends early then */
 #endif

@@ -65,7 +65,6 @@ static int model_is_in(const char *model, const char *out) {
     free(best);
     return is;
 }
-
 void run_open_folder(Run *r) {
     Settings *s = &r->s;
     Error e;
@@ -162,7 +161,6 @@ static void keep_chat_template(Run *r) {
     if (own.ours || (!own.form && !own.unknown)) tokenizer_set_chat(r->tokenizer, chat_jinja(data_chat(r->data)));
     chat_close(&own);
 }
-
 void run_open_data(Run *r) {
     Error e, why;
     Settings *s = &r->s;
@@ -280,7 +278,6 @@ static void check_precision(const Run *r) {
         fail(EXIT_USAGE, "-pe fp8: channels and the experts' width must be multiples of %d, and this model has %d and "
              "%d. -pe bf16, or a model with c%df%d", FP8_BLOCK, c->channels, c->width, C, F);
 }
-
 void run_choose_model(Run *r) {
     Error e;
     Config *c = &r->config;
@@ -338,7 +335,6 @@ static void find_nodes(Run *r) {
              "each N of them", r->s.level, e.text);
     if (host > 1) r->node = host;
 }
-
 /* If there is nothing to train, no other process is needed. */
 void run_join_ranks(Run *r) {
     const Settings *s = &r->s;

@@ -135,7 +135,6 @@ static int64_t most_slots(const Config *c, int N) {
     const int64_t mlp = mlp_slots(c, N, 1), attention = c->attention_experts > 1 ? (int64_t)N * c->query_heads : 0;
     return mlp > attention ? mlp : attention;
 }
-
 void run_plan(Run *r) {
     Settings *s = &r->s;
     const int ranks = r->parallel.ranks;
@@ -151,8 +150,7 @@ void run_plan(Run *r) {
              "on each; at most %d of either. A smaller -b, with the same -d, makes it several", s->batch, s->seq,
              (long long)micro, (long long)slots, INT_MAX);
     if (s->total == 0) s->total = micro;
-    if (!r->restored && !settings_given(s, "d"))
-        s->total = s->total < micro ? micro : s->total / micro * micro;
+    if (!r->restored && !settings_given(s, "d")) s->total = s->total < micro ? micro : s->total / micro * micro;
     if (s->total % micro && r->restored && !settings_given(s, "d")) {
         int b = s->batch;
         while (b > 1 && s->total % ((int64_t)b * s->seq * ranks)) b--;
@@ -298,7 +296,6 @@ static void print_recompute(const Run *r, int plans) {
     if (plans && r->config.layers > 1) printf("|   (recomputing would save: %s)\n", t.at);
     free(t.at);
 }
-
 /* The end of the plan: does it fit? */
 static void print_fit(const Run *r) {
     const size_t total = r->model.arena.total, capacity = rank_memory(r);
@@ -380,8 +377,7 @@ void run_print_plan(const Run *r) {
                r->launch.processes > 1 ? "es" : "", r->launch.launcher);
     printf("| memory on %s%s\n", r->dev->name, ranks > 1 ? ", per rank" : "");
     for (int i = 0; i < MEM_CATEGORIES; i++)
-        if (a->category[i])
-            printf("|   %-27s | %10.2f MB\n", mem_category_name[i], (double)a->category[i] / 1e6);
+        if (a->category[i]) printf("|   %-27s | %10.2f MB\n", mem_category_name[i], (double)a->category[i] / 1e6);
     if (ranks > 1) print_levels(r);
     print_fit(r);
     puts("+--------------------------------------------------------------------");

@@ -106,7 +106,6 @@ static void write_settings(const Run *r) {
     free(path);
     free(t.at);
 }
-
 void run_begin_log(Run *r) {
     Error e;
     Text json = { 0 };
@@ -199,7 +198,6 @@ static void export_model(Run *r) {
              ? ", which Transformers opens with trust_remote_code=True" : "");
     free(best);
 }
-
 void run_end_log(Run *r) {
     Error e;
     const uint64_t weights = saves_fingerprint(&r->saves);
@@ -217,8 +215,7 @@ void run_end_log(Run *r) {
         log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s -i %s%s", folder.at,
                  r->tokenizer ? "\"ROMEO:\"" : "\"1 2 3\"",
                  r->tokenizer ? "" : "      (ids of tokens; -z names a tokenizer)");
-    else
-        log_line(&r->log, "\nstopped on request; to continue:  ./train_moe -o %s -y 1", folder.at);
+    else log_line(&r->log, "\nstopped on request; to continue:  ./train_moe -o %s -y 1", folder.at);
     free(folder.at);
     free(best);
     log_close(&r->log);

@@ -67,8 +67,7 @@ void run_allocate(Run *r) {
     if (r->config.rounding && rows < 2 * ROW_TILE && r->leads)
         warn("-rt nearest: an expert has %.0f rows on average, less than two tiles of %d: rounding reroutes a large "
              "part of them. Larger micro-batches (-b, -t) or fewer experts avoid this", rows, ROW_TILE);
-    if (s->forced && r->leads)
-        warn("-rf 1: routing is round robin, for benchmarks; the routers learn nothing");
+    if (s->forced && r->leads) warn("-rf 1: routing is round robin, for benchmarks; the routers learn nothing");
 }
 
 /* Completes a save that was interrupted. 0: the best weights are lost. */
@@ -106,7 +105,6 @@ static void upcycle(Run *r) {
     parallel_gather_weights(&r->model, 0);
     if (!hf_load_upcycled(&r->model, &r->dense, r->s.model, &e)) fail_with(&e, EXIT_INPUT);
 }
-
 void run_start_or_resume(Run *r) {
     const Settings *s = &r->s;
     Progress *p = &r->progress;

@@ -64,7 +64,6 @@ static void add_loads(const Model *m, int *load) {
     for (size_t i = 0; i < n; i++) load[i] += batch[i];
     free(batch);
 }
-
 /* Sums the losses, the targets and the loads over this rank's part of the validation batches. Of
  * sharded weights all ranks gather every range for each round of batches, also those that have no
  * batch left. 0: a request to stop came before the end. */
@@ -149,8 +148,8 @@ int run_validate(Run *r) {
     if (!validation_loss(r, &loss, &used)) return 0;
     r->validated = now() - start;
     if (used <= 0) return 1;
-    const double bytes = (double)data_bytes(r->data, DATA_VALIDATION);
-    const double tokens = (double)data_tokens(r->data, DATA_VALIDATION);
+    const double bytes = (double)data_bytes(r->data, DATA_VALIDATION),
+        tokens = (double)data_tokens(r->data, DATA_VALIDATION);
     /* if it cannot be saved, an earlier one is the best so far */
     if (r->saves.under_way == SAVES_BEST) saves_follow(&r->saves, 1);
     forget_other_best(r, (int64_t)used);

@@ -31,10 +31,8 @@ static const Option options[] = {
     { "model",     "up", "upcycle",      OPTION_TEXT,  AT(upcycle),       "",                    0,    0,     NULL,
       "make the dense model of -e FOLDER a mixture; e8k2: 8 experts, 2 a token, each a copy of its MLP" },
     { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,
-      "topk-softmax|softmax-topk|sigmoid|sigmoid-each",
-      "how a router turns logits into weights" },
-    { "model",     "fa", "activation",       OPTION_CHOICE, AT(activation),    "swiglu",              0,    0,
-      "swiglu|gelu|relu2",
+      "topk-softmax|softmax-topk|sigmoid|sigmoid-each", "how a router turns logits into weights" },
+    { "model",     "fa", "activation",       OPTION_CHOICE, AT(activation),    "swiglu", 0, 0, "swiglu|gelu|relu2",
       "nonlinearity of the experts" },
     { "output",    "o",  "out",              OPTION_TEXT,  AT(out),           "out",                 0,    0,     NULL,
       "folder for checkpoints and logs" },
@@ -88,11 +86,9 @@ static const Option options[] = {
       "weight of the router z-loss" },
     { "routing",   "rb", "bias-rate",        OPTION_FLOAT, AT(bias_rate),     "0",                   0,    1,     NULL,
       "balance by a selection bias that moves by this much per step (try 0.03 with -rl relative and -ra 0)" },
-    { "routing",   "rl", "bias-law",         OPTION_CHOICE, AT(bias_law),      "sign",                0,    0,
-      "sign|relative",
+    { "routing",   "rl", "bias-law",         OPTION_CHOICE, AT(bias_law),      "sign",            0, 0, "sign|relative",
       "-rb moves the bias by its rate whatever the load, or in proportion to the load's distance from the mean" },
-    { "routing",   "rt", "rounding",         OPTION_CHOICE, AT(rounding),      "off",                 0,    0,
-      "off|nearest",
+    { "routing",   "rt", "rounding",         OPTION_CHOICE, AT(rounding),      "off",               0, 0, "off|nearest",
       "in training, round every MLP expert's rows to the nearest multiple of 128" },
     { "routing",   "rf", "force-balance",    OPTION_INT,   AT(forced),        "0",                   0,    1,     NULL,
       "benchmark only: 1 forces round-robin routing" },
@@ -117,8 +113,7 @@ static const Option options[] = {
       "also keep every N-th step's checkpoint permanently; 0: none" },
     { "saving",    "nb", "best",             OPTION_INT,   AT(keep_best),     "1",                   0,    1,     NULL,
       "1: keep the weights with the best validation loss in OUT/best" },
-    { "saving",    "sw", "save-type",    OPTION_CHOICE, AT(saved_type),    "auto",                0,    0,
-      "auto|f32|bf16|f16|f64",
+    { "saving",    "sw", "save-type",    OPTION_CHOICE, AT(saved_type),    "auto", 0, 0, "auto|f32|bf16|f16|f64",
       "number type of the model in OUT and OUT/best at the end; auto: as in the folder of -e, else the device's" },
     { "saving",    "ss", "shard-size",   OPTION_FLOAT, AT(shard),         "50",                  0,    1e6,   NULL,
       "gigabytes of the largest file of weights at the end; a larger model has several and an index; 0: "
@@ -128,8 +123,7 @@ static const Option options[] = {
     { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "auto",                -1,   2,    "auto",
       "recompute in backward, to save memory: 0 nothing, 1 norms, 2 whole layers; auto: nothing if that fits, else the "
       "parts that cost least" },
-    { "machine",   "pe", "expert-precision", OPTION_CHOICE, AT(precision),     "bf16",                0,    0,
-      "bf16|fp8|fp8-all",
+    { "machine",   "pe", "expert-precision", OPTION_CHOICE, AT(precision),     "bf16", 0, 0, "bf16|fp8|fp8-all",
       "products of the MLP's experts while training; fp8: in 8 bits (docs/numerics.md) for sizes where that was "
       "measured to be faster; fp8-all: for all sizes. Hopper and, slowly, CPUs" },
     { "machine",   "gr", "graph",            OPTION_INT,   AT(record),        "1",                   0,    2,     NULL,
@@ -263,8 +257,7 @@ void settings_suit(Settings *s, int gpu, int64_t tokens) {
         { "q",  "0",     "0.1",   "0.1" },      { "dr", "0.3",   "0",     "0" },
         { "v",  "25",    "200",   "250" },      { "s",  "400",   "400",   "1000" },
         { "l",  "4e-3",  "4e-3",  "4e-3" },     { "wm", "0.9",   "0.9",   "0.9" },
-        { "wp", "1",     "1",     "2" },
-    };
+        { "wp", "1",     "1",     "2" }, };
     const int large = tokens >= LARGE_TEXT;
     for (size_t i = 0; i < sizeof defaults / sizeof *defaults && (gpu || large); i++)
         options_default(table(s), defaults[i].letter,

@@ -52,8 +52,7 @@ typedef struct {
     char        given[SETTINGS];            /* 1: given by the user */
 } Settings;
 
-/* Errors end the program with EXIT_USAGE and a message. */
-void settings_parse(Settings *s, int argc, char **argv);
+void settings_parse(Settings *s, int argc, char **argv);        /* errors end the program with EXIT_USAGE */
 int  settings_given(const Settings *s, const char *letter);
 /* Sets what the user did not give to defaults for this machine and this many tokens of training
  * data. The table's defaults are for little text on a CPU. */
@@ -65,9 +64,8 @@ void settings_print(const Settings *s);
 /* The settings that describe the run, as JSON: stored in checkpoints, equal in all processes, and
  * restored on resuming unless the user gives others. */
 void settings_json(const Settings *s, Text *out);
-/* The same settings as a file that -cf reads, less those of one invocation (-o, -y, ...). */
-void settings_write(const Settings *s, Text *out);
+void settings_write(const Settings *s, Text *out);      /* those for -cf, less those of one invocation (-o, -y, ...) */
 void settings_given_json(const Settings *s, Text *out);         /* the names of those that the user gave */
-int  settings_restore(Settings *s, const JsonValue *saved, Error *e);   /* 0: one is unknown or invalid; s is as before */
+int  settings_restore(Settings *s, const JsonValue *saved, Error *e); /* 0: one is unknown or invalid: s unchanged */
 MuonOptions settings_muon(const Settings *s);                   /* of -wo, -wm and -wp */
 #endif

@@ -84,10 +84,7 @@ void stream_print(Stream *o, int end) {
         char shown[5];
         int expert;
         n = text_show(o->text.at + i, ready - i, shown);
-        if (marked) {
-            memcpy(&expert, o->experts.at + i * sizeof expert, sizeof expert);
-            set_color(o, expert);
-        }
+        if (marked) { memcpy(&expert, o->experts.at + i * sizeof expert, sizeof expert); set_color(o, expert); }
         if (o->style->terminal) fputs(shown, stdout);
         else fwrite(o->text.at + i, 1, n, stdout);
         o->last = o->text.at[i + n - 1];
@@ -136,7 +133,6 @@ static int parse_ids(const char *text, size_t bytes, int vocab, int **ids, size_
     }
     return 1;
 }
-
 int prompt_tokens(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int **ids,
                   size_t *count, Error *e) {
     if (t) *count = tokenizer_encode(t, text, bytes, ids);

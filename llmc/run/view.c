@@ -68,8 +68,7 @@ void view_legend(const View *v, int colored) {
     double sum = 0;
     for (int e = 0; e < v->main->route->plan.E; e++) sum += v->main->first[e];
     fprintf(stderr, "layer %d, %s experts%s; percentage of tokens with this expert as first choice:\n", v->layer,
-            v->main->name,
-            colored ? "" : " (in brackets before the text they read; -co always colors the text)");
+            v->main->name, colored ? "" : " (in brackets before the text they read; -co always colors the text)");
     colored = colored && isatty(2);
     for (int e = 0; e < v->main->route->plan.E; e++) {
         if (colored) fprintf(stderr, "\033[38;5;%dm", view_color(e));
@@ -96,7 +95,6 @@ static void print_token(const Tokenizer *t, int id) {
     }
     fputs(end, stderr);
 }
-
 /* The most characteristic tokens of each expert: those with the largest contribution to the
  * Kullback-Leibler divergence of its tokens from all tokens, sum over t of p(t|e) log
  * (p(t|e) / p(t)). A table of plain counts would show little but spaces. */
@@ -137,7 +135,6 @@ static void print_favourites(const View *v, const Lens *o, const Tokenizer *t) {
     for (int e = 0; e < E; e++) print_favourites_of(v, o, t, e, all, total);
     free(all);
 }
-
 void view_favourites(const View *v, const Tokenizer *t) {
     for (const Lens *o = v->lens; o < v->lens + v->lenses; o++) print_favourites(v, o, t);
 }

@@ -96,7 +96,6 @@ static void send_event(Client *c, Text *event) {
 /* ---- requests -------------------------------------------------------------------------------- */
 
 static const void *setting(const Server *s, const Option *o) { return (const char *)s->w->options.settings + o->field; }
-
 /* What the command line says. */
 static Query query_default(const Server *s) {
     Query query;
@@ -160,7 +159,6 @@ static int prompt_read_ids(const Server *s, Client *c, size_t *count, Error *e) 
                     : prompt_tokens(s->w->tokenizer, s->vocab, c->query.prompt, strlen(c->query.prompt), 1,
                                     &c->ids, count, e);
 }
-
 /* A generation waits from now on. */
 static void generation_queue(Server *s, Client *c, const HttpRequest *r) {
     Error e;
@@ -211,7 +209,6 @@ static int shows_token(const Server *s, HttpText t) {
     const size_t n = strlen(scheme), m = strlen(s->token);
     return !m || (t.at && t.bytes == n + m && !memcmp(t.at, scheme, n) && same_in_constant_time(t.at + n, s->token, m));
 }
-
 static void request_answer(Server *s, Client *c, const HttpRequest *r) {
     const int get = http_is(r->method, "GET"), post = http_is(r->method, "POST");
     if (!*s->token && !names_loopback(r->host))
@@ -231,7 +228,6 @@ static void request_answer(Server *s, Client *c, const HttpRequest *r) {
         refuse(c, 405, "not this method");
     else refuse(c, 404, "there is nothing here");
 }
-
 /* Of a client whose request is complete, bytes are read to see whether it is still there. */
 static void client_read(Server *s, Client *c) {
     char part[4096];
@@ -387,7 +383,6 @@ static void server_accept(Server *s, int listener) {
     const int fd = net_accept(listener);
     if (fd >= 0) *c = (Client){ .fd = fd, .state = READING, .since = now() };
 }
-
 /* Waits for sockets, unless there is something to generate. With all places taken, others wait. */
 static void server_poll(Server *s) {
     struct pollfd p[NET_LISTENERS + CLIENTS];
@@ -527,7 +522,6 @@ static void print_link(const Server *s) {
     if (*s->token && s->w->verbose)
         fprintf(stderr, "anyone who has this link can use the model; the connection is not encrypted\n");
 }
-
 int web_serve(const Web *w, Error *e) {
     Server *s = mem_alloc(sizeof *s);
     s->w = w;
