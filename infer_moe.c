@@ -342,7 +342,7 @@ static void generate(Session *q) {
     free(text);
 }
 
-/* ---- chat: lines of stdin, as the chat template writes them, or as they are if there is none -- */
+/* ---- chat: lines of stdin, as the chat template writes them, or as they are without it ---- */
 
 static void end_answer(const Stream *o) {
     if (o->last != '\n') putchar('\n');

@@ -10,6 +10,6 @@ static inline double random_normal(uint64_t key, uint64_t index) {       /* Box 
     return sqrt(-2 * log(1 - random_uniform(key, 2 * index)))
         * cos(6.283185307179586 * random_uniform(key, 2 * index + 1));
 }
-/* values[i] = scale * random_normal(key, first + i) as a float; several times as fast. */
+/* values[i] = scale * random_normal(key, first + i) up to the precision of a float; much faster. */
 void random_normals(uint64_t key, uint64_t first, size_t n, double scale, double *values);
 #endif

@@ -20,7 +20,7 @@ static void thread_barrier(ProcessGroup *g) {
     pthread_mutex_unlock(&g->mutex);
 }
 
-/* A data connection, which has no deadline, broke. The watching thread knows why, and ends this. */
+/* A data connection, which has no deadline, broke. The watching thread ends this process. */
 static _Noreturn void wait_for_watcher(ProcessGroup *g) {
     const double end = now() + g->silence + LINGER;
     while (now() < end) sleep(1);

@@ -13,7 +13,7 @@ typedef struct {
 } Launch;
 
 /* The first launcher whose variables are set decides: flags, torchrun, Open MPI, MPICH (PMI),
- * Slurm; else this is the only process. get: launch_getenv, or a test's. 0 and e: incomplete. */
+ * Slurm; else this is the only process. get: launch_getenv or a test's. 0 and e: bad variables. */
 int launch_find(Launch *l, const Launch *flags, const char *(*get)(const char *name), Error *e);
 int launch_is_local(const Launch *l);                       /* are all processes known to be on this machine? */
 const char *launch_getenv(const char *name);                /* getenv, with a result that is const */

@@ -107,7 +107,7 @@ static void gather_some(Gathering *r, struct pollfd *fds, double until) {
     introductions_step(g->introductions, admit, r);
 }
 
-/* The run cannot begin: tells all processes, also those that connect for LINGER seconds. */
+/* The run cannot begin: tells all, and for LINGER seconds those that still connect, why. */
 static void refuse_all(Gathering *r, struct pollfd *fds) {
     const double end = now() + LINGER;
     ProcessGroup *g = r->g;

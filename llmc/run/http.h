@@ -14,7 +14,7 @@ typedef struct {
     size_t   head, body;            /* bytes of the head with the empty line that ends it; of the body that follows */
 } HttpRequest;
 
-/* Reads the head of a request in `text`. 0: not complete yet; 200: r is; else what refuses it. */
+/* Reads the head of a request. 0: not complete yet; 200: r is set; else the refusing status. */
 int http_parse(const char *text, size_t bytes, HttpRequest *r);
 int http_is(HttpText t, const char *string);            /* is it this string? */
 int http_is_name(HttpText t, const char *name);         /* the same, whatever the case of letters */

@@ -15,7 +15,7 @@ static int chosen(const char *choices, const char *text) {
 }
 static int is_text(const Option *o) { return o->kind == OPTION_TEXT || o->kind == OPTION_CHOICE; }
 
-/* What old command lines, files of settings and checkpoints still name. values NULL: all. */
+/* What old command lines, settings and checkpoints still name. values NULL: a whole option. */
 static const struct { const char *letter, *name, *values, *instead; } removed[] = {
     { "tb", "tensorboard", NULL, "scripts/tensorboard.py makes event files from the log of a run" },
     { "rt", "rounding", "stochastic|up|down",

@@ -15,8 +15,8 @@ void requests_protect(void);
 void requests_listen(void);
 
 /* What any process was asked for, the same on all ranks; collective. Later requests count for the
- * next call. signals: 1 on the rank that reports its process's signals. folder: where one rank looks
- * for a file named STOP, which is consumed: it stops one run; else NULL. own: this rank's requests. */
+ * next call. signals: 1 on the rank that reports its process's signals. folder: where one rank
+ * looks for a file STOP, which is consumed: it stops one run; else NULL. own: of this rank. */
 int  requests_collect(Group *group, int signals, const char *folder, int own);
 int  requests_stopping(void);       /* did a signal ask this process to stop? Long work between steps ends early then */
 #endif

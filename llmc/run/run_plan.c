@@ -38,7 +38,7 @@ static void set_sharding(const Run *r, Parallel *p, int level, int shards) {
     p->shards = shards;
     p->one_process = r->s.copies && r->dev->is_gpu && !r->records && r->local_devices.count % parallel_shards(p) == 0;
 }
-/* The memory of a plan; with -r auto, on a device of this capacity. chosen: what is recomputed. */
+/* Memory of a plan; with -r auto, within capacity. chosen: NULL, or receives what is recomputed. */
 static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *chosen) {
     Model m;
     Optimizer o;

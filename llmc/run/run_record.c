@@ -155,7 +155,7 @@ void run_bad_step(Run *r, const StepStats *t, int tensor) {
          (long long)(p->samples + samples_per_step(r) - 1), r->s.out, newest);
 }
 
-/* A page that cannot be written is tried again later; of the last one it is reported. */
+/* A page that cannot be written is tried again when due; of the last one it is reported. */
 void run_report(Run *r) {
     Error e;
     if (r->leads && report_due(r->report)) report_update(r->report, 1, &e);

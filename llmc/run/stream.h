@@ -50,6 +50,6 @@ char *prompt_read(const char *prompt, size_t *bytes);
  * the text must be numbers below vocab: 0 and e if it is not. */
 int   prompt_tokens(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int **ids,
                     size_t *count, Error *e);
-/* The same, only the last `most` of them, with a warning; returns how many. Ends on an error. */
+/* The same, the last `most`, with a warning; returns how many. An error ends the program. */
 int   prompt_encode(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int most, int **ids);
 #endif

@@ -10,7 +10,7 @@
  *                    too long, the oldest questions and answers are left out.
  *                    The answer comes as it is made, a JSON object in each line:
  *     {"queue": 2}                                       how many wait before this one
- *     {"seed": 5, "prompt_tokens": 12, "dropped": 0}     it begins; dropped: tokens beyond the context
+ *     {"seed": 5, "prompt_tokens": 12, "dropped": 0}     it begins; dropped: tokens without room
  *     {"text": "The", "token": 3, "experts": [4, 1]}     of token 3 of prompt and text; experts: of
  *         all routers of /model in order; a token may come in several parts, or some together
  *     {"end": "stop", "tokens": 256, "seconds": 1.5}     or "length", "context", "time"
