@@ -31,8 +31,7 @@ typedef struct Chat {
 } Chat;
 
 #define CHAT_NAMES "chatml, qwen1.5, qwen2, qwen2.5, qwen3, qwen3-instruct, llama3, llama3.1, olmoe, olmo, zephyr, " \
-    "granite, granite3.1, " \
-                   "mixtral, mistral, llama2, dots1, glm4.5, ernie4.5, deepseek-v2, moonlight, harmony"
+    "granite, granite3.1, mixtral, mistral, llama2, dots1, glm4.5, ernie4.5, deepseek-v2, moonlight, harmony"
 /* name: of the table, or "": the template of a folder (NULL: none), if known. 0: unknown. */
 int  chat_open(Chat *c, const char *name, const char *folder, Error *e);
 void chat_close(Chat *c);

@@ -2,18 +2,16 @@
  *
  * A path (-i for training, -j for validation) may be
  *   a folder   the first of these that it holds: *_train*.bin and *_val*.bin (llm.c shards),
- *              train.bin and val.bin
- *              (nanoGPT), both train.txt and val.txt, input.txt, nothing but one *.txt, any other
- *              files (text, a document in each; no *.bin)
+ *              train.bin and val.bin (nanoGPT), both train.txt and val.txt, input.txt, nothing but
+ *              one *.txt, any other files (text, a document in each; no *.bin)
  *   a pattern  whose matches are files as below: 'fineweb_train_*.bin'
  *   a file     an llm.c shard by its first four bytes; nanoGPT's headerless uint16 if it is called
  *              train.bin or val.bin; a document in each line, {"text": "..."}, or a conversation,
  *              {"messages": [{"role", "content"}...]}, if it ends in .jsonl; anything else that
  *              does not end in .bin is text, one document
  * Without validation data the last tenth of every training file is held out, or every tenth of
- * several documents.
- * Documents of folders and JSONL are joined, each followed by the tokenizer's end-of-text token if
- * it has one.
+ * several documents. Documents of folders and JSONL are joined, each followed by the tokenizer's
+ * end-of-text token if it has one.
  *
  * A sample is a window of T+1 tokens of one file: T inputs, and T targets one further on. Training
  * reads an endless stream of samples, and sample i is a function of (seed, i) alone. No position is
@@ -22,9 +20,8 @@
  *
  * After data_open nothing is written to a Data, so threads may share one. If a file shrinks, is
  * rewritten or becomes unreadable during training, data_batch and data_validation return an Error
- * (exit code EXIT_DISK;
- * errors of data_open and data_check are EXIT_INPUT). A file that is unlinked or replaced stays
- * readable through its open descriptor.
+ * (exit code EXIT_DISK; errors of data_open and data_check are EXIT_INPUT). A file that is unlinked
+ * or replaced stays readable through its open descriptor.
  *
  * Conversations (chat.h) are samples of their own: a row has as many as fit, one after another
  * (packing.c), their positions begin at 0, and only what the assistant says is a target. In a JSONL

@@ -1,9 +1,9 @@
 /* checkpoint.h: saving a run so that it resumes bit for bit.
  *
  * An output folder is a Hugging Face folder (hf.h) of the newest checkpoint, and contains
- *     state/step-00000800/  model.safetensors, optimizer.safetensors, run.json: everything that
- *     resuming needs best/                 a Hugging Face folder of the weights with the best
- *     validation loss lock                  held by the trainer that uses the folder
+ *     state/step-00000800/  model.safetensors, optimizer.safetensors, run.json: to resume from
+ *     best/                 a Hugging Face folder of the weights with the best validation loss
+ *     lock                  held by the trainer that uses the folder
  * A step folder is written under a temporary name, synced and renamed, so it is complete or absent.
  * The output folder's own model.safetensors is a hard link to the step folder's; that of best/ is,
  * too, if the last step was the best.
