@@ -3,8 +3,8 @@
  * Forward, for one query t of one head: s_j = <q_t, k_j> / sqrt(D) for j <= t, p = softmax(s),
  * out_t = sum_j p_j v_j. Backward computes p_j = exp(s_j - lse) again, lse = log sum exp(s):
  *
- *     dv_j  += p_tj dout_t        dp_tj = <dout_t, v_j>        delta_t = <dout_t, out_t>
- *     ds_tj  = p_tj (dp_tj - delta_t) / sqrt(D)
+ *     dv_j  += p_tj dout_t        dp_tj = <dout_t, v_j>
+ *     ds_tj  = p_tj (dp_tj - delta_t) / sqrt(D),   delta_t = sum_j p_tj dp_tj = <dout_t, out_t>
  *     dq_t  += ds_tj k_j          dk_j += ds_tj q_t
  *
  * In a row of several samples, or with a window, a query sees only some of the keys before it,
@@ -17,7 +17,7 @@
  * scores. All products are one small routine.   Source: FlashAttention, arXiv 2205.14135. */
 #include "impl.h"
 
-enum { BLOCK = 16, TILE_M = 4 };        /* query rows at a time; the masked half of a diagonal block is wasted */
+enum { BLOCK = 16, TILE_M = 4 };        /* BLOCK: query rows at a time; half of a diagonal block is masked, wasted */
 
 /* TILE_M rows of `vectors` vectors, in registers during the loop over k. */
 static inline __attribute__((always_inline)) void tile(real *c, int ldc, const real *a, int a_row, int a_col,
