@@ -29,7 +29,6 @@ static Word *words_find(const Words *w, const char *s, size_t n, uint32_t hash) 
         if (p->hash == hash && p->bytes == n && !memcmp(p->at, s, n)) return p;
     return &w->at[i];
 }
-
 static void words_add(Words *w, const char *s, size_t n, uint32_t hash, int64_t count) {
     if (2 * w->used >= w->capacity) {
         Words larger = { .capacity = w->capacity ? 2 * w->capacity : 1 << 12, .used = w->used };
@@ -59,7 +58,6 @@ static size_t end_of_text(const char *s, size_t n) {
         if (!memcmp(p, END_OF_TEXT, length)) return (size_t)(p - s);
     return n;
 }
-
 static Words count_words(const Document *text, size_t documents, const PreTokenizer *scanner, int show) {
     const int threads = omp_get_max_threads();
     Words *of = mem_alloc((size_t)threads * sizeof *of), all;
@@ -132,7 +130,6 @@ static uint32_t *pair_entry(const Trainer *t, uint64_t ids) {
     while (t->table[i] && t->pairs[t->table[i] - 1].ids != ids) i = (i + 1) & t->mask;
     return &t->table[i];
 }
-
 static Pair *pair_make(Trainer *t, uint64_t ids) {
     uint32_t *entry = pair_entry(t, ids);
     if (*entry) return &t->pairs[*entry - 1];
@@ -323,7 +320,6 @@ static void add_key(Text *json, Document token) {
         text_add_bytes(json, c, utf8_encode(code, c));
     }
 }
-
 static Tokenizer *tokenizer_of(const Trainer *t, const char *regex, Error *e) {
     Text json = { 0 };
     text_add(&json,

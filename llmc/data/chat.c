@@ -283,7 +283,6 @@ static char *find_jinja(const char *folder, const JsonValue *config) {
         if (!strcmp(json_string(json_get(one, "name"), ""), "default")) v = json_get(one, "template");
     return json_string(v, NULL) ? text_format("%s", json_string(v, "")) : NULL;
 }
-
 static void find_template(Chat *c, const char *folder, const JsonValue *config) {
     char *jinja = find_jinja(folder, config), *text = jinja ? tidy(jinja) : NULL;
     c->form = text ? recognize_own(jinja) : NULL;
@@ -347,7 +346,6 @@ static int role_of(const char *name) {
         if (!strcmp(name, others[i].name)) return (int)others[i].role;
     return -1;
 }
-
 static int read_message(const JsonValue *v, size_t number, ChatMessage *m, Error *e) {
     const JsonValue *from = json_get(v, "role"), *text = json_get(v, "content"), *calls = json_get(v, "tool_calls");
     if (!from) from = json_get(v, "from");
@@ -455,7 +453,6 @@ static size_t end_of_answer(const Writer *w, size_t i) {
     const int next = f->flags & NEXT_ENDS && i + 1 < w->count;
     return w->text->length + (next ? strcspn(f->turn[w->m[i + 1].role].before, "\n") : 0);
 }
-
 static void write_message(const Writer *w, size_t i, Part content) {
     const ChatTemplate *f = w->c->form;
     const ChatMessage *m = &w->m[i];
@@ -508,7 +505,6 @@ static size_t after_question(const ChatTemplate *f, const ChatMessage *m, size_t
                                         && !memcmp(m[i].text + m[i].bytes - 16, "</tool_response>", 16))) return i + 1;
     return f->flags & THINKS ? count : 0;
 }
-
 int chat_write(const Chat *c, const ChatMessage *m, size_t count, int prompt, Text *text, Text *turns, Error *e) {
     const ChatTemplate *f = c->form;
     const Writer w = { c, m, count, f ? after_question(f, m, count) : 0, prompt, text, turns };

@@ -57,7 +57,6 @@ static int64_t windows(const Segment *p, int T) {
     if (p->is_chats) return p->packing.T == T ? p->packing.rows : 0;
     return T < 1 || p->tokens <= T ? 0 : p->tokens < 2 * (int64_t)T ? 1 : p->tokens / T - 1;
 }
-
 static int64_t validation_windows(const Segment *p, int T) {
     return p->is_chats ? windows(p, T) : T < 1 ? 0 : (p->tokens - 1 + T - 1) / T;
 }
@@ -72,7 +71,6 @@ static int check_packing(Segment *p, const char *use, int T, Error *e) {
              "they are left out", use, (long long)T + 1, (long long)p->packing.unanswered);
     return 1;
 }
-
 int data_check(Data *d, int T, int vocab, Error *e) {
     static const char *const names[] = { "training", "validation" };
     for (int s = 0; s < 2; s++) {
@@ -127,7 +125,6 @@ static int *count_up(int *positions, int b, int T) {
     for (int t = 0; t < T && row; t++) row[t] = t;
     return row;
 }
-
 int data_batch(const Data *d, int64_t first, int B, int T, uint64_t seed, int *inputs, int *targets,
                int *positions, Error *e) {
     const int64_t epoch_samples = data_epoch_samples(d, T);

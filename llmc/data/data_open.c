@@ -256,7 +256,6 @@ static int count_matches(const char *folder, const char *pattern) {
     globfree(&found);
     return n;
 }
-
 static int use_folder(Data *d, int use, const char *folder, Error *e) {
     static const struct { const char *train, *validation; int both; } layouts[] = {   /* both: only if both are there */
         { "*_train*.bin", "*_val*.bin", 0 }, { "train.bin", "val.bin", 0 }, { "train.txt", "val.txt", 1 },

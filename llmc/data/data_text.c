@@ -16,7 +16,6 @@ static void add_portion(Portions *p, Split split, const Source *source, Document
     for (size_t i = 0; i < documents.count; i++) portion.bytes += documents.at[i].bytes;
     p->at[p->count++] = portion;
 }
-
 static int find_documents(Data *d, Portions *p, Error *e) {
     int has_chats = 0;
     p->at = mem_alloc(2 * (size_t)d->texts.count * sizeof *p->at);
@@ -146,7 +145,6 @@ static void widen(Segment *s) {
     s->memory = wide;
     s->width = 4;
 }
-
 static int encode_portion(Data *d, const Portion *p, const Tokenizer *t, Meter *meter, Error *e) {
     const int chats = p->source->has_chats;
     Segment *s = data_add_segment(d, p->split, p->source->path, chats ? 4 : d->is_bytes ? 1 : tokenizer_width(t));
@@ -193,7 +191,6 @@ static int open_chat(Data *d, const DataRequest *r, Error *e) {
     free(folder);
     return ok;
 }
-
 int data_encode_texts(Data *d, const DataRequest *r, Tokenizer **tokenizer, Error *e) {
     const int wanted = r ? tokens_wanted(r->tokenizer) : -1;
     Portions p = { 0 };

@@ -22,7 +22,6 @@ static void add_file(Source *s, const char *path, size_t bytes) {
     s->file[s->files++] = (TextFile){ text_format("%s", path), s->bytes, s->bytes + bytes };
     s->bytes += bytes;
 }
-
 void source_take_text(Source *s, const char *path, char *text, size_t bytes) {
     s->path = text_format("%s", path);
     s->text = text;
@@ -71,7 +70,6 @@ static int list_files(const char *folder, Paths *paths, Error *e) {
 }
 
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-
 int source_read_folder(Source *s, const char *folder, Error *e) {
     Paths paths = { 0 };
     size_t binary = 0, capacity = 0;

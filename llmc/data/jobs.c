@@ -11,7 +11,6 @@ static size_t cut_after(const Document *d, size_t at) {
         if ((d->at[at] == ' ' || d->at[at] == '\n') && at && is_alphanumeric(d->at[at - 1])) return at;
     return d->bytes;
 }
-
 size_t documents_jobs(const Document *d, size_t count, int divisible, Job **jobs) {
     size_t n = 0, capacity = 0;
     Job job = { .first = d };

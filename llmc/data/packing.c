@@ -26,7 +26,6 @@ static void end_sample(Packing *p, size_t *n, size_t *capacity, int64_t at, int6
     p->sample[(*n)++] = (Sample){ at, (int)(inputs < p->T ? inputs : p->T) };
     p->cut += inputs > p->T;
 }
-
 static int find_samples(const Segment *s, Packing *p, size_t *n, Error *e) {
     uint32_t *tokens = mem_alloc(CHUNK * sizeof *tokens);
     size_t capacity = 0;

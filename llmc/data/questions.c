@@ -104,7 +104,6 @@ static int read_line(Question *q, const char *line, size_t bytes, const Tokenize
     json_free(json);
     return ok;
 }
-
 static int parse_lines(Questions *q, const char *path, const char *text, size_t bytes, const Tokenizer *t, Error *e) {
     const char **at = NULL, *end = text + bytes;
     size_t lines = 0, capacity = 0;

@@ -41,7 +41,6 @@ static uint32_t token(const void *tokens, int width, int64_t i) {
     return width == 1 ? ((const uint8_t *)tokens)[i] : width == 2 ? ((const uint16_t *)tokens)[i]
          : ((const uint32_t *)tokens)[i];
 }
-
 int data_read_raw(const Segment *p, int64_t first, int64_t count, uint32_t *out, Error *e) {
     const void *tokens = stored(p, first, count, out, e);
     for (int64_t i = tokens ? count : 0; i-- > 0; ) out[i] = token(tokens, p->width, i);       /* backwards: in place */
@@ -80,7 +79,6 @@ static uint32_t largest(const void *tokens, int width, uint32_t bits, int64_t n)
     for (; i < n; i++) { uint32_t id = token(tokens, width, i) & bits; max = id > max ? id : max; }
     return max;
 }
-
 int data_scan(Segment *p, Error *e) {
     char *buffer = mem_alloc(CHUNK);
     int64_t step = CHUNK / p->width;

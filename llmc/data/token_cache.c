@@ -36,7 +36,6 @@ static uint64_t hash_header(Header h) {
     h.hash = 0;
     return hash_bytes(0, &h, sizeof h);
 }
-
 static int check_hash(const Cache *c, Error *e) {
     const int64_t size = (int64_t)c->header.size;
     uint64_t hash = hash_header(c->header);
@@ -135,7 +134,6 @@ static int width_of(const Data *d) {
         width = d->segment[k][i].width > width ? d->segment[k][i].width : width;
     return width;
 }
-
 static Header header_of(const Data *d, const Tokenizer *t, size_t json_bytes) {
     size_t tokens = 0;
     Header h = { .magic = MAGIC, .text = d->text_hash, .recipe = d->recipe_hash, .tokenizer = tokenizer_hash(t),
@@ -177,7 +175,6 @@ static int write_cache(const char *temporary, const void *with, Error *e) {
     file_abandon(f);
     return 0;
 }
-
 int data_keep(const Data *d, const Tokenizer *t, const char *folder, Error *e) {
     if (!d->text_hash || d->is_bytes || d->cached || d->segments[0] + d->segments[1] > ROWS_MAX) return 1;
     char *path = cache_path(folder);

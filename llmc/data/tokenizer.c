@@ -264,10 +264,7 @@ static void encode(Encoder *e, const char *s, size_t n, int normalized, int firs
 static Encoder encoder_begin(const Tokenizer *t, size_t bytes) {
     return (Encoder){ .t = t, .slots = bytes < SLOTS ? NULL : mem_alloc(SLOTS * sizeof(Slot)) };
 }
-static void encoder_end(Encoder *e) {
-    free_each(e->slots, e->symbols, e->heap);
-}
-
+static void encoder_end(Encoder *e) { free_each(e->slots, e->symbols, e->heap); }
 size_t tokenizer_encode_part(const Tokenizer *t, const char *text, size_t from, size_t end, int **ids, Text *seams) {
     Encoder e = encoder_begin(t, end - from);
     e.seams = seams, e.text = text;

@@ -17,7 +17,6 @@
 static const char *type_of(const JsonValue *v) { return json_string(json_get(v, "type"), "of unknown type"); }
 static int text_is(const JsonValue *v, const char *expected) { return !strcmp(json_string(v, ""), expected); }
 static int is_null(const JsonValue *v) { return !v || v->type == JSON_NULL; }
-
 static int read_normalizer(Tokenizer *t, const JsonValue *v, Error *e) {
     const char *type = type_of(v);
     if (is_null(v)) return 1;
@@ -39,7 +38,6 @@ static int add_scanner(Tokenizer *t, PreTokenizer scanner, Error *e) {
     t->scanner[t->scanners++] = scanner;
     return 1;
 }
-
 static int read_metaspace(Tokenizer *t, const JsonValue *v, Error *e) {
     static const char *const schemes[] = { "never", "first", "always" };
     const char *old = json_bool(json_get(v, "add_prefix_space"), 1) ? "always" : "never";
@@ -164,7 +162,6 @@ static void word_add(Tokenizer *t, int id) {
     while (t->words[i] >= 0) i = (i + 1) & t->words_mask;
     t->words[i] = id;
 }
-
 static int read_vocab(Tokenizer *t, const JsonValue *vocab, Error *e) {
     int byte_of_code[0x200], ok = 1;
     for (int i = 0; i < 0x200; i++) byte_of_code[i] = -1;
@@ -348,7 +345,6 @@ static int check_family(const Tokenizer *t, Error *e) {
     return t->replace || t->metaspace
         || error_set(e, "neither ByteLevel nor U+2581 for spaces: this kind of BPE is not supported");
 }
-
 static int read_all(Tokenizer *t, const JsonValue *root, size_t bytes, Error *e) {
     if (!json_is(root, JSON_OBJECT)) return error_set(e, "it is not a JSON object");
     if (!read_normalizer(t, json_get(root, "normalizer"), e)

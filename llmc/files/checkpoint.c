@@ -285,7 +285,6 @@ static int holds_weights(const Checkpoint *c, const char *weights, const char *t
     if (a.st_dev == b.st_dev && a.st_ino == b.st_ino) return 1;
     return expected_sum(checkpoint_run(c), "model.safetensors", &sum, &e) && verify_file(top, &sum, &e);
 }
-
 int checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tokenizer,
                        const HfOrigin *origin, Error *e) {
     char *weights = top_weights(c->path), *top = top_weights(c->folder);
@@ -306,7 +305,6 @@ static int64_t step_of(const char *folder) {
     safetensors_close(s);
     return complete ? step : -1;
 }
-
 int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer,
                     const HfOrigin *origin, Error *e) {
     char *folder = text_format("%s/best", c->folder);

@@ -174,7 +174,6 @@ static int read_name(Config *c, int i, const JsonValue *v, const Reader *r) {
     return error_set(r->e, "config.json: \"%s\" is \"%s\", which this program does not know in a %s",
                      keys[i].key, name, family_name(r->family));
 }
-
 static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
     const char *key = keys[i].key;
     void *field = (char *)c + keys[i].field;
@@ -424,7 +423,6 @@ static int refuse_names(const JsonValue *root, const Reader *r) {
     }
     return 1;
 }
-
 static int refuse_unknown(const JsonValue *root, const Reader *r) {
     Error *e = r->e;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
@@ -612,7 +610,6 @@ static void write_key(const JsonValue *v, const char **separator, Text *out) {
     *separator = ",\n  ";
 }
 static int is_type(const JsonValue *v) { return !strcmp(v->key, "dtype") || !strcmp(v->key, "torch_dtype"); }
-
 int config_to_json_like(const Config *c, const char *dtype, const JsonValue *origin, Text *out) {
     const Family f = config_family(c);
     Config was;

@@ -146,7 +146,6 @@ static int set_type(const char *folder, const char *type, Error *e) {
     free_each(out.at, path);
     return ok;
 }
-
 int export_weights(const char *folder, ExportForm form, const HfOrigin *origin, int *files, Error *e) {
     Layout p = { 0 };
     char *single = text_format("%s/model.safetensors", folder);

@@ -44,7 +44,6 @@ static int has_pickles(const char *folder) {
 static int later(struct timespec a, struct timespec b) {
     return a.tv_sec > b.tv_sec || (a.tv_sec == b.tv_sec && a.tv_nsec > b.tv_nsec);
 }
-
 static char *newest_model(void) {
     static const char *const patterns[] = { "*/model.safetensors", "*/best/model.safetensors",
                                             "*/model.safetensors.index.json", "*/best/model.safetensors.index.json" };
@@ -77,7 +76,6 @@ static const char *no_model(const char *given) {
          : is_folder(given) ? "there is no model in this folder" : is_file(given) ? "this is a file"
                             : "no such folder (a prompt is given with -i)";
 }
-
 char *hf_find_model(const char *given, Error *e) {
     char *best = text_format("%s/best", given ? given : "out"), *folder = NULL;
     if (given && is_model(given)) folder = text_format("%s", given);
@@ -275,7 +273,6 @@ static int find_problems(const Model *m, Safetensors *s, Text *problems, size_t 
 static int report_problems(const char *path, int n, const Text *problems, Error *e) {
     return !n || error_set(e, "%s: %d tensor%s cannot be used:%.900s", path, n, n > 1 ? "s" : "", problems->at);
 }
-
 int hf_check_weights(const Device *dev, const Config *c, const char *path, Error *e) {
     Model m;
     Text problems = { 0 };
@@ -415,7 +412,6 @@ static int save_modeling(const char *folder, Error *e) {
     free(text.at);
     return ok;
 }
-
 int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
     static const char generation[] = "{\n  \"do_sample\": true,\n  \"temperature\": 0.8,\n  \"top_p\": 0.95\n}\n";
     Text config = { 0 };

@@ -59,7 +59,6 @@ static int send(const Device *dev, const Batch *b, Error *e) {
     }
     return 1;
 }
-
 int load_all(const Device *dev, Safetensors *s, const Load *loads, size_t count, Error *e) {
     const int most = 2 * omp_get_max_threads();
     Batch batches[2] = { { 0 } };

@@ -263,9 +263,7 @@ static int index_names(Safetensors *s, Error *e) {
     return 1;
 }
 
-static int by_string(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
+static int by_string(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
 
 static int is_plain_name(const char *name) {
     return name[0] && !strchr(name, '/') && strcmp(name, ".") && strcmp(name, "..");
@@ -337,7 +335,6 @@ static int open_folder(Safetensors *s, const char *folder, Error *e) {
     free_each(single, index);
     return ok;
 }
-
 Safetensors *safetensors_open(const char *path, Error *e) {
     Safetensors *s = mem_alloc(sizeof *s);
     if (is_folder(path) ? open_folder(s, path, e) : add_shard(s, path, e) && index_names(s, e)) return s;
