@@ -11,7 +11,7 @@ enum { BPE_MIN = 257, BPE_MAX = 1 << 20 };
 /* A tokenizer of exactly `tokens` tokens: id 0 is END_OF_TEXT, then the 256 bytes, then merged
  * pairs, most frequent first. The same merges as the BpeTrainer of Hugging Face's library with
  * min_frequency 2; the same on any number of threads. Where the text contains END_OF_TEXT, a
- * document ends. show: progress on stderr. NULL: the pattern is unknown, or too few pairs occur
- * twice. */
+ * document ends. show: progress on stderr. NULL and e: the pattern is unknown, or too few pairs
+ * occur twice. */
 Tokenizer *bpe_train(const Document *text, size_t documents, int tokens, const char *pattern, int show, Error *e);
 #endif

@@ -45,7 +45,7 @@ char *chat_jinja(const Chat *c);
 /* Does a line of JSONL hold a conversation, {"messages": [{"role", "content"}...]} or
  * {"conversations": [{"from", "value"}...]}? NULL: no; else its list. */
 const JsonValue *chat_list(const JsonValue *line);
-/* The messages of such a list, with texts of the JSON; free() them. 0: one is wrong. */
+/* The messages of such a list, with texts of the JSON; free() them. 0 and e: one is wrong. */
 size_t chat_read(const JsonValue *list, ChatMessage **messages, Error *e);
 
 /* The text of a conversation. prompt: 1: it ends where the assistant's turn begins. turns: NULL, or

@@ -36,7 +36,7 @@ typedef struct Data Data;
 typedef enum { DATA_TRAIN, DATA_VALIDATION } Split;
 
 /* Opens all files and reads every token once, to find the largest id. validation: NULL or "": hold
- * out a tenth. tokenizer: for text, not kept; NULL: bytes. NULL: error. */
+ * out a tenth. tokenizer: for text, not kept; NULL: bytes. NULL and e: error. */
 Data       *data_open(const char *train, const char *validation, const Tokenizer *tokenizer, Error *e);
 
 /* The same, with a tokenizer that is loaded or trained first, and a cache of tokens. */

@@ -30,6 +30,6 @@ int  questions_parse(Questions *q, const char *path, const char *text, size_t by
 void questions_free(Questions *q);
 
 /* Removes tokens at the beginning of contexts, so that a model of `context` tokens sees each choice
- * to its end. *cut: questions that lost any. 0: a choice alone is longer. */
+ * to its end. *cut: questions that lost any. 0 and e: a choice alone is longer. */
 int  questions_cut(Questions *q, const char *path, int context, size_t *cut, Error *e);
 #endif
