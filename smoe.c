@@ -6,18 +6,19 @@
  * looks at earlier tokens, and an MLP, which works on each token alone. Most of the weights are in
  * the MLPs, and a dense model multiplies every token by all of them. A mixture has E small MLPs
  * instead, the experts, and a router that picks K of them for each token: it has the weights of E
- * experts and takes the time of K. With 8 experts and 2 of them a token, the model below has 1.9
- * million parameters, of which a token uses 0.7 million.
+ * experts and takes the time of K. With 8 experts, 2 of them for each token, the model below has
+ * 1.9 million parameters, of which a token uses 0.7 million.
  *
- * Attention can be a mixture, too: an expert then owns the queries and outputs of some heads, and
- * all experts share keys and values. A = 1, the default, is plain attention; A = 8 has 8 experts.
+ * Attention can be a mixture, too: an expert then owns the query and output weights of some heads,
+ * and all share keys and values. A = 1, the default, is plain attention; A = 8 has 8 experts.
  *
- * Read it from the top. Who knows nanoGPT finds a transformer without a framework, and three new
- * things: `linear` with its two index arrays, `router`, and `experts`. Every function has its
- * backward below it, and a backward ADDS to the gradients that it is given: dx += ...
+ * Read it from the top; what is before `linear` can wait. If you know nanoGPT, you will find a
+ * transformer without a framework, and three new things: `linear` with its two index arrays,
+ * `router`, and `experts`. The backward of a function is below it, and ADDS to the gradients that
+ * it is given, dx += ..., so these begin at zero. (It says so where it sets them instead.)
  *
- * dx is the gradient of the loss by x and has its shape. Shapes stand in comments, the last
- * dimension contiguous: x (N,C) is x[n*C + c]. A weight (O,I) has one row for each output.
+ * dx is the gradient of the loss with respect to x and has its shape. Shapes stand in comments, the
+ * last dimension contiguous: x (N,C) is x[n*C + c]. A weight (O,I) has one row for each output.
  *
  * train_moe computes the same on GPUs, for more models and forms of data, in several processes.
  * Its losses are those of this file (tests/smoe.sh): train_moe -e m4:z1 -wo adamw -l 1e-3 */
@@ -41,18 +42,19 @@
 #ifndef SIZES
 #define SIZES L = 4, C = 128, HEADS = 4, E = 8, F = 128, A = 1, B = 24, T = 128
 #endif
-enum {      /* layers; channels: a token is a vector of C numbers; heads; experts, and their width;
-             * attention experts; sequences of a batch, and tokens of a sequence */
+enum {      /* L layers; C channels: a token is a vector of C numbers; E experts, each F wide;
+             * A attention experts; B sequences of a batch, of T tokens */
     SIZES,
     K = E > 1 ? 2 : 1, X = A > 1 ? 2 : 1,           /* experts and attention experts of a token */
     D = C / HEADS,                                  /* size of a head */
-    G = HEADS / X,                                  /* key/value heads; heads of an expert */
-    KEYS = G*D, QUERIES = X*G*D,                    /* all keys, all queries of a token */
+    G = HEADS / X,                  /* key/value heads, and as many query heads for each expert */
+    KEYS = G*D, QUERIES = X*G*D,                    /* numbers in a token's keys, in its queries */
     V = 256,                                        /* vocabulary: a token is a byte */
     N = B*T,                                        /* tokens of a batch */
     MOST_E = E > A ? E : A, MOST_K = K > X ? K : X, WIDEST = F > KEYS ? F : KEYS,
     S = N*MOST_K                                    /* slots: see router */
 };
+_Static_assert(C % HEADS == 0 && HEADS % X == 0 && D % 2 == 0 && T > 1, "these SIZES do not fit");
 static const float EPSILON = 1e-6f, BALANCE = 0.01f, Z = 0.001f;    /* of norms; of router losses */
 
 /* ---- parameters. Gradients, and Adam's two moments, are the same struct again ---------------- */
@@ -61,7 +63,7 @@ typedef struct {
     float att_router[A*C];                          /* (A,C) */
     float kv[2*KEYS*C];                             /* (2,G*D,C) keys, then values */
     float query[A*KEYS*C], output[A*C*KEYS];        /* (A,G*D,C) (A,C,G*D) */
-    float query_norm[D], key_norm[D];               /* of every head */
+    float query_norm[D], key_norm[D];               /* one for all heads */
     float att_bias[C];
     float mlp_norm[C];
     float router[E*C];                              /* (E,C) */
@@ -75,8 +77,10 @@ typedef struct {
 } Params;
 static Params p, g, moment1, moment2;
 
-/* One list of tensors serves initial values, gradient norm and update. init: the standard
- * deviation of normal numbers, or ONES. decay: 1 for matrices, which weight decay pulls to zero. */
+/* One list of tensors serves initial values, gradient norm and update; at(&g, t) is tensor t in g.
+ * init: the standard deviation, or ONES; output and down begin at 0, so that at first a layer adds
+ * nothing. decay: 1 for what weight decay pulls to 0. moa: only models with attention experts have
+ * it. In others it stays 0: a router of zeros gives its only expert weight 1, and no gradient. */
 typedef struct { const char *name; size_t offset, bytes; float init, decay; int moa; } Tensor;
 enum { ONES = -1 };
 static const Tensor tensors[] = {
@@ -92,46 +96,40 @@ static const Tensor tensors[] = {
     { "self_attention.q_norm.weight",                TENSOR(query_norm, ONES, 0, 0) },
     { "self_attention.k_norm.weight",                TENSOR(key_norm, ONES, 0, 0) },
     { "post_attention_layernorm.weight",             TENSOR(mlp_norm, ONES, 0, 0) },
-    { "mlp.router.layer.weight",                     TENSOR(router, 0.02f, 1, 0) },
+    { "mlp.router.layer.weight",                     TENSOR(router, E > 1 ? 0.02f : 0, 1, 0) },
     { "mlp.input_linear.weight",                     TENSOR(up, 0.02f, 1, 0) },
     { "mlp.output_linear.weight",                    TENSOR(down, 0, 1, 0) },
     { "mlp.bias",                                    TENSOR(mlp_bias, 0, 0, 1) },
 };
-/* Calls visit for every tensor, with its full name and its offset in Params. moa: only a mixture of
- * attention experts has it. Without, it stays zero: a router's only expert then has weight 1. */
-static void each_tensor(void visit(const Tensor *t, void *context), void *context) {
+/* Calls visit for every tensor, with its full name and its offset in Params. */
+static void each_tensor(void visit(const Tensor *t, void *more), void *more) {
     char name[128];
-    visit(&(Tensor){ "model.embed_tokens.weight", 0, sizeof p.embed, 0.02f, 0, 0 }, context);
+    visit(&(Tensor){ "model.embed_tokens.weight", 0, sizeof p.embed, 0.02f, 0, 0 }, more);
     for (size_t l = 0; l < L; l++)
         for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
             Tensor t = tensors[i];
             snprintf(name, sizeof name, "model.layers.%zu.%s", l, t.name);
             t.name = name;
             t.offset += offsetof(Params, layer) + l * sizeof(Layer);
-            if (A > 1 || !t.moa) visit(&t, context);
+            if (A > 1 || !t.moa) visit(&t, more);
         }
-    visit(&(Tensor){ "model.norm.weight", offsetof(Params, final_norm), sizeof p.final_norm, ONES,
-                     0, 0 }, context);
+    visit(&(Tensor){ "model.norm.weight", offsetof(Params, final_norm), C * 4, ONES, 0, 0 }, more);
 }
 static float *at(Params *x, const Tensor *t) { return (float *)((char *)x + t->offset); }
 
 /* ---- random numbers: a function of (key, index), so there is no state to keep ---------------- */
-static uint64_t random_bits(uint64_t key, uint64_t i) {             /* splitmix64 */
+static uint64_t bits(uint64_t key, uint64_t i) {             /* splitmix64 */
     uint64_t z = key + (i + 1) * 0x9E3779B97F4A7C15u;
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
     z = (z ^ z >> 27) * 0x94D049BB133111EBu;
     return z ^ z >> 31;
 }
-static uint64_t key_of(uint64_t seed, uint64_t purpose) {
-    return random_bits(random_bits(seed, purpose), 0x6D6F65);
-}
-static double uniform(uint64_t key, uint64_t i) {                   /* in [0, 1) */
-    return (double)(random_bits(key, i) >> 11) * 0x1p-53;
-}
+static uint64_t key_of(uint64_t seed, uint64_t use) { return bits(bits(seed, use), 0x6D6F65); }
+static double uniform(uint64_t key, uint64_t i) { return (double)(bits(key, i) >> 11) * 0x1p-53; }
 static double normal(uint64_t key, uint64_t i) {                    /* Box and Muller's method */
     return sqrt(-2 * log(1 - uniform(key, 2*i))) * cos(6.283185307179586 * uniform(key, 2*i + 1));
 }
-static uint64_t hash(const char *s, size_t n) {                     /* FNV-1a, 8 bytes at a time */
+static uint64_t hash(const char *s, size_t n) {                     /* after FNV-1a */
     uint64_t h = 0xcbf29ce484222325u, word;
     for (; n >= 8; s += 8, n -= 8)
         memcpy(&word, s, 8), h = (h ^ word) * 0x100000001b3u, h ^= h >> 29;
@@ -149,7 +147,7 @@ static void initialize(const Tensor *t, void *seed) {
 /* ---- linear: out = x w^T, for n rows x (I) and out (O), w (O,I) -------------------------------
  * Row i of the product reads x[from[i]] and writes out[to[i]]; without index arrays (NULL) both are
  * row i. This is all that an expert needs: it has some of the rows, and reads and writes them where
- * they are. Nothing is copied, sorted or padded. (The idea is ScatterMoE's, arXiv 2403.08245.) */
+ * they are. No row is gathered or padded. (The idea is ScatterMoE's, arXiv 2403.08245.) */
 static float dot(const float *a, const float *b, int n) {
     float sum = 0;
     VECTOR_SUM
@@ -163,10 +161,11 @@ static void linear(float *out, const int *to, const float *x, const int *from, c
     for (int i = 0; i < n; i++)
         for (int o = 0; o < O; o++) out[row(to, i)*O + o] = dot(x + row(from, i)*I, w + o*I, I);
 }
-/* Small changes X of x and W of w change the loss by <dout, X w^T + x W^T>, which is the same as
- * <dout w, X> + <dout^T x, W>. So
+/* Small changes x' and w' change the loss by <dout, x' w^T + x w'^T>, where <a, b> is the sum of
+ * the products of all elements. That is <dout w, x'> + <dout^T x, w'>, and what stands beside x' is dx:
  *     dx += dout w        dw += dout^T x
- * Threads share the rows out, so no two of `from` may be the same row of dx. */
+ * Rows are divided among threads, so `from` must not name a row of dx twice. Of an expert it does
+ * not, because a token chooses an expert at most once. */
 static void linear_backward(float *dx, float *dw, const float *dout, const int *to,
                             const float *x, const int *from, const float *w, int n, int I, int O) {
     PARALLEL
@@ -210,8 +209,8 @@ static void rmsnorm_backward(float *dx, float *dw, const float *dout, const floa
 }
 
 /* ---- rope: pair (i, i + D/2) of each head is rotated by an angle that grows with the position --
- * A dot product of two rotated vectors depends on the distance of their positions only. Backward
- * is the rotation by the opposite angle: direction -1. x (tokens, heads*D), in place. */
+ * So a dot product of two of them depends on their positions only by the distance. Backward is the
+ * rotation by the opposite angle: direction -1. x (tokens, heads*D), in place. */
 static void rope(float *x, int direction, int tokens, int heads, int length) {
     PARALLEL
     for (long n = 0; n < tokens; n++)
@@ -234,7 +233,7 @@ static void attention(float *out, float *lse, const float *q, const float *k, co
                       int tokens, int length) {
     PARALLEL
     for (int nh = 0; nh < tokens * X*G; nh++) {
-        const long n = nh / (X*G), first = n - n % length;          /* tokens of its sequence */
+        const long n = nh / (X*G), first = n - n % length;     /* n's sequence begins at first */
         const int h = nh % (X*G), kv = h % G * D;
         const float *query = q + n*QUERIES + h*D;
         float score[T], max = -INFINITY, sum = 0, *o = out + n*QUERIES + h*D;
@@ -251,9 +250,9 @@ static void attention(float *out, float *lse, const float *q, const float *k, co
 }
 /* out is linear in p and in v: dv_j += p_tj dout_t, dp_tj = <dout_t, v_j>. A softmax has
  *     ds_j = p_j (dp_j - sum over i of p_i dp_i)
- * and this sum is <dout_t, out_t>, since out_t is the same sum of v. The scores s are dot products:
- * dq_t += ds_tj k_j, dk_j += ds_tj q_t, over sqrt(D). A thread has a key/value head of a sequence,
- * and all query heads that attend with it, so that no other thread adds to the same dk and dv. */
+ * and this sum is sum p_i <dout_t, v_i> = <dout_t, sum p_i v_i> = <dout_t, out_t>. The scores s are
+ * dot products: dq_t += ds_tj k_j, dk_j += ds_tj q_t, over sqrt(D). A thread takes a key/value head
+ * of a sequence with all of its query heads, so that no other adds to the same dk and dv. */
 static void attention_backward(float *dq, float *dk, float *dv, const float *dout,
                                const float *out, const float *lse, const float *q,
                                const float *k, const float *v, int tokens, int length) {
@@ -281,12 +280,12 @@ static void attention_backward(float *dq, float *dk, float *dv, const float *dou
 /* ---- router: which experts a token uses, and how much each of them counts ---------------------
  * Every token scores every expert, logits = x w^T (N,E), and chooses the K best. Their weights are
  * the softmax of the chosen logits. A choice is a slot: slot s = n*K + k is choice k of token n. An
- * expert has its slots together, so they are sorted by expert: those of e begin at start[e]. With
- * three tokens that choose experts (2 0) (1 2) (2 1) (drawn in docs/figures/slots.svg):
+ * expert needs a list of its slots, so slot[] has all slots sorted by expert; rows stay where they
+ * are. With three tokens that choose experts (2 0) (1 2) (2 1) (drawn in docs/figures/slots.svg):
  *
- *     expert   0 | 1 1 | 2 2 2
- *     slot     1 | 2 5 | 0 3 4       where an expert writes what it makes of a row
- *     token    0 | 1 2 | 0 1 2       slot / K: where it reads the row */
+ *     expert    0 | 1 1 | 2 2 2      start = 0 1 3, load = 1 2 3
+ *     slot[i]   1 | 2 5 | 0 3 4      where an expert writes what it makes of a row
+ *     token[i]  0 | 1 2 | 0 1 2      slot / K: where it reads the row */
 typedef struct {
     int   E, K;                                     /* of the MLP, or of attention: A, X */
     float logits[N*MOST_E], lse[N];                 /* (N,E) (N) log sum of exp(logits) */
@@ -305,7 +304,7 @@ static void choose(Routes *r, int n) {              /* the experts of token n, a
     for (int k = 0; k < r->K; k++) {
         int best = 0;
         for (int e = 1; e < r->E; e++) if (left[e] > left[best]) best = e;
-        left[expert[k] = best] = -INFINITY;
+        expert[k] = best, left[best] = -INFINITY;
     }
     const float max = l[expert[0]];
     for (int e = 0; e < r->E; e++) all += expf(l[e] - max);
@@ -314,26 +313,26 @@ static void choose(Routes *r, int n) {              /* the experts of token n, a
     r->lse[n] = max + logf(all);
 }
 static void router(Routes *r, const float *x, const float *w, int tokens, int experts, int chosen) {
-    int next[MOST_E] = { 0 };
+    int next[MOST_E];
     r->E = experts, r->K = chosen;
     linear(r->logits, NULL, x, NULL, w, tokens, C, experts);
     for (int n = 0; n < tokens; n++) choose(r, n);
     memset(r->load, 0, sizeof r->load);             /* a counting sort of the slots */
     for (int s = 0; s < tokens * chosen; s++) r->load[r->expert[s]]++;
-    for (int e = 0; e < experts; e++) next[e] = r->start[e] = e ? next[e - 1] + r->load[e - 1] : 0;
+    for (int e = 0, sum = 0; e < experts; sum += r->load[e++]) r->start[e] = next[e] = sum;
     for (int s = 0; s < tokens * chosen; s++) {
         const int i = next[r->expert[s]]++;
-        r->slot[i] = s;
-        r->token[i] = s / chosen;
+        r->slot[i] = s, r->token[i] = s / chosen;
     }
 }
 /* The choice itself has no gradient: a small change of the logits does not change it. A router
  * learns through the weights of the experts that it chose. But experts that are chosen learn, are
  * then chosen more often, and in the end two of them do everything. A loss prevents that,
  *     balance = E/K * sum over e of (load_e / N) * (mean over the tokens of prob_e)
- * with prob the softmax of all logits: it is 1 if the load is even, E/K if all tokens choose the
- * same K. Its gradient takes load as a constant, and pushes down the probability of busy experts.
- * A second loss, mean(lse^2), keeps the logits small. Together, for the logits of a token:
+ * with prob the softmax of all logits: 1 if the load is even, near E/K if all tokens want the same
+ * K. Its gradient takes load as a constant, and pushes down the probability of busy experts. A
+ * second loss, mean(lse^2), keeps the logits small. Both exist only as gradients, here; the loss
+ * that is printed is the cross entropy alone. For the logits of a token:
  *     dlogit_e = weight_e (dweight_e - sum over chosen j of weight_j dweight_j)     if e is chosen
  *              + BALANCE * E/K / N^2 * prob_e (load_e - sum over j of prob_j load_j)
  *              + Z * 2 lse / N * prob_e
@@ -369,7 +368,7 @@ static void parallel_linear(float *out, const float *x, const int *from, const f
         linear(out, r->slot + i, x, from + i, w + (long)e*O*I, r->load[e], I, O);
     }
 }
-/* dout by slot (to = r->slot), or by token. */
+/* dout by slot (to = r->slot), or by token (to = r->token). */
 static void parallel_linear_backward(float *dx, float *dw, const float *dout, const int *to,
                                      const float *x, const int *from, const float *w,
                                      const Routes *r, int I, int O) {
@@ -381,7 +380,7 @@ static void parallel_linear_backward(float *dx, float *dw, const float *dout, co
 }
 
 /* The way back to tokens: out_n += bias + sum over the slots s of n of weight_s y_s, where
- * y_s = w[e] act_s for the expert e of the slot. act (S,I) by slot, w (E,C,I). */
+ * y_s = act_s w[e]^T for the expert e of the slot. act (S,I) by slot, w (E,C,I). */
 static void combine(float *out, const float *act, const float *w, const float *bias,
                     const Routes *r, int tokens, int I) {
     static float y[S*C];
@@ -394,40 +393,38 @@ static void combine(float *out, const float *act, const float *w, const float *b
             out[n*C + c] += sum;
         }
 }
-/* All slots of a token have the same dout_n. Let da_s = dout_n w[e]. Then
+/* All slots of a token have the same dout_n. Let da_s = dout_n w[e]. Then (setting dact, dweight)
  *     dact_s    = weight_s da_s
- *     dweight_s = <dout_n, y_s> = <dout_n, w[e] act_s> = <da_s, act_s>
+ *     dweight_s = <dout_n, y_s> = <dout_n, act_s w[e]^T> = <dout_n w[e], act_s> = <da_s, act_s>
  *     dw[e]    += sum over the slots of e of dout_n^T (weight_s act_s)
- * The second line is why y need not be kept: da is needed anyway, and it gives dweight as well.
- * (docs/figures/backward.svg) */
+ * The second line is why y need not be kept: da is needed anyway, and gives dweight as well. */
 static void combine_backward(float *dact, float *dweight, float *dw, float *dbias,
                              const float *dout, const float *act, const float *w,
                              const Routes *r, int tokens, int I) {
     static float weighted[S*WIDEST];
     const long slots = (long)tokens * r->K;
-    for (long n = 0; n < tokens && A > 1; n++)      /* plain attention's model has no biases */
-        for (int c = 0; c < C; c++) dbias[c] += dout[n*C + c];
+    for (long n = 0; n < tokens; n++) for (int c = 0; c < C; c++) dbias[c] += dout[n*C + c];
     for (long s = 0; s < slots; s++)
         for (int i = 0; i < I; i++) weighted[s*I + i] = r->weight[s] * act[s*I + i];
     memset(dact, 0, slots * I * sizeof *dact);
     parallel_linear_backward(dact, dw, dout, r->token, weighted, r->slot, w, r, I, C);
-    for (long s = 0; s < slots; s++) {
+    for (long s = 0; s < slots; s++) {              /* dact is da so far */
         dweight[s] = dot(dact + s*I, act + s*I, I);
         for (int i = 0; i < I; i++) dact[s*I + i] *= r->weight[s];
     }
 }
 
 /* ---- experts: each is a gated MLP -------------------------------------------------------------
- *     (gate, up) = up[e] x        act = silu(gate) * up        y = down[e] act
- * silu(x) = x sigmoid(x). pre (S,2F), all (gate, up), is kept; act is computed from it again. */
+ *     (gate, u) = x up[e]^T        act = silu(gate) * u        y = act down[e]^T
+ * silu(x) = x sigmoid(x). pre (S,2F), all (gate, u), is kept; act is computed from it again. */
 static float act[S*F];
 static float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 static void activate(const float *pre, int tokens) {
     PARALLEL
     for (long s = 0; s < (long)tokens * K; s++)
         for (int f = 0; f < F; f++) {
-            const float gate = pre[s*2*F + f], up = pre[s*2*F + F + f];
-            act[s*F + f] = gate * sigmoid(gate) * up;
+            const float gate = pre[s*2*F + f], u = pre[s*2*F + F + f];
+            act[s*F + f] = gate * sigmoid(gate) * u;
         }
 }
 static void experts(float *out, float *pre, const float *x, const Layer *w, const Routes *r,
@@ -447,8 +444,8 @@ static void experts_backward(float *dx, float *dweight, Layer *dw, const float *
     for (long s = 0; s < (long)tokens * K; s++)
         for (int f = 0; f < F; f++) {
             const long i = s*2*F + f;
-            const float gate = pre[i], up = pre[i + F], da = dact[s*F + f], sig = sigmoid(gate);
-            dpre[i] = da * up * sig * (1 + gate * (1 - sig));
+            const float gate = pre[i], u = pre[i + F], da = dact[s*F + f], sig = sigmoid(gate);
+            dpre[i] = da * u * sig * (1 + gate * (1 - sig));
             dpre[i + F] = da * gate * sig;
         }
     parallel_linear_backward(dx, dw->up, dpre, r->slot, x, r->token, w->up, r, C, 2*F);
@@ -457,7 +454,8 @@ static void experts_backward(float *dx, float *dweight, Layer *dw, const float *
 /* ---- the model --------------------------------------------------------------------------------
  * A token enters as its row of embed. This is the residual stream x, to which sub-layers add:
  *     mid = x + attention(norm(x))        out = mid + experts(norm(mid)), the x of the next layer
- * After the last layer, logits compare norm(x) with every row of embed. (docs/figures/block.svg) */
+ * After the last layer, logits compare norm(x) with every row of embed. (docs/figures/block.svg;
+ * backward.svg. The numbers 1 to 7 are those of llmc/model/attention.c and moe.c.) */
 typedef struct {                                    /* what a layer keeps for its backward */
     float x[N*C], att_normed[N*C], att_rstd[N];     /* (N,C) (N,C) (N) */
     Routes att;
@@ -483,11 +481,12 @@ static void forward(int n, int length) {            /* of n tokens, sequences of
         float *out = l + 1 < L ? acts[l + 1].x : last;
         rmsnorm(a->att_normed, a->att_rstd, a->x, w->att_norm, n, C);
         router(&a->att, a->att_normed, w->att_router, n, A, X);                         /* 1, 2 */
+        /* 3. The slots of a token lie side by side, so (S,G*D) by slot is (N,X*G*D) by token. */
         parallel_linear(a->q_before, a->att_normed, a->att.token, w->query, &a->att, C, KEYS);
-        linear(a->k_before, NULL, a->att_normed, NULL, w->kv, n, C, KEYS);              /* 3 */
+        linear(a->k_before, NULL, a->att_normed, NULL, w->kv, n, C, KEYS);
         linear(a->v, NULL, a->att_normed, NULL, w->kv + KEYS*C, n, C, KEYS);
-        rmsnorm(a->q, a->q_rstd, a->q_before, w->query_norm, n * X*G, D);
-        rmsnorm(a->k, a->k_rstd, a->k_before, w->key_norm, n * G, D);                   /* 4 */
+        rmsnorm(a->q, a->q_rstd, a->q_before, w->query_norm, n * X*G, D);               /* 4 */
+        rmsnorm(a->k, a->k_rstd, a->k_before, w->key_norm, n * G, D);
         rope(a->q, +1, n, X*G, length);
         rope(a->k, +1, n, G, length);
         attention(a->mixed, a->att_lse, a->q, a->k, a->v, n, length);                   /* 5 */
@@ -495,9 +494,9 @@ static void forward(int n, int length) {            /* of n tokens, sequences of
         combine(a->mid, a->mixed, w->output, w->att_bias, &a->att, n, KEYS);            /* 6, 7 */
 
         rmsnorm(a->mlp_normed, a->mlp_rstd, a->mid, w->mlp_norm, n, C);
-        router(&a->mlp, a->mlp_normed, w->router, n, E, K);
+        router(&a->mlp, a->mlp_normed, w->router, n, E, K);                             /* 1, 2 */
         memcpy(out, a->mid, n*C * sizeof(float));
-        experts(out, a->pre, a->mlp_normed, w, &a->mlp, n);
+        experts(out, a->pre, a->mlp_normed, w, &a->mlp, n);                             /* 3 to 6 */
     }
     rmsnorm(final, final_rstd, last, p.final_norm, n, C);
     linear(logits, NULL, final, NULL, p.embed, n, C, V);
@@ -531,7 +530,7 @@ static void backward(int n, int length) {
         Layer *dw = &g.layer[l];
         Acts *a = &acts[l];
         CLEAR(dnormed);
-        experts_backward(dnormed, dweight, dw, dx, a->pre, a->mlp_normed, w, &a->mlp, n);
+        experts_backward(dnormed, dweight, dw, dx, a->pre, a->mlp_normed, w, &a->mlp, n); /* 6..3 */
         router_backward(dnormed, dw->router, &a->mlp, dweight, a->mlp_normed, w->router, n);
         rmsnorm_backward(dx, dw->mlp_norm, dnormed, a->mid, w->mlp_norm, a->mlp_rstd, n, C);
 
@@ -539,7 +538,7 @@ static void backward(int n, int length) {
         combine_backward(dmixed, dweight, dw->output, dw->att_bias, dx, a->mixed, w->output,
                          &a->att, n, KEYS);                                             /* 7, 6 */
         attention_backward(dq, dk, dv, dmixed, a->mixed, a->att_lse, a->q, a->k, a->v, n, length);
-        rope(dq, -1, n, X*G, length);                                                   /* 4 */
+        rope(dq, -1, n, X*G, length);                                                   /* 5, 4 */
         rope(dk, -1, n, G, length);
         rmsnorm_backward(dq_before, dw->query_norm, dq, a->q_before, w->query_norm, a->q_rstd,
                          n * X*G, D);
@@ -558,17 +557,16 @@ static void backward(int n, int length) {
 }
 
 /* ---- AdamW: every weight moves by about the rate, against the sign of its mean gradient --------
- *     m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2        w -= rate m / sqrt(v)
- * m and v begin at 0: in the first steps they are too small, by 1 - b1^step and 1 - b2^step. If the
- * norm of the whole gradient is above 1, all of it is scaled to 1. */
+ *     m = b1 m + (1 - b1) g    v = b2 v + (1 - b2) g^2    w = w (1 - rate decay) - rate m / sqrt(v)
+ * m and v begin at 0, so at first they are too small, by factors of 1 - b1^step and 1 - b2^step. If
+ * the norm of the whole gradient is above 1, the gradient is scaled down to norm 1. */
 typedef struct { double rate, norm; int step; } Update;
-static double gradient_norm(void) {
-    double sum = 0;
-    for (const float *d = (float *)&g; d < (float *)(&g + 1); d++) sum += (double)*d * *d;
-    return sqrt(sum);
+static void add_squares(const Tensor *t, void *sum) {
+    const float *d = at(&g, t);
+    for (size_t i = 0; i < t->bytes / sizeof *d; i++) *(double *)sum += (double)d[i] * d[i];
 }
-static void adamw(const Tensor *t, void *context) {
-    const Update *u = context;
+static void adamw(const Tensor *t, void *update) {
+    const Update *u = update;
     const float b1 = 0.9f, b2 = 0.99f, rate = u->rate, shrink = 1 - rate * 0.1f * t->decay;
     const float fix1 = 1 / (1 - pow(b1, u->step)), fix2 = 1 / (1 - pow(b2, u->step));
     const float scale = u->norm > 1 ? 1 / u->norm : 1;
@@ -586,11 +584,11 @@ static double learning_rate(int step, int steps) {          /* warm-up, then a c
                          : peak * (0.1 + 0.9 * 0.5 * (1 + cos(3.141592653589793 * done)));
 }
 
-/* ---- data: the first nine tenths of a file are learned from, the rest validates ---------------
- * An epoch is a permutation of the windows of T bytes, sample i a function of (seed, i). */
-static unsigned char text[1 << 26];
+/* ---- data: the model learns from the first nine tenths of a file, the rest is for validation ---
+ * An epoch is a permutation of the windows of T bytes; they begin at another byte, phase, in each. */
+static unsigned char text[1 << 28];
 
-/* A permutation of 0 .. size - 1: a Feistel network, repeated until the image is below size. */
+/* A permutation of 0 .. size - 1: rounds of a Feistel network, each of which can be undone. */
 static uint64_t permute(uint64_t i, uint64_t size, uint64_t key) {
     int half = 1;
     while (half < 31 && 1ull << 2*half < size) half++;
@@ -598,7 +596,7 @@ static uint64_t permute(uint64_t i, uint64_t size, uint64_t key) {
     do {
         for (uint64_t round = 0; round < 12; round++) {
             const uint64_t left = i >> half, right = i & mask;
-            i = right << half | (left ^ (random_bits(random_bits(key, round), right) & mask));
+            i = right << half | (left ^ (bits(bits(key, round), right) & mask));
         }
     } while (i >= size);
     return i;
@@ -611,7 +609,7 @@ static void load_batch(uint64_t bytes, uint64_t seed, uint64_t first) {
     const uint64_t windows = bytes / T - 1, left = bytes - windows * T;
     for (int b = 0; b < B; b++) {
         const uint64_t i = first + b, key = key_of(seed, i / windows);
-        const uint64_t phase = random_bits(key_of(key, 1), 0) % left;
+        const uint64_t phase = bits(key_of(key, 1), 0) % left;
         load(b, text + phase + permute(i % windows, windows, key_of(key, 0)) * T, T);
     }
 }
@@ -629,8 +627,8 @@ static double validate(size_t from, size_t to) {            /* the mean loss of 
     }
     return sum / bytes;
 }
-/* Draws bytes from softmax(logits / 0.8). Of the context, all is computed again for every byte;
- * infer_moe keeps keys and values instead. */
+/* Draws bytes from softmax(logits / 0.8). The whole context, of which half goes when it is full, is
+ * computed again for every byte; infer_moe keeps keys and values instead. */
 static void sample(int count, uint64_t seed) {
     inputs[0] = '\n';
     for (int i = 0, n = 1; i < count; i++) {
@@ -638,8 +636,8 @@ static void sample(int count, uint64_t seed) {
         int next = 0;
         forward(n, n);
         for (int v = 0; v < V; v++) sum += prob[v] = exp(logits[(n - 1)*V + v] / 0.8);
-        for (double u = uniform(seed, i) * sum; next < V - 1 && u >= prob[next]; next++)
-            u -= prob[next];
+        double u = uniform(seed, i) * sum;
+        while (next < V - 1 && u >= prob[next]) u -= prob[next++];
         putchar(next);
         if (n == T) memmove(inputs, inputs + T/2, (T - T/2) * sizeof *inputs), n = T - T/2;
         inputs[n++] = next;
@@ -659,7 +657,7 @@ int main(int argc, char **argv) {
     if (!file) return fprintf(stderr, "usage: %s FILE [STEPS]\n", argv[0]), 2;
     const size_t bytes = fread(text, 1, sizeof text, file), train = bytes - (bytes + 9) / 10;
     fclose(file);
-    if (train < 2*T) return fprintf(stderr, "%s: only %zu bytes\n", argv[1], bytes), 3;
+    if (train < 2*T || bytes == sizeof text) return fprintf(stderr, "%zu bytes do not fit\n", bytes), 3;
     setvbuf(stdout, NULL, _IOLBF, 0);               /* lines appear when they are complete */
     each_tensor(initialize, &seed);
     for (int step = 0; step < steps; step++) {
@@ -668,7 +666,10 @@ int main(int argc, char **argv) {
         forward(N, T);
         const double loss = cross_entropy(N);
         backward(N, T);
-        Update u = { learning_rate(step, steps), gradient_norm(), step + 1 };
+        Update u = { learning_rate(step, steps), 0, step + 1 };
+        each_tensor(add_squares, &u.norm);
+        u.norm = sqrt(u.norm);
+        if (!isfinite(u.norm)) return fprintf(stderr, "the gradient is not finite\n"), 5;
         each_tensor(adamw, &u);
         printf("step %d/%d | loss %.6f | norm %.5f | lr %.2e | balance %.2f | %.0f ms\n", step + 1,
                steps, loss, u.norm, u.rate, acts[L-1].mlp.balance, 1e3 * (seconds() - begin));
