@@ -162,7 +162,7 @@ static void linear(float *out, const int *to, const float *x, const int *from, c
         for (int o = 0; o < O; o++) out[row(to, i)*O + o] = dot(x + row(from, i)*I, w + o*I, I);
 }
 /* Small changes x' and w' change the loss by <dout, x' w^T + x w'^T>, where <a, b> is the sum of
- * the products of all elements. That is <dout w, x'> + <dout^T x, w'>, and what stands beside x' is dx:
+ * the products of all elements. This is <dout w, x'> + <dout^T x, w'>. What stands beside x' is dx:
  *     dx += dout w        dw += dout^T x
  * Rows are divided among threads, so `from` must not name a row of dx twice. Of an expert it does
  * not, because a token chooses an expert at most once. */
@@ -585,7 +585,7 @@ static double learning_rate(int step, int steps) {          /* warm-up, then a c
 }
 
 /* ---- data: the model learns from the first nine tenths of a file, the rest is for validation ---
- * An epoch is a permutation of the windows of T bytes; they begin at another byte, phase, in each. */
+ * An epoch is a permutation of the windows of T bytes, which begin at another byte in each. */
 static unsigned char text[1 << 28];
 
 /* A permutation of 0 .. size - 1: rounds of a Feistel network, each of which can be undone. */
@@ -657,7 +657,7 @@ int main(int argc, char **argv) {
     if (!file) return fprintf(stderr, "usage: %s FILE [STEPS]\n", argv[0]), 2;
     const size_t bytes = fread(text, 1, sizeof text, file), train = bytes - (bytes + 9) / 10;
     fclose(file);
-    if (train < 2*T || bytes == sizeof text) return fprintf(stderr, "%zu bytes do not fit\n", bytes), 3;
+    if (train < 2*T || bytes == sizeof text) return fputs("too short or too long\n", stderr), 3;
     setvbuf(stdout, NULL, _IOLBF, 0);               /* lines appear when they are complete */
     each_tensor(initialize, &seed);
     for (int step = 0; step < steps; step++) {

@@ -19,7 +19,7 @@ typedef struct {
     void  *base;
 } Arena;
 
-/* Plans bytes for *pointer, zeroed, aligned to 256. `pointer` itself must stay until arena_allocate. */
+/* Plans bytes for *pointer, zeroed, aligned to 256. pointer itself stays until arena_allocate. */
 void arena_add(Arena *a, MemCategory category, const char *name, void *pointer, size_t bytes);
 size_t arena_rounded(size_t bytes);                     /* what that takes */
 int  arena_allocate(Arena *a, const Device *dev);       /* 0 if the device does not have it; then nothing was changed */
