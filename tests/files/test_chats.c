@@ -228,7 +228,7 @@ static void test_bad_lines(void) {
 }
 
 /* Conversations that open, or why not. */
-#define REQUEST "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}"
+#define ONE "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}"
 #define CALLS(value) "{\"messages\": [{\"role\": \"assistant\", \"content\": \"x\", \"tool_calls\": " value "}]}\n"
 static void opens(const char *lines, const char *says) {
     Error e = { 0 };
@@ -237,7 +237,7 @@ static void opens(const char *lines, const char *says) {
     check(says ? !d && strstr(e.text, says) : d != NULL, "%s: %s", lines, e.text);
     data_close(d), tokenizer_free(t);
 }
-static void test_lone(void) { opens(REQUEST ", {\"role\": \"assistant\", \"content\": \"y\"}]}\n", "one conversation"); }
+static void test_lone(void) { opens(ONE ", {\"role\": \"assistant\", \"content\": \"y\"}]}\n", "one conversation"); }
 static void test_no_calls(void) { opens(CALLS("[]") CALLS("null"), NULL); }
 
 /* Two such conversations cannot be trained on, and a larger -t would help or not. */
@@ -434,8 +434,8 @@ static void test_oldest(void) {
 void test_chats(void) {
     PART(test_oldest()); PART(test_goldens()); PART(test_own_templates()); PART(test_unknown());
     PART(test_dates()); PART(test_bad_lines()); PART(test_lone()); PART(test_no_calls());
-    PART(test_unanswered(REQUEST "]}", 0));
-    PART(test_unanswered(REQUEST ", {\"role\": \"assistant\", \"content\": \"y\"}]}", 1));
+    PART(test_unanswered(ONE "]}", 0));
+    PART(test_unanswered(ONE ", {\"role\": \"assistant\", \"content\": \"y\"}]}", 1));
     PART(test_rows("", "bytes")); PART(test_rows("tests/reference/tokenizers/qwen2.json", "qwen2"));
     PART(test_rows("tests/reference/tokenizers/llama2.json", "llama2")); PART(test_density());
 }
