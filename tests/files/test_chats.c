@@ -378,9 +378,8 @@ static void test_rows(const char *tokenizer, const char *what) {
         check(data_keep(d, t, cache, &e), "%s: %s", what, e.text);
         data_close(d);
         d = open_chats(text.at, text.length, tokenizer, "chatml", cache, &again, &e);
-        check(d && strstr(data_description(d), "as encoded before") && data_fingerprint(d) == print
-              && data_check(d, 100, 1 << 20, &e),
-              "%s: the cache is used", what);
+        check(d && strstr(data_description(d), "as encoded before")
+              && data_fingerprint(d) == print && data_check(d, 100, 1 << 20, &e), "%s: the cache is used", what);
         if (d) check_rows(d, all, 100, "from the cache");
         data_close(d), tokenizer_free(again);
         d = open_chats(text.at, text.length, tokenizer, "llama3", cache, &again, &e);

@@ -25,19 +25,17 @@ static void open_trainee(Trainee *t, const char *device, const Config *c, Traine
 }
 
 static Progress progress_at(int64_t step) {
-    Progress p = { .step = step, .samples = step * 12345678901, .tokens = step * 98765432109,
-                   .updates = (int)step - 2, .bad_steps = 1, .seconds = uniform() * 1e5,
-                   .best = { 1 + uniform(), step - 3, 1000 + step, 77 }, .seed = 0xfedcba9876543210u,
-                   .data = 0x8000000000000001u };
+    Progress p = { .step = step, .samples = step * 12345678901, .tokens = step * 98765432109, .updates = (int)step - 2,
+                   .bad_steps = 1, .seconds = uniform() * 1e5, .best = { 1 + uniform(), step - 3, 1000 + step, 77 },
+                   .seed = 0xfedcba9876543210u, .data = 0x8000000000000001u };
     for (int i = 0; i < 200; i++) { window_score(&p.loss, normal()); if (i < 77) window_score(&p.norm, exp(normal())); }
     return p;
 }
 static int same_progress(const Progress *a, const Progress *b) {
     return a->step == b->step && a->samples == b->samples && a->tokens == b->tokens
-        && a->updates == b->updates && a->bad_steps == b->bad_steps
-        && a->seconds == b->seconds && a->best.loss == b->best.loss && a->best.step == b->best.step
-        && a->best.tokens == b->best.tokens && a->best.length == b->best.length
-        && a->seed == b->seed && a->data == b->data
+        && a->updates == b->updates && a->bad_steps == b->bad_steps && a->seconds == b->seconds
+        && a->best.loss == b->best.loss && a->best.step == b->best.step && a->best.tokens == b->best.tokens
+        && a->best.length == b->best.length && a->seed == b->seed && a->data == b->data
         && !memcmp(&a->loss, &b->loss, sizeof a->loss) && !memcmp(&a->norm, &b->norm, sizeof a->norm);
 }
 static int progress_usable(const JsonValue *run, Error *e) {
@@ -162,8 +160,7 @@ static void damage(const char *folder, int64_t step_number, int kind) {
 
 static void fallback(void) {
     static const char *const what[] = { "a flipped bit in the weights",
-                                        "a lost byte of the optimizer's state", "half a run.json",
-                                        "a missing file" };
+                                        "a lost byte of the optimizer's state", "half a run.json", "a missing file" };
     const Config c = config_of("m1:c16h4d4e4k2f12a4x2n0");
     Trainee t;
     Error e;
@@ -277,13 +274,11 @@ static void sums(void) {
     check(crc32c(0, "", 0) == 0, "CRC-32C of nothing is 0");
     for (int i = 0; i < 100; i += 9) parts = crc32c(parts, text + i, (size_t)(100 - i < 9 ? 100 - i : 9));
     check(parts == crc32c(0, text, 100), "CRC-32C can be computed piece by piece");
-    check(hash_bytes(0, "", 0) == 0xcbf29ce44fd0bfc1u
-          && hash_bytes(0, "mixture of experts", 18) == 0x17defe3bbc473e16u
+    check(hash_bytes(0, "", 0) == 0xcbf29ce44fd0bfc1u && hash_bytes(0, "mixture of experts", 18) == 0x17defe3bbc473e16u
           && hash_bytes(5, text, 100) == 0x3ae5de80744d1fc9u,
           "fingerprints are the same in all versions: %016llx %016llx %016llx",
           (unsigned long long)hash_bytes(0, "", 0),
-          (unsigned long long)hash_bytes(0, "mixture of experts", 18),
-          (unsigned long long)hash_bytes(5, text, 100));
+          (unsigned long long)hash_bytes(0, "mixture of experts", 18), (unsigned long long)hash_bytes(5, text, 100));
     int distinct = 1;
     const uint64_t full = hash_bytes(0, text, 100);
     for (int bit = 0; bit < 800; bit++) {

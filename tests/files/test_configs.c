@@ -92,8 +92,7 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "mixtral", "\"num_key_value_heads\": 4, \"sliding_window\": -1", "sliding_window" },
     { "mixtral", "\"num_key_value_heads\": 4, \"sliding_window\": 3.5", "sliding_window" },
     { "dots1",   "\"moe_intermediate_size\": 8, \"n_shared_experts\": 1, \"n_routed_experts\": "
-                 "8, \"num_experts_per_tok\": 2, \"num_key_value_heads\": 4, \"n_group\": 3, \"topk_group\": 2",
-                 "3 groups" },
+      "8, \"num_experts_per_tok\": 2, \"num_key_value_heads\": 4, \"n_group\": 3, \"topk_group\": 2", "3 groups" },
     { "ernie4_5_moe", "\"moe_intermediate_size\": 8, \"use_bias\": true", "use_bias" },
     { "ernie4_5_moe", "\"moe_intermediate_size\": 8, \"moe_layer_start_index\": 5", "no layer" },
     { "glm4_moe", "\"moe_intermediate_size\": 8, \"num_key_value_heads\": 4, \"partial_rotary_factor\": 0.3",
@@ -187,8 +186,7 @@ static void refused_configs(void) {
     check(!from_text(&c, "{\"model_type\": \"llama\", \"vocab_size\": 32}", &e)
           && strstr(e.text, "\"hidden_size\" is missing"), "a missing key is named: %s", e.text);
     check(config_parse(&c, "m2:c32l1000000", &e) && !config_parse(&c, "m2:c32l1000001", &e)
-          && strstr(e.text, "multiplier of"),
-          "a descriptor has the same limits: %s", e.text);
+          && strstr(e.text, "multiplier of"), "a descriptor has the same limits: %s", e.text);
 }
 
 /* Which layers have a window: the rules of each family, and layer_types where they are listed. */

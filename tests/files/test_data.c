@@ -267,8 +267,7 @@ static int is_epoch(const int *start, int count, int T, const int *base, const i
             n++;
         }
         if (n != expected || (n && high - low != (n - 1) * T)) return 0;
-        for (int i = 0; i < count; i++)
-            for (int j = 0; j < i; j++) if (start[i] == start[j]) return 0;
+        for (int i = 0; i < count; i++) for (int j = 0; j < i; j++) if (start[i] == start[j]) return 0;
         for (int i = 0; i < count && n; i++)
             if (start[i] >= base[f] && start[i] < base[f] + size[f] && (start[i] - low) % T) return 0;
         seen += n;
@@ -313,8 +312,7 @@ static void test_every_token(void) {
     int count[3 * T] = { 0 }, start[2], missing = 0;
     Data *d = must_open(put_tokens("short.bin", GPT2, 0, tokens), at("order/v"), NULL);
     for (int epoch = 0; epoch < 400; epoch++)
-        if (starts(d, epoch, 1, T, 7, start))
-            for (int t = 0; t <= T; t++) count[start[0] + t]++;
+        if (starts(d, epoch, 1, T, 7, start)) for (int t = 0; t <= T; t++) count[start[0] + t]++;
     for (int i = 0; i < tokens; i++) missing += count[i] == 0;
     check(data_epoch_samples(d, T) == 1 && !missing, "400 epochs of one window in %d tokens miss none", tokens);
     data_close(d);
@@ -325,10 +323,8 @@ static void test_uniform_order(void) {
     int where[7][7] = { { 0 } }, order[7], worst = 0;
     Data *d = must_open(put_tokens("eight.bin", GPT2, 0, 8), at("order/v"), NULL);
     for (int epoch = 0; epoch < 7000; epoch++)
-        if (starts(d, 7 * (int64_t)epoch, 7, 1, 1, order))
-            for (int i = 0; i < 7; i++) where[i][order[i]]++;
-    for (int i = 0; i < 49; i++)
-        if (abs(where[i / 7][i % 7] - 1000) > worst) worst = abs(where[i / 7][i % 7] - 1000);
+        if (starts(d, 7 * (int64_t)epoch, 7, 1, 1, order)) for (int i = 0; i < 7; i++) where[i][order[i]]++;
+    for (int i = 0; i < 49; i++) if (abs(where[i / 7][i % 7] - 1000) > worst) worst = abs(where[i / 7][i % 7] - 1000);
     check(worst < 145, "windows at positions: at most %d off 1000, expected less than 5 sigma, 145", worst);
     data_close(d);
 }
@@ -557,8 +553,7 @@ static void test_many_files(void) {
     for (int i = 0; i < 20; i++) if (spare[i] >= 0) close(spare[i]);
     check(left == 20, "20 descriptors are left for others");
     unlink(at("many/399.bin"));
-    for (int i = 0; i < FILES; i++)
-        if (!data_batch(d, i, 1, T, 3, in, out, NULL, &e)) vanished++;
+    for (int i = 0; i < FILES; i++) if (!data_batch(d, i, 1, T, 3, in, out, NULL, &e)) vanished++;
     check(vanished == 1, "one of %d files vanished: %d errors", FILES, vanished);
     check_message(&e, "many/399.bin|No such file", "vanished");
     data_close(d);
@@ -628,8 +623,7 @@ static void test_fetch(void) {
     put("fetch/fetch.sh", text, bytes);
     put_text("local/tinyshakespeare/input.txt", "not tinyshakespeare");
     free(text);
-    check(script(at("local"), "") == 0 && !is_file(at("fetch/input.txt")),
-          "fetch.sh ignores a wrong copy and exits 0");
+    check(script(at("local"), "") == 0 && !is_file(at("fetch/input.txt")), "fetch.sh ignores a wrong copy and exits 0");
     log = file_read(at("fetch.log"), &bytes, &e);
     check(log && strchr(log, '\n') == log + bytes - 1 && strstr(log, "local/tinyshakespeare"),
           "fetch.sh reports that in one line: %s", log ? log : "");

@@ -277,8 +277,7 @@ static void test_safetensors_round_trip(void) {
     check(safetensors_read(s, z, 0, raw, 60, &e) && !memcmp(raw, f32, 60), "safetensors: read a whole tensor");
     check(safetensors_read(s, z, 8, raw, 20, &e) && !memcmp(raw, f32 + 2, 20), "safetensors: read a part");
     check(safetensors_read(s, z, 60, raw, 0, &e) && !safetensors_read(s, z, 57, raw, 4, &e)
-          && !safetensors_read(s, z, UINT64_MAX, raw, 4, &e),
-          "safetensors: nothing is read beyond a tensor's end");
+          && !safetensors_read(s, z, UINT64_MAX, raw, 4, &e), "safetensors: nothing is read beyond a tensor's end");
     ok = safetensors_read_double(s, z, 4, got, 11, &e);
     for (int i = 0; i < 11; i++) ok &= got[i] == (double)f32[4 + i];
     check(ok, "safetensors: F32 as doubles");
@@ -473,8 +472,7 @@ static void count_warning(const char *text) { warnings += strstr(text, "among th
 static void test_safetensors_folder(void) {
     static const struct { const char *what, *index; int opens; const char *says; } cases[] = {
         { "two shards",              "{\"metadata\":{\"total_size\":12},"
-                                     "\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-2.safetensors\","
-                                     "\"c\":\"m-1.safetensors\"}}", 3, "" },
+          "\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-2.safetensors\"," "\"c\":\"m-1.safetensors\"}}", 3, "" },
         { "a tensor not in the map", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-2.safetensors\"}}", 2, "" },
         { "missing shard", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-9.safetensors\"}}", 0, "m-9" },
         { "missing tensor", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"x\":\"m-1.safetensors\"}}", 0, "is not in" },
@@ -643,8 +641,7 @@ static char *tokenizer_text(const char *vocab, const char *merges, const char *m
     size_t bytes;
     const char *json = tokenizer_json(t, &bytes), *begin = strstr(json, "\"vocab\":{") + 9;
     char *text = text_format("{%s,\"model\":{\"type\":\"BPE\",%s\"vocab\":{%.*s%s},\"merges\":%s}}",
-                             rest ? rest : pre, model, (int)(strstr(begin, "}}}") - begin), begin,
-                             vocab, merges);
+                             rest ? rest : pre, model, (int)(strstr(begin, "}}}") - begin), begin, vocab, merges);
     tokenizer_free(t);
     return text;
 }
@@ -729,8 +726,7 @@ static void test_tokenizer_refused(void) {
           "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\","
           "\"pattern\":{\"Regex\":\"a+\"},\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\","
           "\"add_prefix_space\":false,\"use_regex\":false}]}" DECODER, "a+" },
-        { "a step after ByteLevel", "", "[]", "",
-          "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":["
+        { "a step after ByteLevel", "", "[]", "", "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":["
           "{\"type\":\"ByteLevel\",\"add_prefix_space\":false},{\"type\":\"Digits\"}]}" DECODER, "after ByteLevel" },
         { "another decoder", "", "[]", "", PRE ",\"decoder\":{\"type\":\"WordPiece\"}", "WordPiece" },
         { "no decoder", "", "[]", "", PRE, "decoder" },

@@ -117,13 +117,11 @@ static void test_contents(void) {
     check(json && !curve_of(json, "dead"), "report: no curve of zeros");
     check(!strcmp(json_string(json_get(start, "data"), ""), "one <line> & \"two\""), "report: the data's name");
     check(json_int(json_get(start, "parameters"), 0) == 1921408
-          && !strcmp(json_string(json_get(end, "fingerprint"), ""), "abc123"),
-          "report: start and end of the run");
+          && !strcmp(json_string(json_get(end, "fingerprint"), ""), "abc123"), "report: start and end of the run");
     check(json_bool(json_get(options, "tied"), 0) && json_get(options, "prompt") && number_of(options, "rate") == 0.001,
           "report: options");
-    check(number_of(d, "best") == 3.5 && number_of(d, "best_step") == 20 && number_of(d, "best_bits") == 3.25
-          && number_of(d, "step") == 20,
-          "report: the best validation");
+    check(number_of(d, "best") == 3.5 && number_of(d, "best_step") == 20
+          && number_of(d, "best_bits") == 3.25 && number_of(d, "step") == 20, "report: the best validation");
     check(number_of(d, "validation_seconds") == 0.5 && number_of(d, "peak_memory") == 5e7,
           "report: seconds of validation, memory");
     check(!strcmp(json_string(json_get(json_first(samples), "text"), ""),
@@ -136,8 +134,7 @@ static void test_contents(void) {
           strstr(json_string(json_get(json_first(warnings)->next, "text"), ""), "layers.0.up"), "report: warnings");
     check(number_of(d, "damaged") == 0 && number_of(d, "every") == 0, "report: no complaints, and no further page");
     check(page && count(page, "://") == 1 && strstr(page, "://www.w3.org/2000/svg'") && !strstr(page, "<link")
-          && !strstr(page, "@import") &&
-          !strstr(page, " src=") && strstr(page, "default-src 'none'"),
+          && !strstr(page, "@import") && !strstr(page, " src=") && strstr(page, "default-src 'none'"),
           "report: nothing from elsewhere, but the name of SVG");
     json_free(json), free(page), free(log.at);
 }
@@ -200,8 +197,7 @@ static void test_heat(void) {
         text_add(&log, "]},{\"name\":\"turns\",\"load\":[%d,%d]},{\"name\":\"none\",\"load\":[0,0,0]}]}\n",
                  s <= 800, s > 800);
         if (s == 7)
-            text_add(&log, "{\"event\":\"load\",\"step\":7,\"routers\":[{\"name\":\"other\","
-                           "\"load\":[1,2]}]}\n");
+            text_add(&log, "{\"event\":\"load\",\"step\":7,\"routers\":[{\"name\":\"other\"," "\"load\":[1,2]}]}\n");
     }
     Json *json = data_of_text(&log);
     const JsonValue *loads = json_get(json_root(json), "loads"), *router = json_first(json_get(loads, "routers"));
@@ -432,13 +428,8 @@ static void test_terminal(void) {
     const double gap[] = { 3, 3, NAN, 0 };
     /* 24 wide leaves 15 cells, 30 by 16 dots: the dots of a falling diagonal, two to a row. */
     char *plot = plot_of(x, down, 4, 24, 4, 1);
-    check(!strcmp(plot, "title\n"
-                        "      3 ┤⠑⠢⢄⡀\n"
-                        "        │   ⠈⠑⠢⢄⡀\n"
-                        "        │       ⠈⠑⠢⣀\n"
-                        "      0 ┤           ⠉⠒⠤⣀\n"
-                        "        └───────────────\n"
-                        "         0             3\n"),
+    check(!strcmp(plot, "title\n" "      3 ┤⠑⠢⢄⡀\n" "        │   ⠈⠑⠢⢄⡀\n" "        │       ⠈⠑⠢⣀\n"
+                  "      0 ┤           ⠉⠒⠤⣀\n" "        └───────────────\n" "         0             3\n"),
           "plot: a diagonal in braille\n%s", plot);
     free(plot);
     plot = plot_of(x, down, 4, 24, 4, 0);

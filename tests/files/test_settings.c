@@ -148,16 +148,14 @@ static void odd_logits(void) {
     check(draw((Draw){ .temperature = 0, .top_p = 1 }, ties, 5, 0) == 1
           && draw((Draw){ .temperature = 1, .top_p = 0 }, ties, 5, 0) == 1, "ties go to the lower id");
     check(draw(plain, nothing, 4, 0) == 0 && draw((Draw){ .temperature = 1, .top_p = 0.9f, .top_k = 2 },
-                                                  nothing, 4, 0) == 0,
-                                                  "if everything is masked, token 0");
+                                                  nothing, 4, 0) == 0, "if everything is masked, token 0");
     check(draw(plain, nans, 4, 0) == 0 && draw((Draw){ .temperature = 1, .top_p = 0.5f }, nans, 4, 0) == 0,
           "if everything is NaN, token 0");
     check(draw(plain, boundless, 4, 0) == 2, "an infinite logit wins");
     int right = 1, seen[2] = { 0 };
     for (uint64_t i = 0; i < 500; i++) {
         const int a = draw(plain, holes, 5, i);
-        const int b = draw((Draw){ .temperature = 2, .top_p = 0.9f, .min_p = 0.01f, .key = i },
-                           holes, 5, i);
+        const int b = draw((Draw){ .temperature = 2, .top_p = 0.9f, .min_p = 0.01f, .key = i }, holes, 5, i);
         right &= (a == 2 || a == 4) && (b == 2 || b == 4);
         seen[0] += a == 4;
         seen[1] += b == 4;
@@ -284,8 +282,7 @@ static void options(void) {
     options_parse(o, n, argv, "usage", &word, 1);
     check(s.count == 7 && s.large == 9000000000000000 && s.rate == 0.00123456789f && !strcmp(s.kind, "cosine")
           && word && !strcmp(word, "out"), "good options are read");
-    check(option_given(o, "c") && !option_given(o, "k"),
-          "given options are marked as given");
+    check(option_given(o, "c") && !option_given(o, "k"), "given options are marked as given");
     options_default(o, "c", "9");
     options_default(o, "k", "wsd");
     check(s.count == 7 && !strcmp(s.kind, "wsd"), "a later default only fills what was not given");
@@ -296,8 +293,7 @@ static void options(void) {
     options_json(o, &json);
     Json *j = json_parse(json.at, json.length, &e);
     check(j && json_int(json_get(json_root(j), "large"), 0) == s.large
-          && !strcmp(json_string(json_get(json_root(j), "kind"), ""), "wsd"), "settings as JSON: %s",
-          json.at);
+          && !strcmp(json_string(json_get(json_root(j), "kind"), ""), "wsd"), "settings as JSON: %s", json.at);
     json_free(j), free(json.at);
     int exact = 1;
     for (int i = 0; i < 2000; i++) { /* a resumed run must have exactly the same rate */

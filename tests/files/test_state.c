@@ -94,9 +94,8 @@ static void settings(void) {
     Error e;
     settings_parse(&s, 3, none);
     check(restores(&s, "{\"batch\": 7, \"seq\": 9, \"lr\": 0.00123456789, \"total\": 600, \"train\": \"x y\", \"out\": "
-                   "\"elsewhere\"}", &e)
-          && s.batch == 3 && s.seq == 9 && s.total == 600 && s.lr == 0.00123456789f && !strcmp(s.train, "x y")
-          && !strcmp(s.out, "out"),
+                   "\"elsewhere\"}", &e) && s.batch == 3
+          && s.seq == 9 && s.total == 600 && s.lr == 0.00123456789f && !strcmp(s.train, "x y") && !strcmp(s.out, "out"),
           "settings are restored, but not those that the user gives, nor the folder: %s", e.text);
     check(!restores(&s, "{\"rounding\": \"up\"}", &e) && strstr(e.text, "was removed"),
           "a value that is gone is refused: %s", e.text);

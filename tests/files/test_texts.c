@@ -19,9 +19,8 @@ static char *put_text(const char *name, const char *text) { return scratch_put(n
 
 /* Words that often recur, in paragraphs, with some rare ones: about `bytes` bytes. */
 static Text random_text(size_t bytes) {
-    static const char *const syllables[] = { "ka", "to", "mi", "re", "so", "lu", "na", "ti", "_", "'s",
-                                             "12", "\xC3\xA9",
-                                             "\xE4\xB8\xAD", "--", "A", "the", "ing" };
+    static const char *const syllables[] = { "ka", "to", "mi", "re", "so", "lu", "na", "ti",
+                                             "_", "'s", "12", "\xC3\xA9", "\xE4\xB8\xAD", "--", "A", "the", "ing" };
     static const char *const spaces[] = { " ", " ", " ", " ", "\n", "\n\n", "  ", "\t", ", ", ". " };
     Text t = { 0 };
     while (t.length < bytes) {

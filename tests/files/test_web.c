@@ -48,8 +48,7 @@ static void test_heads(void) {
         free(own);
     }
     static const char text[] = "POST /a?b=c HTTP/1.1\r\nhOST:\t localhost:8080 \r\nOrigin: o\r\nSec-Fetch-Site: "
-        "s\r\nAuthorization: Bearer t\r\n"
-                               "Content-Type: Application/JSON\r\nContent-Length: 7\r\n\r\n{\"a\": 1";
+        "s\r\nAuthorization: Bearer t\r\n" "Content-Type: Application/JSON\r\nContent-Length: 7\r\n\r\n{\"a\": 1";
     check(http_parse(text, sizeof text - 1, &r) == 200 && r.body == 7 && text[r.head] == '{', "http: head and body");
     check(http_is(r.method, "POST") && http_is(r.path, "/a")
           && http_is(r.query, "b=c") && http_is(r.host, "localhost:8080") && http_is(r.origin, "o")

@@ -36,8 +36,7 @@ static int expected(const Tokenizer *t, const int *ids, size_t n, const char *te
 }
 
 static int has_added(const Tokenizer *t, const int *ids, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        for (int k = 0; k < t->added_count; k++) if (t->added[k].id == ids[i]) return 1;
+    for (size_t i = 0; i < n; i++) for (int k = 0; k < t->added_count; k++) if (t->added[k].id == ids[i]) return 1;
     return 0;
 }
 

@@ -24,10 +24,9 @@ void pause_for(double seconds) {
 }
 GroupOptions group_options(int process, int processes, int ranks, int port) {
     GroupOptions o = { .launch = { .launcher = "flags", .process = process, .processes = processes,
-                                   .address = "localhost", .port = port, .job = "" },
-                       .ranks = ranks, .version = "v1", .secret = "known to all of them",
-                       .settings = "{\"seed\": 1, \"lr\": 0.1, \"x\": \"y\"}", .join_seconds = 5,
-                       .silence_seconds = 5 };
+                                   .address = "localhost", .port = port, .job = "" }, .ranks = ranks, .version = "v1",
+                       .secret = "known to all of them", .settings = "{\"seed\": 1, \"lr\": 0.1, \"x\": \"y\"}",
+                       .join_seconds = 5, .silence_seconds = 5 };
     return o;
 }
 

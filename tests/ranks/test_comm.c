@@ -41,8 +41,7 @@ static const struct {
     { "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2",
                                                            -1, 0, "Open MPI", 1, 2, 1, 2, "localhost", 29501 },
     { "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=1 MASTER_ADDR=10.0.0.1 "
-                                                           "MASTER_PORT=7000", -1, 0, "Open MPI", 1, 2, 0, 1,
-                                                           "10.0.0.1",  7000 },
+      "MASTER_PORT=7000", -1, 0, "Open MPI", 1, 2, 0, 1, "10.0.0.1",  7000 },
     { "PMI_RANK=2 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2 MASTER_ADDR=a",
                                                            -1, 0, "MPICH",    2, 4, 0, 2, "a",         29501 },
     { "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=7 SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_STEP_TASKS_PER_NODE=2(x2),3 "
@@ -51,8 +50,7 @@ static const struct {
     { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_NODELIST=r[2,4]n[08-09]x,z MASTER_PORT=50",
                                                            -1, 0, "Slurm",    1, 2, 0, 0, "r2n08x",    50 },
     { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=1(x4294967297),9999999999 "
-                                                           "SLURM_STEP_NODELIST=a", -1, 0, "Slurm",    1, 2, 0, 0,
-                                                           "a",         29501 },
+      "SLURM_STEP_NODELIST=a", -1, 0, "Slurm",    1, 2, 0, 0, "a",         29501 },
     { "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=9",      -1, 0, "none",     0, 1, 0, 1, "",          29501 },
     { "RANK=0 WORLD_SIZE=2 MASTER_ADDR=t PMI_RANK=1 PMI_SIZE=4 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=9",
                                                            -1, 0, "torchrun", 0, 2, 0, 0, "t",         29501 },

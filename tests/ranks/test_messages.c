@@ -268,9 +268,8 @@ static void messages(void) {
     memset(s.phase, 'p', sizeof s.phase);
     s.phase[3] = '\n';
     const RankStatus read = status_read((const char *)&s);
-    check(strlen(read.phase) == sizeof s.phase - 1 && !strncmp(read.phase, "ppp?pp", 6) && read.limit == 0
-          && read.count == 5,
-          "a phase without an end is cut: %s", read.phase);
+    check(strlen(read.phase) == sizeof s.phase - 1 && !strncmp(read.phase, "ppp?pp", 6)
+          && read.limit == 0 && read.count == 5, "a phase without an end is cut: %s", read.phase);
     char line[8];
     one_line(line, sizeof line, "a\033b\0\n\x7f" "cdefg", 11);
     check(!strcmp(line, "a?b"), "a text ends at its NUL: %s", line);
@@ -364,10 +363,9 @@ static void secret_of_environment(void) {
         strcpy(l.address, cases[i].address);
         given = cases[i].given;
         char *found = secret_find(&l, folder, get, 0.1, &e);
-        check(cases[i].code
-              ? !found && (e.code ? e.code : EXIT_USAGE) == cases[i].code && strstr(e.text, cases[i].expected)
-                            : found && !strcmp(found, cases[i].expected), "secret %zu: %s %s", i,
-              found ? found : "none", e.text);
+        check(cases[i].code ? !found && (e.code ? e.code : EXIT_USAGE) == cases[i].code
+              && strstr(e.text, cases[i].expected) : found && !strcmp(found, cases[i].expected),
+              "secret %zu: %s %s", i, found ? found : "none", e.text);
         free(found);
     }
     free(folder);

@@ -147,9 +147,8 @@ static void open_member(const Team *t, Trainee *m, const Parallel *p) {
     }
     const TraineeOptions o = { .B = SEQUENCES / t->ranks / t->micro_batches, .T = T, .recompute = t->recompute,
                                .seed = 5, .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum,
-                               .period = t->period,
-                               .parallel = t->ranks > 1 || t->ordered ? p : NULL, .balance = 0.1f, .z = 0.01f,
-                               .dropout = t->dropout };
+                               .period = t->period, .parallel = t->ranks > 1 || t->ordered ? p : NULL,
+                               .balance = 0.1f, .z = 0.01f, .dropout = t->dropout };
     if (!trainee_open(m, device_find(t->device), &c, o)) fail(EXIT_MEMORY, "no memory for a small model");
     m->adamw.beta2 = 0.95f;
     m->adamw.clip = 0.5f;

@@ -288,9 +288,8 @@ enum { FAULTS = COUNT(faults) };
 static int introduce(int port, int watch, Fault fault) {
     const GroupOptions o = group_options(1, 3, 1, port);
     const Greeting g = greeting_of(watch, 1);
-    Hello h = { .processes = fault > ENDS_EARLY ? 2 : 3, .ranks = 1,
-                .pid = fault == OTHER_PID && watch ? 6 : 5, .host = "x",
-                .settings = fault == MUCH_SETTINGS ? UINT32_MAX : (uint32_t)strlen(o.settings) };
+    Hello h = { .processes = fault > ENDS_EARLY ? 2 : 3, .ranks = 1, .pid = fault == OTHER_PID && watch ? 6 : 5,
+                .host = "x", .settings = fault == MUCH_SETTINGS ? UINT32_MAX : (uint32_t)strlen(o.settings) };
     unsigned char nonce[NONCE_BYTES], proof[PROOF_BYTES];
     MessageHead head;
     int fd;
