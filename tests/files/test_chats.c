@@ -124,8 +124,7 @@ static void test_own_templates(void) {
             check(chat_open(&found, "", scratch(), &e) && found.form == named.form && found.ours,
                   "%s: its own Jinja is recognized", name);
             jinja[strlen(jinja) - 1] = '!';
-            free(scratch_put("chat_template.jinja", jinja, strlen(jinja)));
-            chat_close(&found);
+            free(scratch_put("chat_template.jinja", jinja, strlen(jinja))), chat_close(&found);
             check(chat_open(&found, "", scratch(), &e) && !found.ours, "%s: not if it was changed", name);
             chat_close(&found);
             own++;

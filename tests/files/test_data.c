@@ -647,8 +647,7 @@ static void test_fetch(void) {
         size_t got = 0;
         char *copy = file_read(at("fetch/input.txt"), &got, &e);
         check(copy && got == bytes && !memcmp(copy, text, bytes), "fetch.sh copied all %zu bytes", bytes);
-        free(copy);
-        unlink(at("local/tinyshakespeare/input.txt"));
+        free(copy), unlink(at("local/tinyshakespeare/input.txt"));
         check(script(at("local"), "--strict") == 0, "fetch.sh does nothing if the text is there");
     }
     free(text), free(there);

@@ -778,9 +778,8 @@ static void test_tokenizer_order(void) {
     Error e = { 0 };
     Tokenizer *t = tokenizer_load_text(text, strlen(text), &e);
     check(t != NULL, "tokenizer: five merges load %s", e.text);
-    for (size_t i = 0; t && i < COUNT(cases); i++) {
+    for (size_t i = 0; t && i < COUNT(cases); i++)
         check(encodes_as(t, cases[i].text, cases[i].ids, cases[i].count), "tokenizer merges: %s", cases[i].what);
-    }
     tokenizer_free(t), free(text);
 }
 
