@@ -157,8 +157,7 @@ static void test_unknown(void) {
     };
     for (size_t i = 0; i < COUNT(early); i++) {
         free(scratch_put("chat_template.jinja", early[i], strlen(early[i])));
-        check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown, "an early template is not taken for %s",
-              chat_name(&c));
+        check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown, "an early template is not %s", chat_name(&c));
         chat_close(&c);
     }
     check(chat_open(&c, "zephyr", NULL, &e) && !chat_write(&c, &hi, 1, 1, &text, NULL, &e)
@@ -188,8 +187,7 @@ static void test_dates(void) {
 static Data *open_chats(const char *text, size_t bytes, const char *tokenizer, const char *chat, const char *cache,
                         Tokenizer **t, Error *e) {
     char *path = scratch_put("chats.jsonl", text, bytes);
-    const DataRequest request = { .train = path, .tokenizer = tokenizer, .pattern = "cl100k", .chat = chat,
-                                  .cache = cache };
+    const DataRequest request = { path, .tokenizer = tokenizer, .pattern = "cl100k", .chat = chat, .cache = cache };
     Data *d = data_open_text(&request, t, e);
     free(path);
     return d;
@@ -205,8 +203,7 @@ static void test_bad_lines(void) {
         { "chatml", "{\"messages\": [3]}", "no object" },
         { "chatml", "{\"messages\": []}", "empty" },
         { "chatml", "{\"messages\": {}}", "no list" },
-        { "chatml", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [1]}]}",
-          "tool_calls" },
+        { "chatml", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [1]}]}", "calls" },
         { "chatml", "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}", "messages" },
         { "chatml", "{\"prompt\": \"x\"}", "without \"text\" and \"messages\"" },
         { "chatml", "{\"conversations\": [{\"from\": \"alien\", \"value\": \"x\"}]}", "role \"alien\"" },
@@ -220,8 +217,7 @@ static void test_bad_lines(void) {
         Text text = { 0 };
         text_add(&text, "{\"text\": \"a\"}\n\n%s\n{\"text\": \"b\"}\n", bad[i].line);
         Data *d = open_chats(text.at, text.length, "", bad[i].chat, NULL, &t, &e);
-        check(!d && strstr(e.text, "chats.jsonl: line 3: ") && strstr(e.text, bad[i].says), "%s: %s",
-              bad[i].line, e.text);
+        check(!d && strstr(e.text, ".jsonl: line 3: ") && strstr(e.text, bad[i].says), "%s: %s", bad[i].line, e.text);
         data_close(d), free(text.at);
     }
 }
@@ -343,8 +339,7 @@ static void check_rows(const Data *d, Expected *all, int T, const char *what) {
         answered += has;
         seen += all[i].seen;
     }
-    check(ok && seen == answered, "%s, T %d: every sample once: %d of %d in %lld rows", what, T, seen, answered,
-          (long long)rows);
+    check(ok && seen == answered, "%s, T %d: every sample once: %d of %d", what, T, seen, answered);
     check(data_counted(d, 0, (int)rows, T, 5, &e) == counted && counted > 0, "%s, T %d: targets that count", what, T);
 }
 

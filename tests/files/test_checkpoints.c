@@ -88,15 +88,13 @@ static void conversion(void) {
         warn_hook(count_conversion);
         check(from && checkpoint_load(from, &b.m, &b.o, &e), "loaded with other types: %s", e.text);
         warn_hook(NULL);
-        check(conversions == 2, "moments are converted and a master copy is made or dropped; %d warnings (above)",
-              conversions);
+        check(conversions == 2, "moments are converted, a master copy is made or dropped; %d warnings", conversions);
         for (int i = 0; i < 2; i++) {
             const Trainee *t = i ? &b : &a;
             if (t->o.moments == REAL) dev->reals_to_double(v[i], t->o.v, n);
             else dev->to_double(v[i], t->o.v, n);
         }
-        check_error(relative_error(v[1], v[0], n), lean ? 0 : 0x1p-8, "v is restored, %s",
-                    lean ? "exactly" : "rounded");
+        check_error(relative_error(v[1], v[0], n), lean ? 0 : 0x1p-8, "v is restored, %s", lean ? "exact" : "rounded");
         checkpoint_close(from), trainee_close(&a), trainee_close(&b), free(v[0]), free(v[1]), free(folder);
     }
 }
@@ -128,7 +126,7 @@ static void round_trip(const char *device, int lean, float momentum) {
         check(checkpoint_load(from, &b.m, &b.o, &e), "%s: loaded %s", device, e.text);
         check(progress_from_json(checkpoint_run(from), &q, &e), "%s: %s", device, e.text);
         dev->reals_to_double(back, b.m.bias, 16);
-        check(trainee_hash(&a) == trainee_hash(&b), "%s: weights, moments and master copy are restored bit for bit",
+        check(trainee_hash(&a) == trainee_hash(&b), "%s: weights, moments, master copy are restored bit for bit",
               device);
         check(!memcmp(bias, back, sizeof bias), "%s: the routers' biases are restored bit for bit", device);
         check(same_progress(&p, &q), "%s: and the progress with its windows", device);
@@ -210,10 +208,8 @@ static void pruning(void) {
     Trainee t;
     open_trainee(&t, "cpu-f32", &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 }, 0);
     check(checkpoint_exists(folder, &e) == HOLDS_NOTHING, "a missing folder holds nothing");
-    check(folder_make(stale, &e) && checkpoint_exists(folder, &e) == HOLDS_NOTHING,
-          "a folder with a partial save holds nothing");
-    check(checkpoint_lock(folder, &e) && !is_folder(stale),
-          "the temporary folder of a killed save is deleted by the next trainer");
+    check(folder_make(stale, &e) && checkpoint_exists(folder, &e) == HOLDS_NOTHING, "a partial save is nothing");
+    check(checkpoint_lock(folder, &e) && !is_folder(stale), "a killed save's folder is deleted by the next trainer");
     for (int i = 1; i <= 9; i++) save(folder, &t, i, 2, 4);
     int right = 1;
     for (int i = 1; i <= 9; i++) right &= has_step(folder, i) == (i >= 8 || i == 4);
@@ -276,8 +272,7 @@ static void sums(void) {
     check(parts == crc32c(0, text, 100), "CRC-32C can be computed piece by piece");
     check(hash_bytes(0, "", 0) == 0xcbf29ce44fd0bfc1u && hash_bytes(0, "mixture of experts", 18) == 0x17defe3bbc473e16u
           && hash_bytes(5, text, 100) == 0x3ae5de80744d1fc9u,
-          "fingerprints are the same in all versions: %016llx %016llx %016llx",
-          (unsigned long long)hash_bytes(0, "", 0),
+          "fingerprints of all versions: %016llx %016llx %016llx", (unsigned long long)hash_bytes(0, "", 0),
           (unsigned long long)hash_bytes(0, "mixture of experts", 18), (unsigned long long)hash_bytes(5, text, 100));
     int distinct = 1;
     const uint64_t full = hash_bytes(0, text, 100);

@@ -140,10 +140,9 @@ static void test_layouts(void) {
 static void test_text(void) {
     static const char accents[] = "a\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9";
     Data *d = must_open(put_text("utf8", accents), NULL, NULL);
-    check(data_tokens(d, DATA_TRAIN) == 17 && data_tokens(d, DATA_VALIDATION) == 4,
-          "text is not split inside a character");
+    check(data_tokens(d, DATA_TRAIN) == 17 && data_tokens(d, DATA_VALIDATION) == 4, "text is split between characters");
     check(data_is_text(d) && is_bytes(d) && data_bytes(d, DATA_TRAIN) == 17
-          && data_bytes(d, DATA_VALIDATION) == 4, "text as bytes");
+          && data_bytes(d, DATA_VALIDATION) == 4, "bytes");
     data_close(d);
     d = must_open(at("one.bin"), NULL, NULL);
     check(!data_is_text(d) && !is_bytes(d) && data_bytes(d, DATA_TRAIN) == 0, "tokens are not text");
@@ -297,8 +296,7 @@ static void test_epochs(void) {
             for (int i = 0; i < n; i++) shifted |= b[i] % T != a[0] % T;
         }
         check(good == 6, "T=%d: each of 6 epochs visits its %d windows once", T, n);
-        check(!capacity || (moved >= 5 && seeds >= 5), "T=%d: epochs and seeds differ (%d and %d of 6)", T,
-              moved, seeds);
+        check(!capacity || (moved >= 5 && seeds >= 5), "T=%d: epochs, seeds differ (%d, %d of 6)", T, moved, seeds);
         check(!capacity || T == 1 || shifted, "T=%d: epochs cut the text at different positions", T);
         free(a);
     }
@@ -336,8 +334,7 @@ static void test_stateless(void) {
     for (int i = ALL - 1; i >= 0; i--) starts(d, i, 1, T, 5, one + i);
     for (int i = 0; i < ALL; i += 35) starts(d, i, 35, T, 5, many + i);
     for (int i = 0; i < ALL; i++) same += one[i] == many[i];
-    check(same == ALL && data_epoch_samples(d, T) * 3 < ALL,
-          "a sample is the same alone and in a batch: %d of %d", same, ALL);
+    check(same == ALL && data_epoch_samples(d, T) * 3 < ALL, "samples alone and in a batch: %d of %d", same, ALL);
     for (int step = 0; step < ALL / 70; step++) /* two ranks with 35 samples have the batches of one with 70 */
         for (int rank = 0; rank < 2; rank++) {
             int mine[35];
@@ -419,8 +416,7 @@ static void test_fingerprint(void) {
         if (!f || fseek(f, changes[i].byte, SEEK_SET) || fputc(0x55, f) == EOF || fclose(f))
             fail(EXIT_DISK, "cannot change q/a.bin");
         other = must_open(at("q/a.bin"), NULL, NULL);
-        check((print != data_fingerprint(other)) == changes[i].seen, "fingerprint after a change in %s",
-              changes[i].where);
+        check((print != data_fingerprint(other)) == changes[i].seen, "fingerprint, a change in %s", changes[i].where);
         data_close(other);
     }
     data_close(d);
@@ -455,8 +451,7 @@ static void test_bad_files(void) {
     header[1] = 2;
     refused("unknown version", put("version.bin", header, 1024), NULL, "version.bin|version 2|expected 1|20240520");
     header[0] = LLAMA3;
-    refused("unknown version, uint32", put("version.bin", header, 1024), NULL,
-            "version.bin|version 2|expected 7|20240801");
+    refused("another version", put("version.bin", header, 1024), NULL, "version.bin|version 2|expected 7|20240801");
     header[0] = GPT2, header[1] = 1, header[2] = 0;
     refused("no tokens", put("none.bin", header, 1024), NULL, "none.bin|0 tokens");
     header[2] = 0xffffffff;
@@ -585,8 +580,7 @@ static void test_large_file(void) {
         int in[2 * T], out[2 * T], ok = 1, last = (int)((held - 1) % T);        /* targets in the last window */
         check(data_tokens(d, DATA_TRAIN) == train && train > INT_MAX && data_max_id(d) == 1000 + MARKS - 1,
               "%lld tokens, scanned in %.2f s", (long long)tokens, seconds);
-        check(data_epoch_samples(d, 1) == train - 1 && data_epoch_samples(d, T) == train / T - 1,
-              "more than 2^31 samples");
+        check(data_epoch_samples(d, 1) == train - 1 && data_epoch_samples(d, T) == train / T - 1, "over 2^31 samples");
         check(data_validation_batches(d, 1, T) == (held - 1 + T - 1) / T, "windows of the last tenth");
         check(data_validation(d, (held - 1) / T - 1, 2, T, in, out, NULL, &e), "the last two windows: %s", e.text);
         for (int i = 0; i < 2 * T; i++) {                       /* target i is `back` tokens before the end */
@@ -638,8 +632,7 @@ static void test_fetch(void) {
     else {
         text[bytes - 1] ^= 1;
         put("local/tinyshakespeare/input.txt", text, bytes);
-        check(script(at("local"), "--strict") == 1 && !is_file(at("fetch/input.txt")),
-              "fetch.sh detects one wrong bit");
+        check(script(at("local"), "--strict") == 1 && !is_file(at("fetch/input.txt")), "fetch.sh sees one wrong bit");
         text[bytes - 1] ^= 1;
         put("local/tinyshakespeare/input.txt", text, bytes);
         put_text("fetch/input.txt", "an old one");

@@ -23,8 +23,7 @@ static Json *parse(const char *text, Error *e) { return json_parse(text, strlen(
 static void test_json_values(void) {
     static const char text[] = " {\"a\": [1, -2.5, 1e3, true, null, \"x\\u00e9\\ud83d\\ude00\\n\\u0000y\"],\n"
         "\"max\": 9223372036854775807, \"min\": -9223372036854775808, \"more\": 9223372036854775808, \"zero\": -0,\n"
-        "\"o\": {\"a\":1,\"b\":2,\"c\":3,\"d\":4,\"e\":5,\"f\":6,\"g\":7,\"h\":8,\"i\":9,\"\":10}, "
-        "\"e\": {}, \"l\": []} \n";
+        "\"o\": {\"a\":1,\"b\":2,\"c\":3,\"d\":4,\"e\":5,\"f\":6,\"g\":7,\"h\":8,\"i\":9,\"\":10},\"e\":{},\"l\":[]}\n";
     Error e = { 0 };
     Json *json = parse(text, &e);
     check(json != NULL, "json: a document with values of every kind parses %s", e.text);
@@ -44,11 +43,9 @@ static void test_json_values(void) {
     check(signbit(json_double(json_get(root, "zero"), 1)) != 0, "json: negative zero");
     int found = 1, n = 0;
     for (v = json_first(o); v; v = v->next) { n++; found &= json_get(o, v->key) == v && json_int(v, 0) == n; }
-    check(found && n == 10 && !json_get(o, "j") && !json_get(o, "aa"),
-          "json: lookup in a large object, order of members");
+    check(found && n == 10 && !json_get(o, "j") && !json_get(o, "aa"), "json: lookup in a large object, their order");
     check(!json_first(json_get(root, "e")) && !json_first(json_get(root, "l")), "json: empty containers");
-    check(json_int(json_get(json_get(json_get(root, "no"), "no"), "no"), 5) == 5,
-          "json: lookups in missing objects chain");
+    check(json_int(json_get(json_get(json_get(root, "no"), "no"), "no"), 5) == 5, "json: lookups in nothing chain");
     json_free(json);
 }
 
@@ -135,8 +132,7 @@ static void test_text(void) {
     check(v && json_is(v = v->next, JSON_NULL), "text: NaN is written as null");
     check(v && (v = v->next)->length == sizeof odd - 1 && !memcmp(v->is.string, odd, sizeof odd - 1),
           "text: escaped string reads back");
-    check(v && !strcmp(json_string(v = v->next, ""), "bad \xEF\xBF\xBD\xEF\xBF\xBD"),
-          "text: malformed UTF-8 becomes U+FFFD");
+    check(v && !strcmp(json_string(v = v->next, ""), "bad \xEF\xBF\xBD\xEF\xBF\xBD"), "text: bad UTF-8 becomes U+FFFD");
     json_free(json), free(t.at);
     setlocale(LC_NUMERIC, "C");
 }
@@ -247,8 +243,7 @@ static void test_safetensors_round_trip(void) {
     check(ok && safetensors_finish(w, &e, &bytes, &crc), "safetensors: append in odd pieces and finish %s", e.text);
     size_t size = 0;
     char *file = file_read(path, &size, &e);
-    check(file && size == bytes && crc == crc32c(0, file, size),
-          "safetensors: finish returns the size and checksum of the file");
+    check(file && size == bytes && crc == crc32c(0, file, size), "safetensors: finish returns size and checksum");
     check(crc32c(0, "123456789", 9) == 0xe3069283 && crc32c(crc32c(0, "123", 3), "456789", 6) == 0xe3069283,
           "CRC-32C of its usual example");
     for (size_t n = 0; n <= 9; n++)
@@ -256,8 +251,7 @@ static void test_safetensors_round_trip(void) {
               "CRC-32C of two parts, joined");
     check(file && (size - sizeof data) % 8 == 0 && !memcmp(file + size - sizeof data, data, sizeof data),
           "safetensors: data aligned and in order");
-    check(file && strstr(file + 8, "\"__metadata__\":{\"format\":\"pt\",\"odd\\n\":\"\\\"x\\\"\"}"),
-          "safetensors: metadata");
+    check(file && strstr(file + 8, "\"__metadata__\":{\"format\":\"pt\",\"odd\\n\":\"\\\"x\\\"\"}"), "metadata");
     free(file);
     Safetensors *s = safetensors_open(path, &e);
     check(s != NULL, "safetensors: open what was written %s", e.text);
@@ -282,8 +276,7 @@ static void test_safetensors_round_trip(void) {
     for (int i = 0; i < 11; i++) ok &= got[i] == (double)f32[4 + i];
     check(ok, "safetensors: F32 as doubles");
     check(safetensors_read_double(s, b, 0, got, 5, &e) && safetensors_read_double(s, h, 0, got + 5, 7, &e)
-          && !memcmp(got, as_double, sizeof as_double),
-          "safetensors: BF16 and F16 as doubles, including denormals and infinities");
+          && !memcmp(got, as_double, sizeof as_double), "safetensors: BF16, F16 as doubles, denormals, infinities");
     check(safetensors_read_double(s, one, 0, got, 1, &e) && got[0] == 0.1, "safetensors: F64 of rank 0");
     check(!safetensors_read_double(s, u, 0, got, 1, &e) && !safetensors_read_double(s, z, 15, got, 1, &e),
           "safetensors: bytes are not read as doubles, nor elements past the end");
@@ -338,8 +331,7 @@ static void test_safetensors_writer_errors(void) {
     check(!safetensors_create(path, &huge, 1, NULL, 0, &e) && strstr(e.text, "overflow"),
           "safetensors: writing an overflowing shape is refused");
     check(!safetensors_create(path, &name, 1, NULL, 0, &e), "safetensors: writing a name that is not UTF-8 is refused");
-    check(!safetensors_create("/nowhere/at/all", list, 1, NULL, 0, &e),
-          "safetensors: writing into a missing folder is refused");
+    check(!safetensors_create("/nowhere/at/all", list, 1, NULL, 0, &e), "safetensors: a missing folder is refused");
     SafetensorsWriter *w = safetensors_create(path, list, 1, NULL, 0, &e);
     check(w && safetensors_append(w, data, 15, &e) && !safetensors_finish(w, &e, NULL, NULL),
           "safetensors: too little data is an error");
@@ -476,9 +468,8 @@ static void test_safetensors_folder(void) {
         { "a tensor not in the map", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-2.safetensors\"}}", 2, "" },
         { "missing shard", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-9.safetensors\"}}", 0, "m-9" },
         { "missing tensor", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"x\":\"m-1.safetensors\"}}", 0, "is not in" },
-        { "tensor in another shard", "{\"weight_map\":{\"a\":\"m-2.safetensors\",\"b\":\"m-1.safetensors\"}}", 0,
-          "is not in" },
-        { "tensor in two shards",    "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-3.safetensors\"}}", 0,
+        { "another shard", "{\"weight_map\":{\"a\":\"m-2.safetensors\",\"b\":\"m-1.safetensors\"}}", 0, "is not in" },
+        { "two shards have it", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-3.safetensors\"}}", 0,
           "two files" },
         { "name with ..",            "{\"weight_map\":{\"a\":\"../folder/m-1.safetensors\"}}", 0, "plain file name" },
         { "name that is ..",         "{\"weight_map\":{\"a\":\"..\"}}", 0, "plain file name" },
@@ -605,8 +596,7 @@ static void test_tokenizer_goldens(void) {
             free(ids), free(back);
         }
         check(count >= 100, "tokenizer %s: %zu cases %s", name, count, e.text);
-        check(tokenizer_bos(t) == goldens[g].bos && tokenizer_eos(t) == goldens[g].eos,
-              "tokenizer %s: first and last token", name);
+        check(tokenizer_bos(t) == goldens[g].bos && tokenizer_eos(t) == goldens[g].eos, "tokenizer %s: bos, eos", name);
         json_free(json), free(text), free(path), tokenizer_free(t);
     }
 }
@@ -677,9 +667,8 @@ static void test_tokenizer_without_bytes(void) {
             size_t n = ok ? tokenizer_encode(t, "a\xFF", 2, &ids) : 0,
                 m = ok ? tokenizer_encode(t, "a\xEF\xBF\xBD", 4, &same) : 0;
             check(ok && n == 4 && m == 4 && !memcmp(ids, same, 4 * sizeof *ids),
-                  "a byte without a token becomes U+FFFD: %s", e.text);
-            check(ok && gives_back(t, "\xF4\x8F\xBF\xBF\n", 5),
-                  "a tokenizer without bytes that UTF-8 never has gives text back");
+                  "a lone byte becomes U+FFFD: %s", e.text);
+            check(ok && gives_back(t, "\xF4\x8F\xBF\xBF\n", 5), "without bytes that UTF-8 never has");
             if (ok) { free(ids); free(same); }
         }
         tokenizer_free(t), free(json.at);
@@ -737,8 +726,7 @@ static void test_tokenizer_refused(void) {
         { "an added token without content", "", "[]", "", PRE DECODER ",\"added_tokens\":[{\"id\":256}]", "content" },
         { "an empty added token", "", "[]", "", ADDED("", "256", ""), "empty" },
         { "an added token with lstrip", "", "[]", "", ADDED("<x>", "256", ",\"lstrip\":true"), "lstrip" },
-        { "an added token with single_word", "", "[]", "", ADDED("<x>", "256", ",\"single_word\":true"),
-          "single_word" }, };
+        { "an added single_word", "", "[]", "", ADDED("<x>", "256", ",\"single_word\":true"), "single_word" }, };
     for (size_t i = 0; i < COUNT(cases); i++) {
         char *text = tokenizer_text(cases[i].vocab, cases[i].merges, cases[i].model, cases[i].rest);
         Error e = { 0 };
@@ -747,8 +735,7 @@ static void test_tokenizer_refused(void) {
               cases[i].says ? "refused" : "loads", cases[i].what, e.text);
         int *ids = NULL;
         if (t && cases[i].vocab[0])
-            check(tokenizer_encode(t, "that", 4, &ids) == 3 && ids[0] == 256, "tokenizer: %s are applied",
-                  cases[i].what);
+            check(tokenizer_encode(t, "that", 4, &ids) == 3 && ids[0] == 256, "tokenizer: %s applied", cases[i].what);
         free(ids), tokenizer_free(t), free(text);
     }
     static const char *const broken[] = {
@@ -855,12 +842,10 @@ static void conversions(void) {
     dev->from_double((floatX *)expected, doubles, N);
     Safetensors *s = safetensors_open(path, &e);
     const FileTensor *t = s ? safetensors_find(s, "x") : NULL;
-    check(t && safetensors_read_as(s, t, 0, "BF16", got, N, &e) && !memcmp(got, expected, sizeof got),
-          "safetensors: F32 as BF16");
+    check(t && safetensors_read_as(s, t, 0, "BF16", got, N, &e) && !memcmp(got, expected, sizeof got), "F32 as BF16");
     check(t && safetensors_read_as(s, t, 1, "F32", floats, N - 1, &e) && !memcmp(floats, x + 1, sizeof x - sizeof *x),
-          "safetensors: F32 as it is");
-    check(t && safetensors_read_as(s, t, 0, "F64", back, N, &e) && !memcmp(back, doubles, sizeof back),
-          "safetensors: F32 as F64");
+          "F32 as it is");
+    check(t && safetensors_read_as(s, t, 0, "F64", back, N, &e) && !memcmp(back, doubles, sizeof back), "F32 as F64");
     check(safetensors_value("BF16", &got[1]) == 1.015625 && safetensors_value("F32", &x[2]) == (double)x[2],
           "safetensors: one value");
     safetensors_close(s), free(path);

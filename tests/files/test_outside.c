@@ -78,7 +78,7 @@ static void test_text_from_outside(void) {
             check(got && bytes == strlen(ways[w].form) - 2 + strlen(shown) && !memcmp(got, ways[w].form, end)
                   && !memcmp(got + end, shown, strlen(shown))
                   && !strcmp(got + end + strlen(shown), ways[w].form + end + 2),
-                  "text from outside: %s writes case %zu as a terminal may show it", ways[w].name, i);
+                  "%s writes case %zu as a terminal may show it", ways[w].name, i);
             free(got), free(shown);
         }
     free(path);

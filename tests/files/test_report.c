@@ -122,8 +122,7 @@ static void test_contents(void) {
           "report: options");
     check(number_of(d, "best") == 3.5 && number_of(d, "best_step") == 20
           && number_of(d, "best_bits") == 3.25 && number_of(d, "step") == 20, "report: the best validation");
-    check(number_of(d, "validation_seconds") == 0.5 && number_of(d, "peak_memory") == 5e7,
-          "report: seconds of validation, memory");
+    check(number_of(d, "validation_seconds") == 0.5 && number_of(d, "peak_memory") == 5e7, "report: seconds, memory");
     check(!strcmp(json_string(json_get(json_first(samples), "text"), ""),
                   "\n\xE2\x90\x80<script>alert('x')</script> \"&amp; 10\xE2\x80\xAE\xEF\xBF\xBD"),
           "report: a sample as it is, but for control characters");
@@ -180,8 +179,7 @@ static void test_gaps(void) {
     check(good, "report: null leaves a gap");
     n = values_of(json_get(curve_of(json, "norm"), "y"), y, 16);
     check(n == 9 && isnan(y[3]) && y[4] == 1.5, "report: an outlier is a gap");
-    check(number_of(json_root(json), "best") == 4 && json_get(json_root(json), "end")->type == JSON_NULL,
-          "report: best, and no end");
+    check(number_of(json_root(json), "best") == 4 && json_get(json_root(json), "end")->type == JSON_NULL, "no end");
     json_free(json), free(log.at);
 }
 
@@ -202,7 +200,7 @@ static void test_heat(void) {
     Json *json = data_of_text(&log);
     const JsonValue *loads = json_get(json_root(json), "loads"), *router = json_first(json_get(loads, "routers"));
     const int columns = values_of(json_get(loads, "steps"), steps, 300);
-    check(columns >= 128 && columns <= 256 && steps[columns - 1] == EVENTS, "report: %d load events in %d columns",
+    check(columns >= 128 && columns <= 256 && steps[columns - 1] == EVENTS, "report: %d loads, %d columns",
           EVENTS, columns);
     int even = columns > 0;
     for (int i = 0; i < columns - 1; i++) even &= steps[i] == (i + 1) * steps[0];
@@ -352,8 +350,7 @@ static void test_damage(void) {
         good += json && number_of(json_root(json), "damaged") == 0;
         json_free(json), free(page);
     }
-    check(cuts > 20 && good == cuts, "report: %zu of %zu truncated logs give a complete page without complaint",
-          good, cuts);
+    check(cuts > 20 && good == cuts, "report: %zu of %zu truncated logs give a complete page", good, cuts);
 
     /* that any damage gives a whole page: fuzz/log.c */
     *strstr(log.at, "{\"event\":\"step\",\"step\":12") = '[';
@@ -396,7 +393,7 @@ static void test_bounds(void) {
         good &= number_of(v, "step") == s && json_get(v, "text")->length <= 4003;
     check(good, "report: the first 8 and the last 24 samples in order, cut");
     check(routers && routers->length == 128 && number_of(json_get(d, "loads"), "hidden") == 72,
-          "report: the first 128 routers");
+          "the first 128 routers");
     check(options && options->length == 512 && json_get(options, "option 511"), "report: the first 512 options");
     json_free(json), free(page), free(log.at);
 }

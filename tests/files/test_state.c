@@ -102,8 +102,7 @@ static void settings(void) {
     check(restores(&s, "{\"tensorboard\": 0}", &e) && restores(&s, "{\"tensorboard\": 1}", &e),
           "an option that is gone is ignored: %s", e.text);
     settings_parse(&before, 3, nearest);
-    check(restores(&before, "{\"rounding\": \"up\"}", &e) && before.rounding == 1,
-          "unless another is given: %s", e.text);
+    check(restores(&before, "{\"rounding\": \"up\"}", &e) && before.rounding == 1, "unless given: %s", e.text);
     for (size_t i = 0; i < COUNT(wrong); i++) {
         before = s;
         const int read = restores(&s, wrong[i].text, &e);
@@ -131,8 +130,7 @@ static void seals(void) {
         silent += read;
         t.at[bit / 8] = (char)(t.at[bit / 8] ^ 1 << bit % 8);
     }
-    check(silent == 0 && wrong > 8 * ((int)strlen(good) - 1), "of %zu flipped bits none goes unnoticed: %d",
-          8 * t.length, silent);
+    check(silent == 0 && wrong > 8 * ((int)strlen(good) - 1), "of %zu flipped bits: %d", 8 * t.length, silent);
     check(json_sealed("", 0, &e) && json_sealed("{}", 2, &e), "short texts have no seal");
     free(t.at);
 }
@@ -238,25 +236,20 @@ static void brought_up_to_date(Trainee *t) {
     char *before = file_of(folder, 2, "model.safetensors");
     Error e = { 0 };
     size_t n, n2;
-    check(save(folder, t, 2, 2, 2, &e) == SAVED_ALL && save(folder, t, 4, 2, 2, &e) == SAVED_ALL,
-          "saved twice: %s", e.text);
+    check(save(folder, t, 2, 2, 2, &e) == SAVED_ALL && save(folder, t, 4, 2, 2, &e) == SAVED_ALL, "saved: %s", e.text);
     char *was = file_read(config, &n, &e);
-    check(file_link(before, top, &e) && file_write(config, "{}", 2, &e) && !same_file(top, newest),
-          "the top is of the step before");
+    check(file_link(before, top, &e) && file_write(config, "{}", 2, &e) && !same_file(top, newest), "an old top");
     Checkpoint *c = checkpoint_open(folder, NULL, &e);
-    check(c && checkpoint_publish(c, &t->m, NULL, NULL, &e) && same_file(top, newest),
-          "it is published again: %s", e.text);
+    check(c && checkpoint_publish(c, &t->m, NULL, NULL, &e) && same_file(top, newest), "published: %s", e.text);
     char *is = file_read(config, &n2, &e);
     check(was && is && n == n2 && !memcmp(was, is, n), "and its config.json is repaired");
     check(checkpoint_best(c, 2, &t->m, NULL, NULL, &e) && same_file(best, before),
           "best/ is missing: it comes from the state of that step: %s", e.text);
-    check(checkpoint_best(c, 4, &t->m, NULL, NULL, &e) && same_file(best, newest),
-          "best/ is of an older step: likewise");
+    check(checkpoint_best(c, 4, &t->m, NULL, NULL, &e) && same_file(best, newest), "best/ of an older step");
     check(!checkpoint_best(c, 3, &t->m, NULL, NULL, &e) && strstr(e.text, "not step 3"),
           "a best that is nowhere is told: %s", e.text);
     check(checkpoint_save_best(folder, &t->m, 9, NULL, NULL, &e) && checkpoint_best(c, 2, &t->m, NULL, NULL, &e)
-          && !same_file(best, before),
-          "a best/ of a later step stays: the part of the run that is repeated saves it again");
+          && !same_file(best, before), "a best/ of a later step stays: the repeated part of the run saves it again");
     checkpoint_close(c);
     free(was), free(is), free(folder), free(top), free(config), free(best), free(newest), free(before);
 }
@@ -274,8 +267,7 @@ static void half_saved(Trainee *t) {
     check(is_file(first) && checkpoint_newest(folder) == 2, "nothing older is removed");
     rmdir(top);
     Checkpoint *c = checkpoint_open(folder, NULL, &e);
-    check(c && checkpoint_publish(c, &t->m, NULL, NULL, &e) && same_file(top, newest),
-          "a resume publishes it: %s", e.text);
+    check(c && checkpoint_publish(c, &t->m, NULL, NULL, &e) && same_file(top, newest), "published: %s", e.text);
     checkpoint_close(c);
     char *state = text_format("%s/state", folder), *aside = text_format("%s-aside", state);
     check(!rename(state, aside) && file_write(state, "", 0, &e) && save(folder, t, 3, -1, 1, &e) == SAVED_NOTHING
@@ -405,7 +397,7 @@ static void best_linked(Trainee *t) {
     Error e = { 0 };
     check(save(folder, t, 1, 1, 1, &e) == SAVED_ALL && !is_folder(in)
           && checkpoint_link_best(folder, 1, &t->m, NULL, NULL, &e) && same_file(best, state),
-          "one file of weights for the state and best/: %s", e.text);
+          "one file for the state and best/: %s", e.text);
     check(!checkpoint_link_best(folder, 2, &t->m, NULL, NULL, &e) && same_file(best, state),
           "of a step that was not saved there are none: %s", e.text);
     free(folder), free(best), free(state), free(in);
@@ -432,8 +424,7 @@ static void copied_later(Trainee *t) {
     for (int i = 0; i < 2; i++) {
         const Snapshot what = { .model = &t->m, .optimizer = &t->o, .step = i + 1, .progress = json.at,
                                 .options = "{}" };
-        check(!i || (saver_use_buffer(s, 1) == BUFFER_READY && saver_use_buffer(s, 0) == BUFFER_READY),
-              "the memory is there");
+        check(!i || (saver_use_buffer(s, 1) == BUFFER_READY && saver_use_buffer(s, 0) == BUFFER_READY), "memory");
         check(saver_begin(s, folder, &what, (Keep){ 2, 0, 0 }, &e) && saver_end(s, &e) == SAVED_ALL, "saved %s it: %s",
               i ? "with" : "without", e.text);
         path[i] = file_of(folder, i + 1, "optimizer.safetensors");

@@ -53,7 +53,7 @@ static void test_heads(void) {
     check(http_is(r.method, "POST") && http_is(r.path, "/a")
           && http_is(r.query, "b=c") && http_is(r.host, "localhost:8080") && http_is(r.origin, "o")
           && http_is(r.site, "s") && http_is(r.authorization, "Bearer t") && http_is_name(r.type, "application/json")
-          && !http_is(r.type, "application/json"), "http: the parts of a request");
+          && !http_is(r.type, "application/json"), "http: parts");
 }
 static void test_limits(void) {
     HttpRequest r;

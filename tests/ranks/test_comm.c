@@ -83,8 +83,8 @@ static void launch_table(void) {
                   && l.processes == launches[i].processes && l.local == launches[i].local
                   && l.locals == launches[i].locals && !strcmp(l.address, launches[i].address)
                   && l.port == launches[i].port,
-                  "launch: '%s' is %s %d of %d, local %d of %d, at %s:%d %s", environment, ok ? l.launcher : "?",
-                  l.process, l.processes, l.local, l.locals, l.address, l.port, ok ? "" : e.text);
+                  "'%s' is %s %d of %d, local %d of %d, at %s:%d %s", environment, ok ? l.launcher : "?", l.process,
+                  l.processes, l.local, l.locals, l.address, l.port, ok ? "" : e.text);
     }
 }
 

@@ -293,8 +293,7 @@ static void deadlines(void) {
         _exit(0);
     }
     start = now();
-    check(!net_receive(pair[0], much, 1000, now() + 0.4) && errno == EAGAIN,
-          "one byte now and then does not prolong it");
+    check(!net_receive(pair[0], much, 1000, now() + 0.4) && errno == EAGAIN, "a byte now and then does not help");
     check_error(now() - start, 1.5, "seconds until then");
     waitpid(dripping, NULL, 0);
     close(pair[0]), close(pair[1]), free(much);
@@ -325,19 +324,17 @@ static void addresses(void) {
         port = free_port();
         n = net_listen(cases[i].address, port, 0, fd, &e);
         const int reached = reachable(to, 3, port);
-        check(n == 1 && reached == cases[i].reached, "listening on %s: %d, expected %d", cases[i].address, reached,
+        check(n == 1 && reached == cases[i].reached, "listening on %s: %d, not %d", cases[i].address, reached,
               cases[i].reached);
         while (n) close(fd[--n]);
     }
     n = net_listen("localhost", port, 0, fd, &e);
     const int reached = reachable(to, 3, port);
-    check(n >= 1 && !(reached & 2) && reached & 5, "listening on localhost: only where the name leads to (%d)",
-          reached);
+    check(n >= 1 && !(reached & 2) && reached & 5, "listening on localhost: where the name leads (%d)", reached);
     while (n) close(fd[--n]);
     check(!net_listen("192.0.2.1", port, 0, fd, &e) && strstr(e.text, "no address of this machine"),
           "another machine's address: %s", e.text);
-    check(!net_listen("127.0.0.1", port, 1, fd, &e) && strstr(e.text, "loopback"),
-          "a loopback address for others: %s", e.text);
+    check(!net_listen("127.0.0.1", port, 1, fd, &e) && strstr(e.text, "loopback"), "not for others: %s", e.text);
     check(net_is_loopback("localhost") && net_is_loopback("127.1.2.3") && net_is_loopback("::1")
           && !net_is_loopback("127.example.org") && !net_is_loopback("0.0.0.0") && !net_is_loopback("::")
           && !net_is_loopback("10.0.0.1"), "which addresses are loopback ones");

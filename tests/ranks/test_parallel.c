@@ -331,8 +331,7 @@ static void any_number_of_ranks(void) {
                             one.model, ranks, how);
                 check_error(largest(many.balance, one.balance), runs[i].bound, "balance likewise");
                 check_error(largest(many.z, one.z), runs[i].bound, "z likewise");
-                check(many.load[0] == one.load[0], "loads are counted over all ranks: %d and %d", many.load[0],
-                      one.load[0]);
+                check(many.load[0] == one.load[0], "loads of all ranks: %d and %d", many.load[0], one.load[0]);
                 team_free(&many);
             }
         for (int level = i % 6 ? 3 : 1; level <= 3; level++) two_nodes(&one, 2, level, runs[i].bound);
@@ -599,8 +598,7 @@ static void one_cannot(const Team *t, Trainee *m, const Parallel *p) {
             others += !strncmp(f->d_name, ".tmp", 4);
         if (d) closedir(d);
         check(alike, "a state that is not finite on rank 1 is saved by none, and all know why: %s", e.text);
-        check(checkpoint_newest(t->to) == t->steps && !others,
-              "the checkpoint before stays, and nothing else is there");
+        check(checkpoint_newest(t->to) == t->steps && !others, "the checkpoint before stays, nothing else is there");
         free(state);
     }
     if (p->rank == 1) m->m.dev->reals_from_double(x, &good, 1);
