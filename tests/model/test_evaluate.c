@@ -99,9 +99,7 @@ static void run(const Device *dev, const Tokenizer *t, const char *file, int sma
     check(ready && file_finish(w, &e), "%s: %s", what, e.text);
     if (ready) compare(&q, &v, details, expected, what);
     check(evaluate(&m, &q, &at_once, 0, NULL, &v, &e) && v.questions == 0, "%s: an interruption ends it", what);
-    model_free(&m);
-    questions_free(&q);
-    free(details), free(path);
+    model_free(&m), questions_free(&q), free(details), free(path);
 }
 
 static void test_answers(void) {
@@ -159,8 +157,7 @@ static void test_wrong_lines(void) {
         Questions q;
         Error e = { 0 };
         check(!questions_parse(&q, "f", wrong[i].text, strlen(wrong[i].text), t, 256, &e) && !q.count
-              && strstr(e.text, wrong[i].words),
-              "questions: '%s': %s", wrong[i].words, e.text);
+              && strstr(e.text, wrong[i].words), "questions: '%s': %s", wrong[i].words, e.text);
     }
     Questions q;
     Error e = { 0 };
@@ -171,8 +168,7 @@ static void test_wrong_lines(void) {
     check(!questions_cut(&q, "f", 1, &cut, &e) && strstr(e.text, "line 1: choice 0 has 2 tokens, more than the 1"),
           "too long a choice: %s", e.text);
     check(questions_cut(&q, "f", 2, &cut, &e) && !cut, "3 tokens, of which 2 are read, are not cut");
-    questions_free(&q);
-    tokenizer_free(t);
+    questions_free(&q), tokenizer_free(t);
 }
 
 static void put(char *file, size_t at, int number) {

@@ -20,9 +20,7 @@
 
 static Config config_of(const char *descriptor, int scores, int activation, int tied) {
     Config c = trainee_config(descriptor, 29, 16);
-    c.scores = scores;
-    c.activation = activation;
-    c.tied = tied;
+    c.scores = scores, c.activation = activation, c.tied = tied;
     return c;
 }
 
@@ -62,51 +60,43 @@ static const struct { const char *descriptor; int scores, activation, recompute;
 const char *family_case(int i, Config *c) {
     static const struct { const char *descriptor; Config with; } cases[] = {
         { "m2:c16h4d4e4k2f12a1n2u1", { .scores = SOFTMAX_TOPK, .attention_bias = 2 } },                 /* as OLMoE */
-        /* as Qwen3-MoE */
-        { "m3:c16h4d6q2e5k2f12a1n1u1", { .scores = TOPK_SOFTMAX, .dense_width = 20, .dense = { { 2 } } } },
-        /* as Qwen2-MoE */
-        { "m2:c16h4q2e4k2f12a1s2n0", { .scores = SOFTMAX_TOPK, .attention_bias = 1, .shared_gate = 1 } },
-        { "m2:c16h4q2e4k2f12a1s1n0",
+        { "m3:c16h4d6q2e5k2f12a1n1u1",                                                              /* as Qwen3-MoE */
+          { .scores = TOPK_SOFTMAX, .dense_width = 20, .dense = { { 2 } } } },
+        { "m2:c16h4q2e4k2f12a1s2n0",                                                                /* as Qwen2-MoE */
+          { .scores = SOFTMAX_TOPK, .attention_bias = 1, .shared_gate = 1 } },
+        { "m2:c16h4q2e4k2f12a1s1n0",                                                                    /* as Granite */
           { .scores = TOPK_SOFTMAX, .embed_scale = 3, .residual_scale = 0.22, .attention_scale = 0.17,
-                                     .logit_divisor = 1.7 } },                                          /* as Granite */
-        { "m3:c16h4d8q2e6k2f12a1s2w250n1u1",
+            .logit_divisor = 1.7 } },
+        { "m3:c16h4d8q2e6k2f12a1s2w250n1u1",                                                            /* as GLM 4.5 */
           { .scores = SIGMOID_TOPK, .choice_bias = 1, .dense_width = 20, .dense = { { 1 } }, .rotated = 4,
-                                               .attention_bias = 1 } },                                 /* as GLM 4.5 */
-        /* as Dots 1 */
-        { "m2:c16h4q2e6k2f12a1s1w250n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .groups = 3, .groups_chosen = 2 }
-          }, { "m3:c16h6d8q3e5k2f7a1n0u1",
-               { .scores = TOPK_SOFTMAX, .activation = CLAMPED, .attention_bias = 2, .sinks = 1, .expert_bias = 1,
-                                        /* as gpt-oss */
-                                        .window = 3, .windowed = { { 5 } },
-                                        .rope = { ROPE_YARN, 1, 3, 1, 32, 12, 1.11 } } },
+            .attention_bias = 1 } },
+        { "m2:c16h4q2e6k2f12a1s1w250n1u1",                                                              /* as Dots 1 */
+          { .scores = SIGMOID_TOPK, .choice_bias = 1, .groups = 3, .groups_chosen = 2 } },
+        { "m3:c16h6d8q3e5k2f7a1n0u1",                                                                   /* as gpt-oss */
+          { .scores = TOPK_SOFTMAX, .activation = CLAMPED, .attention_bias = 2, .sinks = 1, .expert_bias = 1,
+            .window = 3, .windowed = { { 5 } }, .rope = { ROPE_YARN, 1, 3, 1, 32, 12, 1.11 } } },
         { "m2:c16h4q2e6k3f12a1s1n0", { .scores = SOFTMAX_RENORM, .choice_bias = 1, .rope_pairs = 1 } },   /* as ERNIE */
-        { "m3:c16h3d10e6k2f12a1s2w250n0u1",
+        { "m3:c16h3d10e6k2f12a1s2w250n0u1",                                                         /* as DeepSeek-V3 */
           { .scores = SIGMOID_TOPK, .choice_bias = 1, .groups = 3, .groups_chosen = 2, .dense_width = 20,
             .dense = { { 1 } }, .rotated = 4, .kv_rank = 9, .query_rank = 5, .value_size = 7, .rope_pairs = 1,
-                                              /* as DeepSeek-V3 */
-                                              .rope = { ROPE_YARN, 0, 3, 1, 32, 12, 1.11, 0.7 } } },
-        { "m2:c16h4d6e6k2f12a1s1n0u1",
-          { .scores = SOFTMAX_TOPK, .groups = 3, .groups_chosen = 2, .groups_by_best = 1, .rotated = 2,
-                                         .kv_rank = 7, .value_size = 6, .rope_pairs = 1 } },        /* as DeepSeek-V2 */
+            .rope = { ROPE_YARN, 0, 3, 1, 32, 12, 1.11, 0.7 } } },
+        { "m2:c16h4d6e6k2f12a1s1n0u1",                                                              /* as DeepSeek-V2 */
+          { .scores = SOFTMAX_TOPK, .groups = 3, .groups_chosen = 2, .groups_by_best = 1, .rotated = 2, .kv_rank = 7,
+            .value_size = 6, .rope_pairs = 1 } },
         { "d2:c16h4q2f20n0", { .window = 5, .windowed = { { 3 } } } },                                  /* as Mistral */
-        { "m3:c16h6d6q2e5k2f12a1n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .window = 3, .windowed = { { 5 } } }
-          }, { "d2:c16h4q2f20n0", { .rope = { ROPE_LLAMA3, 0, 4, 1, 4, 12, 0 } } },
+        { "m3:c16h6d6q2e5k2f12a1n1u1",
+          { .scores = SIGMOID_TOPK, .choice_bias = 1, .window = 3, .windowed = { { 5 } } } },
+        { "d2:c16h4q2f20n0", { .rope = { ROPE_LLAMA3, 0, 4, 1, 4, 12, 0 } } },
         { "d2:c16h2q1f20n2u1", { .rope = { ROPE_YARN, 1, 3, 1, 32, 12, 1.11 }, .residual_scale = 0.5 } },
     };
-    if (i >= (int)(sizeof cases / sizeof *cases)) return NULL;
+    if (i >= (int)COUNT(cases)) return NULL;
     const Config *w = &cases[i].with;
     if (!c) return cases[i].descriptor;
-    c->scores = w->scores, c->attention_bias = w->attention_bias, c->shared_gate = w->shared_gate,
-        c->choice_bias = w->choice_bias;
-    c->dense_width = w->dense_width, c->rotated = w->rotated, c->rope_pairs = w->rope_pairs, c->rope = w->rope;
-    c->groups = w->groups, c->groups_chosen = w->groups_chosen, c->embed_scale = w->embed_scale,
-        c->residual_scale = w->residual_scale;
-    c->attention_scale = w->attention_scale, c->logit_divisor = w->logit_divisor;
-    c->dense = w->dense, c->window = w->window, c->windowed = w->windowed;
-    c->kv_rank = w->kv_rank, c->query_rank = w->query_rank, c->value_size = w->value_size,
-        c->groups_by_best = w->groups_by_best;
-    c->sinks = w->sinks, c->expert_bias = w->expert_bias;
-    if (w->activation) c->activation = w->activation;
+#define COPY(a, b, d, e, f, g) c->a = w->a, c->b = w->b, c->d = w->d, c->e = w->e, c->f = w->f, c->g = w->g
+    COPY(scores, activation, attention_bias, shared_gate, choice_bias, dense_width);
+    COPY(dense, rotated, rope_pairs, rope, groups, groups_chosen);
+    COPY(groups_by_best, embed_scale, residual_scale, attention_scale, logit_divisor, window);
+    COPY(windowed, kv_rank, query_rank, value_size, sinks, expert_bias);
     return cases[i].descriptor;
 }
 
@@ -133,8 +123,7 @@ static void gradients(void) {
     for (size_t i = 0; i < sizeof rounded / sizeof *rounded; i++) {
         Check c = { .config = config_of(rounded[i].descriptor, rounded[i].scores, rounded[i].activation, 1),
                     .recompute = recompute_numbered(rounded[i].recompute) };
-        c.config.rounding = 1;
-        c.config.tile = 4;                                  /* of 14 tokens */
+        c.config.rounding = 1, c.config.tile = 4;           /* of 14 tokens */
         gradients_of(&c, rounded[i].descriptor);
     }
 }
@@ -234,6 +223,18 @@ static void vary_vectors(const Model *m) {
     free(values);
 }
 
+static void open_model(Model *m, const Device *dev, const Config *c, int B, int T, int micro_batches, Dtype gradients,
+                       uint64_t seed) {
+    model_plan_training(m, dev, c, B, T, 0, micro_batches, gradients, NULL);
+    check(model_allocate(m), "memory");
+    model_initialize(m, seed);
+}
+static double *all_gradients(const Model *m) {
+    double *all = mem_alloc(m->manifest.total * sizeof *all);
+    model_gradients(m, all);
+    return all;
+}
+
 double decoding_errors(const Device *dev, const Config *c, int B, int T, int first, double bound) {
     const size_t N = (size_t)(B * T), V = (size_t)c->vocab;
     int *tokens = mem_alloc(N * sizeof *tokens), *head = mem_alloc(N * sizeof *head);
@@ -242,9 +243,7 @@ double decoding_errors(const Device *dev, const Config *c, int B, int T, int fir
     int wrong = 0, all = 0;
     Model m;
     Decoder d;
-    model_plan_training(&m, dev, c, B, T, 0, 1, FLOATX, NULL);
-    check(model_allocate(&m), "memory");
-    model_initialize(&m, 9);
+    open_model(&m, dev, c, B, T, 1, FLOATX, 9);
     vary_vectors(&m);
     for (size_t i = 0; i < N; i++) tokens[i] = (int)(uniform() * c->vocab);
     model_batch(&m, tokens, NULL, B, T);
@@ -264,8 +263,7 @@ double decoding_errors(const Device *dev, const Config *c, int B, int T, int fir
         }
     }
     check(!decoder_feed(&d, tokens, 1), "a full cache takes no more");
-    decoder_close(&d);
-    model_free(&m);
+    decoder_close(&d), model_free(&m);
     free(tokens); free(head); free(full); free(logits); free(next);
     return (double)wrong / all;
 }
@@ -301,8 +299,7 @@ int steps_agree(const Device *dev, const Config *c, int B, Sampler s) {
     decoder_queue(&d, BACK, 0);
     decoder_collect(&d, many, 0);
     same &= !memcmp(one + (STEPS - BACK) * row, many, BACK * row * sizeof *one);
-    decoder_close(&d);
-    model_free(&m);
+    decoder_close(&d), model_free(&m);
     free(head); free(one); free(many); free(key);
     return same;
 }
@@ -369,9 +366,8 @@ static void memory_promise(void) {
         }
         const size_t promise = (size_t)c.layers * (X * N * (size_t)c.channels + 2 * X * S * (size_t)c.width);
         check(kept == promise, "%s keeps %zu bytes for its MLP layers, 2NC + 4SF is %zu", models[i], kept, promise);
-        check(routing <= (size_t)c.layers * (N * (size_t)c.experts * 2 + 24 * S + 8 * N + 16 * 256
-                                             + 4 * (size_t)c.experts), "%s: %zu bytes of routing",
-                                             models[i], routing);
+        check(routing <= (size_t)c.layers * (N * (size_t)c.experts * 2 + 24*S + 8*N + 16*256 + 4 * (size_t)c.experts),
+              "%s: %zu bytes of routing", models[i], routing);
         model_free(&m);
     }
 }
@@ -381,9 +377,7 @@ static double *gradients_sent(const Device *dev, const Config *c, int M, int T, 
                               const int *position) {
     const uint64_t keys[2] = { 0 };
     Model m;
-    model_plan_training(&m, dev, c, 1, T, 0, M, REAL, NULL);
-    check(model_allocate(&m), "memory");
-    model_initialize(&m, 4);
+    open_model(&m, dev, c, 1, T, M, REAL, 4);
     model_scale_loss(&m, 1.0 / (M * T));
     model_send(&m, tokens, targets, position, keys, 1, T);
     for (int micro = 0; micro < M; micro++) {
@@ -391,8 +385,7 @@ static double *gradients_sent(const Device *dev, const Config *c, int M, int T, 
         model_learn(&m, 0);
         model_end_micro(&m, micro);
     }
-    double *all = mem_alloc(m.manifest.total * sizeof *all);
-    model_gradients(&m, all);
+    double *all = all_gradients(&m);
     model_free(&m);
     return all;
 }
@@ -402,9 +395,7 @@ double packing_error(const Device *dev, const Config *c, double *loss) {
     int tokens[N], targets[N], position[N];
     double sums[2] = { 0, 0 }, one, *grads[3];
     Model m;
-    model_plan_training(&m, dev, c, 2, T, 0, 1, REAL, NULL);
-    check(model_allocate(&m), "memory");
-    model_initialize(&m, 4);
+    open_model(&m, dev, c, 2, T, 1, REAL, 4);
     model_scale_loss(&m, 1.0 / N);
     for (int n = 0; n < N; n++) {
         tokens[n] = (int)(random_uniform(6, (uint64_t)n) * c->vocab);
@@ -421,7 +412,7 @@ double packing_error(const Device *dev, const Config *c, double *loss) {
             dev->reals_to_double(&one, m.loss_sum, 1);
             sums[packed] += one;
         }
-        model_gradients(&m, grads[packed] = mem_alloc(m.manifest.total * sizeof **grads));
+        grads[packed] = all_gradients(&m);
     }
     grads[2] = gradients_sent(dev, c, 2, T, tokens, targets, position);
     const double error = fmax(relative_error(grads[1], grads[0], m.manifest.total),
@@ -448,19 +439,15 @@ static double *gradients_stored(Model *m, const char *model, Dtype dtype, int mi
     const Config c = config_of(model, TOPK_SOFTMAX, SWIGLU, 1);
     int *tokens = mem_alloc((size_t)(N + 1) * sizeof *tokens);
     for (int n = 0; n <= N; n++) tokens[n] = (int)(random_uniform(5, (uint64_t)n) * c.vocab);
-    model_plan_training(m, device_find("cpu-bf16"), &c, B, T, 0, micro_batches, dtype, NULL);
-    check(model_allocate(m), "memory");
-    model_initialize(m, 2);
+    open_model(m, device_find("cpu-bf16"), &c, B, T, micro_batches, dtype, 2);
     for (int i = 0; i < micro_batches; i++) {
         model_set_phase(m, i == 0 ? PHASE_FIRST : PHASE_MIDDLE);
         model_batch(m, tokens, tokens + 1, B, T);
         model_scale_loss(m, (double)(1.0f / (float)(N * micro_batches)));
         model_learn(m, 1.0f / (float)micro_batches);
     }
-    double *grads = mem_alloc(m->manifest.total * sizeof *grads);
-    model_gradients(m, grads);
     free(tokens);
-    return grads;
+    return all_gradients(m);
 }
 /* Gradients of matrices stored as floatX are those stored as reals, rounded once. Sums of several
  * micro-batches are not rounded. */
@@ -494,20 +481,17 @@ static void rounded_gradients(void) {
         check(twice == 0, "%s: two equal micro-batches have the gradients of one, %zu differ", models[i], twice);
         check(m->gradient_bytes >= bytes && m->gradient_bytes < bytes + 4 * 64 * (size_t)m->count,
               "%s: %zu bytes of gradients, in %zu of memory", models[i], bytes, m->gradient_bytes);
-        model_free(&exact), model_free(&coarse), model_free(&several);
-        free(want), free(got), free(sum), free(once);
+        model_free(&exact), model_free(&coarse), model_free(&several), free(want), free(got), free(sum), free(once);
     }
 }
 
 static void descriptors(void) {
-    static const char *const good[] = { "m4", "d12", "u12", "m6", "m12:e64k8f256",
-                                        "m12:c768h12e64k8f256s1a8x2", "m16:c2048e64k8f1024a1", "d4:q2",
-                                        "m12:a8n1z2i100u1v2l20w250y100", "m12:a8n0x2q3", "m4:n2", "d12:n1z1u1",
-                                        "m4:n0u0" };
+    static const char *const good[] = { "m4", "d12", "u12", "m6", "m12:e64k8f256", "m12:c768h12e64k8f256s1a8x2",
+        "m16:c2048e64k8f1024a1", "d4:q2", "m12:a8n1z2i100u1v2l20w250y100", "m12:a8n0x2q3", "m4:n2", "d12:n1z1u1",
+        "m4:n0u0" };
     static const char *const bad[] = { "", "x4", "m", "m0", "m4:", "m4:e", "m4:e8e9", "m4:k9", "m4:j3", "m4:z3",
-                                       "m4:a8n2", "m4:a1b1", "d4:w200", "u4:v1",
-                                       "m4:c100h3", "m4:h5", "m4:q3h4", "m4:d3", "m4:e8k0", "d4:s1", "m4x",
-                                       "m99999", "m4:c99999999999", "m4:c-8", "m4:a1x2", "d4:q3" };
+        "m4:a8n2", "m4:a1b1", "d4:w200", "u4:v1", "m4:c100h3", "m4:h5", "m4:q3h4", "m4:d3", "m4:e8k0", "d4:s1", "m4x",
+        "m99999", "m4:c99999999999", "m4:c-8", "m4:a1x2", "d4:q3" };
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         Config c, again;
         Error e;
@@ -525,8 +509,7 @@ static void descriptors(void) {
     Error e;
     Model m;
     check(config_parse(&c, "m4", &e), "m4");
-    c.vocab = 256;
-    c.context = 64;
+    c.vocab = 256, c.context = 64;
     model_plan_training(&m, device_find("cpu-f32"), &c, 1, 1, 0, 1, FLOATX, NULL);
     size_t sum = 0;
     for (int i = 0; i < m.manifest.count; i++) sum += m.manifest.at[i].count;
@@ -559,8 +542,7 @@ static void initial_weights(const char *device) {
 
 static void forgetting(void) {
     Config tiled = config_of("m2:c32h4e4k2f32a4x2n0", TOPK_SOFTMAX, SWIGLU, 1);
-    tiled.rounding = 1;
-    tiled.tile = 16;
+    tiled.rounding = 1, tiled.tile = 16;
     check(forgets(device_find("cpu-bf16"), &tiled, 3),
           "with rounded routing, model_clear_activations removes all traces of a batch that was not finite");
     const Config recipe = config_of("m2:c32h6d8q2e4k2f32a4x3n1l3v1w200", TOPK_SOFTMAX, SWIGLU, 0);

@@ -31,9 +31,8 @@ static const char *kind(int i, Config *c) {
 }
 
 static uint64_t trained(const char *device, const Config *c, Recompute again) {
-    return trainee_trained(device_find(device),
-                           c, (TraineeOptions){ .B = 2, .T = T, .micro_batches = 2, .recompute = again, .seed = 3,
-                                                .balance = 0.1f, .z = 0.01f, .dropout = 0.1f }, 1);
+    return trainee_trained(device_find(device), c, (TraineeOptions){ .B = 2, .T = T, .micro_batches = 2,
+                           .recompute = again, .seed = 3, .balance = 0.1f, .z = 0.01f, .dropout = 0.1f }, 1);
 }
 
 /* Every set of parts, in all layers (bf16: a few of them); and each part in one layer beside

@@ -218,8 +218,7 @@ static void decode_greedily(const Model *m, Safetensors *expected, const char *f
     }
     while (same < (int)n && got[same] == want[same]) same++;
     check(same == (int)n, "%s on %s: %d of %zu tokens are those of Transformers", family, m->dev->name, same, n);
-    decoder_close(&d);
-    free(want), free(got);
+    decoder_close(&d), free(want), free(got);
 }
 
 static void family_on(const char *subfolder, const char *family, const Device *dev, double bound) {

@@ -92,8 +92,7 @@ static void layers_dealt_out(const char *descriptor, int devices) {
           "%s on %d devices: the fullest has %zu bytes of %zu, all together %zu", descriptor, devices, most, all, sum);
     check(m.manifest.learnable + relay_learnable(r) == full.manifest.learnable, "%s: all parameters are dealt out",
           descriptor);
-    model_free(&m), model_free(&full);
-    relay_close(r);
+    model_free(&m), model_free(&full), relay_close(r);
 }
 
 /* Devices that have less than their layers need: nothing is allocated. */
@@ -109,8 +108,7 @@ static void too_little(void) {
     check(m.arena.total > 1 << 20 && !model_allocate(&m) && !m.arena.base && !relay_model(r, 0)->arena.base,
           "two devices of 1 MB and %zu bytes of layers on one: refused", m.arena.total);
     check(relay_memory(r, 0) == 1 << 20, "a device's memory is asked in its thread");
-    model_free(&m);
-    relay_close(r);
+    model_free(&m), relay_close(r);
 }
 
 static void impossible(void) {

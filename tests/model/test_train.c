@@ -16,10 +16,7 @@
 static Config config_of(const char *descriptor) { return trainee_config(descriptor, 40, 32); }
 /* lean: no master weights, moments in floatX. */
 static void open_trainee(Trainee *t, const char *device, const Config *c, TraineeOptions o, int lean) {
-    o.gradients = FLOATX;
-    o.no_master = lean;
-    o.moments = lean ? FLOATX : REAL;
-    o.z = 0.001f;
+    o.gradients = FLOATX, o.no_master = lean, o.moments = lean ? FLOATX : REAL, o.z = 0.001f;
     check(trainee_open(t, device_find(device), c, o), "%s has memory", device);
 }
 
@@ -78,8 +75,8 @@ static void muon_and_adamw(void) {
     Trainee t[2];
     int others = 0, matrices = 0;
     for (int i = 0; i < 2; i++) {
-        open_trainee(&t[i], "cpu-f32", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = i ? 0.95f : 0 },
-                     0);
+        const TraineeOptions o = { .B = 8, .T = 16, .seed = 3, .momentum = i ? 0.95f : 0 };
+        open_trainee(&t[i], "cpu-f32", &c, o, 0);
         trainee_do(&t[i], 0);
     }
     check(optimizer_count(&t[1].o, &t[1].m, 1) < optimizer_count(&t[0].o, &t[0].m, 1) / 4, "Muon's tensors have no v");

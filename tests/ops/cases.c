@@ -32,15 +32,9 @@ static Case *begin(const char *op, Call *call, const Shape *s, int exact, const 
     va_start(args, format);
     vsnprintf(c->what + n, sizeof c->what - (size_t)n, format, args);
     va_end(args);
-    c->op = op;
-    c->call = call;
-    c->s = *s;
-    c->exact = exact;
-    c->plan = -1;
-    c->N = s->B * s->T;
+    c->op = op, c->call = call, c->s = *s, c->exact = exact, c->plan = -1, c->N = s->B * s->T;
     c->S = slots_before(s, c->N);
-    c->C = s->C;
-    c->eps = 1e-5f;
+    c->C = s->C, c->eps = 1e-5f;
     return c;
 }
 static uint64_t key_of(const Case *c, const char *name) {
@@ -254,9 +248,7 @@ static void rotations(Case *c) {
 CALL(rope, b[0], b[1], b[2], c->direction, c->N, c->stride, c->heads, c->s.D)
 static Case *rope(const Shape *s, int direction, int stride, int heads) {
     Case *c = BEGIN(rope, s, 0, "%+d N=%d stride=%d heads=%d D=%d", direction, s->B * s->T, stride, heads, s->D);
-    c->direction = direction;
-    c->stride = stride;
-    c->heads = heads;
+    c->direction = direction, c->stride = stride, c->heads = heads;
     acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 2, 0);
     rotations(c);
     return c;
@@ -265,8 +257,7 @@ CALL(norm_rope_forward, b[0], b[1], b[2], b[3], ((Norm){ b[4], c->eps }), c->N, 
 static Case *norm_rope_forward(const Shape *s, int keep, int stride, int heads) {
     Case *c = BEGIN(norm_rope_forward, s, 0, "%sN=%d stride=%d heads=%d D=%d", keep ? "" : "forgets ", s->B * s->T,
                     stride, heads, s->D);
-    c->stride = stride;
-    c->heads = heads;
+    c->stride = stride, c->heads = heads;
     acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 4, 0);
     if (keep) out(c, FLOATX, "before", times(c->N, heads * s->D), 0, 0);
     else absent(c);
@@ -277,8 +268,7 @@ static Case *norm_rope_forward(const Shape *s, int keep, int stride, int heads) 
 CALL(norm_rope_backward, b[0], b[1], b[2], b[3], b[4], ((Norm){ b[5], c->eps }), c->N, c->stride, c->heads, c->s.D)
 static Case *norm_rope_backward(const Shape *s, int stride, int heads) {
     Case *c = BEGIN(norm_rope_backward, s, 0, "N=%d stride=%d heads=%d D=%d", s->B * s->T, stride, heads, s->D);
-    c->stride = stride;
-    c->heads = heads;
+    c->stride = stride, c->heads = heads;
     c->eps = 0.1f;                          /* of two numbers near zero dx would be a small difference of large terms */
     acc(c, FLOATX, "dx", times(c->N, stride), 0, 1, 8, 8);
     acc(c, REAL, "dweight", (size_t)s->D, 0, 1, 8, 8);
@@ -290,30 +280,19 @@ static Case *norm_rope_backward(const Shape *s, int stride, int heads) {
 
 /* ---- columns --------------------------------------------------------------------------------- */
 
-CALL(columns_add, b[0], b[1], c->N, c->stride, c->count, c->C)
-static Case *columns_add(const Shape *s, int stride, int from) {
-    Case *c = BEGIN(columns_add, s, 0, "N=%d stride=%d from=%d width=%d", s->B * s->T, stride, from, s->G * s->D);
-    c->stride = stride, c->count = from, c->C = s->G * s->D;
-    acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 1, 0);
-    in(c, FLOATX, "part", times(c->N, c->C), 0, 1);
-    return c;
-}
-CALL(columns_put, b[0], b[1], c->N, c->stride, c->count, c->C)
-static Case *columns_put(const Shape *s, int stride, int from) {
-    Case *c = BEGIN(columns_put, s, 0, "N=%d stride=%d from=%d width=%d", s->B * s->T, stride, from, s->G * s->D);
-    c->stride = stride, c->count = from, c->C = s->G * s->D;
-    acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 0, 0);
-    in(c, FLOATX, "part", times(c->N, c->C), 0, 1);
-    return c;
-}
-CALL(columns_take, b[0], b[1], c->N, c->stride, c->count, c->C)
-static Case *columns_take(const Shape *s, int stride, int from) {
-    Case *c = BEGIN(columns_take, s, 0, "N=%d stride=%d from=%d width=%d", s->B * s->T, stride, from, s->G * s->D);
-    c->stride = stride, c->count = from, c->C = s->G * s->D;
-    out(c, FLOATX, "part", times(c->N, c->C), 0, 0);
-    in(c, FLOATX, "x", times(c->N, stride), 0, 1);
-    return c;
-}
+#define COLUMNS(op, result, ...) \
+    CALL(columns_##op, b[0], b[1], c->N, c->stride, c->count, c->C) \
+    static Case *columns_##op(const Shape *s, int stride, int from) { \
+        const int N = s->B * s->T, width = s->G * s->D; \
+        Case *c = BEGIN(columns_##op, s, 0, "N=%d stride=%d from=%d width=%d", N, stride, from, width); \
+        c->stride = stride, c->count = from, c->C = width; \
+        result; \
+        __VA_ARGS__; \
+        return c; \
+    }
+COLUMNS(add, acc(c, FLOATX, "x", times(N, stride), 0, 1, 1, 0), in(c, FLOATX, "part", times(N, width), 0, 1))
+COLUMNS(put, acc(c, FLOATX, "x", times(N, stride), 0, 1, 0, 0), in(c, FLOATX, "part", times(N, width), 0, 1))
+COLUMNS(take, out(c, FLOATX, "part", times(N, width), 0, 0), in(c, FLOATX, "x", times(N, stride), 0, 1))
 
 /* ---- shared keys: two thirds of a key are its head's own, and the values as wide as that or as
  *      keys ------------------------------------------------------------------------------------ */
@@ -347,9 +326,7 @@ enum { SITE = 5 };
 CALL(residual, b[0], b[1], b[2], ((Dropout){ c->p, b[3], SITE, c->scale }), c->buffer[0].n)
 static Case *residual(const Shape *s, float p, float scale) {
     Case *c = BEGIN(residual, s, 0, "p=%g scale=%g n=%d", (double)p, (double)scale, s->B * s->T * s->C);
-    c->p = p, c->scale = scale;
-    c->key = 0x123456789abcdef;
-    c->site = SITE;
+    c->p = p, c->scale = scale, c->key = 0x123456789abcdef, c->site = SITE;
     out(c, FLOATX, "out", times(c->N, c->C), 1, 4);                         /* stored once; 1/(1-p), product, sum */
     in(c, FLOATX, "residual", times(c->N, c->C), 0, 1);
     in(c, FLOATX, "branch", times(c->N, c->C), 0, 1);
@@ -359,9 +336,7 @@ static Case *residual(const Shape *s, float p, float scale) {
 CALL(dropout, b[0], b[1], ((Dropout){ c->p, b[2], SITE, c->scale }), c->buffer[0].n)
 static Case *dropout(const Shape *s, float p, float scale) {
     Case *c = BEGIN(dropout, s, 0, "p=%g scale=%g n=%d", (double)p, (double)scale, s->B * s->T * s->C);
-    c->p = p, c->scale = scale;
-    c->key = 0xfedcba987654321;
-    c->site = SITE;
+    c->p = p, c->scale = scale, c->key = 0xfedcba987654321, c->site = SITE;
     out(c, FLOATX, "out", times(c->N, c->C), 1, 4);
     in(c, FLOATX, "inp", times(c->N, c->C), 0, 1);
     if (p > 0) bytes(c, "key", &c->key, sizeof c->key); else absent(c);
@@ -487,8 +462,7 @@ static Case *router_forward_of_groups(const Shape *s, Scores scores, int bias, i
                                groups.by_best ? " by best" : "");
     Case *c = BEGIN(router_forward, s, 0, "%s%s%s%s%s N=%d E=%d K=%d", scores_name[scores], bias ? " bias" : "",
                     forced ? " forced" : "", wide ? " wide" : "", in_groups, s->B * s->T, s->E, s->K);
-    c->groups = groups;
-    c->scores = scores, c->forced = forced;
+    c->groups = groups, c->scores = scores, c->forced = forced;
     out(c, INTEGER, "expert", (size_t)c->S, 0, 0);
     out(c, REAL, "weight", (size_t)c->S, 0, wide ? 8 + 25 : 8);          /* exp(l - lse): relative to lse, up to 25 */
     out(c, REAL, "lse", (size_t)c->N, 0, 8);
@@ -820,8 +794,7 @@ static Case *fp8_columns(const Shape *s, int C, Rows rows) {
     coded(c, "inp", "inp scale", rows_in(c, rows) * (size_t)C, rows_in(c, rows) * (size_t)C / FP8_BLOCK, 0x1p-20, 16);
     for (size_t i = 2 * FP8_BLOCK; i < 3 * FP8_BLOCK && c->buffer[2].given >= 3 * FP8_BLOCK; i++) {
         /* one is not finite */
-        c->buffer[2].value[i] = 0x7f;
-        c->buffer[3].value[2] = NAN;
+        c->buffer[2].value[i] = 0x7f, c->buffer[3].value[2] = NAN;
     }
     routed(c);
     return c;
@@ -1047,8 +1020,7 @@ CALL(sample, b[0], b[1], (const uint64_t *)b[2], b[3], c->sampler, c->N, c->s.V,
 static Case *sample(const Shape *s, int rows, Sampler sampler) {
     Case *c = BEGIN(sample, s, 0, "t=%g p=%g m=%g k=%d N=%d V=%d", (double)sampler.temperature, (double)sampler.top_p,
                     (double)sampler.min_p, sampler.top_k, rows, s->V);
-    c->N = rows;
-    c->sampler = sampler;
+    c->N = rows, c->sampler = sampler;
     c->used = s->V - (s->V > 2);
     add(c, OUTPUT, INTEGER, "token", (size_t)rows, NULL);
     in(c, FLOATX, "logits", times(rows, s->V), 0, 2);
@@ -1077,8 +1049,7 @@ static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int
                     capped ? "capped " : "", rows, s->V);
     const double spread = wide ? 40 : 2;                    /* wide: some probabilities are below the smallest float */
     const int padding = s->V / 10 < 47 ? s->V / 10 : 47;            /* 47: as for GPT-2's vocabulary */
-    c->N = rows, c->gradient = gradient, c->scale = 0.25f, c->used = s->V - padding;
-    c->cap = capped ? 12 : 0;
+    c->N = rows, c->gradient = gradient, c->scale = 0.25f, c->used = s->V - padding, c->cap = capped ? 12 : 0;
     out(c, REAL, "loss", (size_t)rows, 0, 4);
     if (gradient) acc(c, FLOATX, "logits", times(rows, s->V), 0, spread, 4, 0);
     else          in(c, FLOATX, "logits", times(rows, s->V), 0, spread);
@@ -1141,8 +1112,7 @@ static Case *adamw(const Shape *s, int master, Dtype moments, Dtype gradients, f
     Case *c = BEGIN(adamw, s, 0, "%s%s%sclip=%g norm=%g segments=%d n=%d", master ? "master " : "",
                     coarse ? "floatX " : "", dtype_name[gradients], (double)clip, norm, count, s->E * s->C * s->F);
     const size_t n = times(s->E * s->C, s->F);
-    c->moments = moments, c->gradients = gradients;
-    c->updates = 3;
+    c->moments = moments, c->gradients = gradients, c->updates = 3;
     c->adamw = (AdamW){ .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = clip };
     c->adamw.fix1 = 1 / (1 - pow((double)c->adamw.beta1, c->updates));
     c->adamw.fix2 = 1 / (1 - pow((double)c->adamw.beta2, c->updates));

@@ -17,9 +17,23 @@ static int expert_of(const Case *c, double **v, int slot) {
 static size_t row_of(const Case *c, double **v, int slot, Rows rows) {
     return (size_t)(rows == BY_TOKEN ? slot / K_of(c) : rows == BY_SLOT ? slot : (int)v[c->plan + 3][slot]);
 }
-static void naive_embed_forward(const Case *c, double **v) {
-    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[2][(int)v[1][n]*c->C + i];
+/* Definitions of a line: of element i of row n, of element i. */
+#define ROWS(op, definition) static void naive_##op(const Case *c, double **v) { \
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) definition; \
 }
+#define ELEMENTS(op, definition) static void naive_##op(const Case *c, double **v) { \
+    for (size_t i = 0; i < c->buffer[0].n; i++) definition; \
+}
+ROWS(embed_forward, v[0][n*c->C + i] = v[2][(int)v[1][n]*c->C + i])
+ROWS(columns_add, v[0][n*c->stride + c->count + i] += v[1][n*c->C + i])
+ROWS(columns_put, v[0][n*c->stride + c->count + i] = v[1][n*c->C + i])
+ROWS(columns_take, v[0][n*c->C + i] = v[1][n*c->stride + c->count + i])
+ROWS(bias_forward, v[0][n*c->C + i] += v[1][i])
+ROWS(cache_store, v[0][(int)v[2][n]*c->C + i] = v[1][n*c->C + i])
+ELEMENTS(scale, v[0][i] *= (double)c->scale)
+ELEMENTS(scale_weights, v[0][i] = (double)c->scale * v[1][i])
+ELEMENTS(accumulate, v[0][i] += v[1][i])
+ELEMENTS(soft_cap, v[0][i] = (double)c->cap * (1 - 2 / (exp(2 * v[0][i] / (double)c->cap) + 1)))
 static void naive_rmsnorm_forward(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) {
         double mean = 0;
@@ -76,12 +90,6 @@ static void naive_norm_rope_backward(const Case *c, double **v) {
         }
     free(dx);
 }
-static void naive_columns_add(const Case *c, double **v) {
-    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->stride + c->count + i] += v[1][n*c->C + i];
-}
-static void naive_columns_put(const Case *c, double **v) {
-    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->stride + c->count + i] = v[1][n*c->C + i];
-}
 static void naive_shared_keys_forward(const Case *c, double **v) {
     const int G = c->s.G, D = c->s.D, key = c->count, value = c->C;
     for (int n = 0; n < c->N; n++)
@@ -92,20 +100,11 @@ static void naive_shared_keys_forward(const Case *c, double **v) {
                 v[0][((n*2 + 1)*G + g)*D + i] = i < value ? head[key + i] : 0;
             }
 }
-static void naive_bias_forward(const Case *c, double **v) {
-    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] += v[1][i];
-}
 static void naive_expert_bias_forward(const Case *c, double **v) {
     const double *start = v[c->plan];
     for (int e = 0; e < c->s.E; e++)
         for (int row = (int)start[e]; row < (int)start[e + 1]; row++)
             for (int i = 0; i < c->C; i++) v[0][row*c->C + i] += v[1][e*c->C + i];
-}
-static void naive_columns_take(const Case *c, double **v) {
-    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[1][n*c->stride + c->count + i];
-}
-static void naive_scale_weights(const Case *c, double **v) {
-    for (int i = 0; i < c->S; i++) v[0][i] = (double)c->scale * v[1][i];
 }
 uint64_t splitmix64(uint64_t state) {
     state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9u;
@@ -120,15 +119,8 @@ static double dropped(const Case *c, size_t i, double x) {
     double draw = (double)(four / (uint64_t)pow(2, i % 4 * 16.0) % 65536);
     return draw < floor((double)c->p * 65536) ? 0 : x / (1 - (double)c->p) * (c->scale != 0 ? (double)c->scale : 1);
 }
-static void naive_residual(const Case *c, double **v) {
-    for (size_t i = 0; i < c->buffer[0].n; i++) v[0][i] = v[1][i] + dropped(c, i, v[2][i]);
-}
-static void naive_dropout(const Case *c, double **v) {
-    for (size_t i = 0; i < c->buffer[0].n; i++) v[0][i] = dropped(c, i, v[1][i]);
-}
-static void naive_scale(const Case *c, double **v) {
-    for (size_t i = 0; i < c->buffer[0].n; i++) v[0][i] *= (double)c->scale;
-}
+ELEMENTS(residual, v[0][i] = v[1][i] + dropped(c, i, v[2][i]))
+ELEMENTS(dropout, v[0][i] = dropped(c, i, v[1][i]))
 static void row_times_weight(double *y, const double *x, const double *weight, int C, int O) {
     for (int o = 0; o < O; o++) for (int i = 0; i < C; i++) y[o] += x[i] * weight[o*C + i];
 }
@@ -493,9 +485,6 @@ static void naive_sink_forward(const Case *c, double **v) {
         v[1][i] = log(all);
     }
 }
-static void naive_cache_store(const Case *c, double **v) {
-    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][(int)v[2][n]*c->C + i] = v[1][n*c->C + i];
-}
 /* Keeps the most likely tokens, in order, within the limits; then adds up their probabilities to
  * the draw. */
 static void naive_sample(const Case *c, double **v) {
@@ -544,16 +533,7 @@ static void naive_cross_entropy(const Case *c, double **v) {
                 || i >= c->used ? 0 : (double)c->scale * (exp(x[i]) / sum - (i == target)) * slope_of(c, x[i]);
     }
 }
-static void naive_soft_cap(const Case *c, double **v) {
-    for (size_t i = 0; i < c->buffer[0].n; i++) {
-        const double e = exp(2 * v[0][i] / (double)c->cap);
-        v[0][i] = (double)c->cap * (1 - 2 / (e + 1));
-    }
-}
 static void naive_sum(const Case *c, double **v) { for (size_t i = 0; i < c->buffer[1].n; i++) v[0][0] += v[1][i]; }
-static void naive_accumulate(const Case *c, double **v) {
-    for (size_t i = 0; i < c->buffer[1].n; i++) v[0][i] += v[1][i];
-}
 static void naive_grad_sq_norms(const Case *c, double **v) {
     for (int s = 0; s < c->count; s++)
         for (size_t i = 0; i < c->segment[s].count; i++) {
@@ -643,16 +623,13 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
 #define NAIVE(op) { #op, naive_##op }
     NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope), NAIVE(residual), NAIVE(dropout), NAIVE(scale),
     NAIVE(matmul_forward), NAIVE(parallel_linear_forward), NAIVE(router_forward), NAIVE(router_losses),
-    NAIVE(route_plan),
-    NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward), NAIVE(norm_rope_forward), NAIVE(norm_rope_backward),
-    NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take), NAIVE(shared_keys_forward),
-    NAIVE(scale_weights), NAIVE(soft_cap),
-    NAIVE(activation_forward), NAIVE(activation_backward),
-    NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(sink_forward), NAIVE(expert_bias_forward),
-    NAIVE(cache_store), NAIVE(sample), NAIVE(advance),
-    NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master),
-    NAIVE(muon_momentum), NAIVE(orthogonalize), NAIVE(muon_update), NAIVE(fp8_rows), NAIVE(fp8_weight),
-    NAIVE(fp8_up_forward),
+    NAIVE(route_plan), NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward), NAIVE(norm_rope_forward),
+    NAIVE(norm_rope_backward), NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take),
+    NAIVE(shared_keys_forward), NAIVE(scale_weights), NAIVE(soft_cap), NAIVE(activation_forward),
+    NAIVE(activation_backward), NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(sink_forward),
+    NAIVE(expert_bias_forward), NAIVE(cache_store), NAIVE(sample), NAIVE(advance), NAIVE(cross_entropy), NAIVE(sum),
+    NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master), NAIVE(muon_momentum),
+    NAIVE(orthogonalize), NAIVE(muon_update), NAIVE(fp8_rows), NAIVE(fp8_weight), NAIVE(fp8_up_forward),
     NAIVE(fp8_linear), NAIVE(fp8_down_backward), NAIVE(fp8_columns), NAIVE(fp8_backward_weight)
 };
 int oracle_compute(const Case *c, double **v) {

@@ -112,8 +112,7 @@ void check_sharded_update(const Device *dev) {
             for (int i = 0; i < 3; i++) state[i] = dev->alloc(own * dev->real_size);    /* master, m, v */
             dev->reals_from_double(state[0], value + r * CUT, own);
             dev->upload(segments, split ? shard[r] : full, sizeof full);
-            dev->adamw(weight[split], state[0], state[1], state[2], REAL, grad, grad_sq_norms, segments, 2,
-                       settings);
+            dev->adamw(weight[split], state[0], state[1], state[2], REAL, grad, grad_sq_norms, segments, 2, settings);
             dev->sync();
             for (int i = 0; i < 3; i++) dev->release(state[i]);
         }
@@ -258,8 +257,7 @@ static void routed_read(Routed *r, int array) {
 }
 static void routed_close(Routed *r) {
     for (int i = 0; i < ARRAYS; i++) r->dev->release(r->on_device[i]), free(r->host[i]);
-    r->dev->release(r->weight), r->dev->release(r->lse), r->dev->release(r->logits);
-    free(r->x);
+    r->dev->release(r->weight), r->dev->release(r->lse), r->dev->release(r->logits), free(r->x);
 }
 
 /* Does an expert that f tokens chose have any but the nearest number of rows? */
@@ -318,8 +316,7 @@ static int wrong_weights(const Routed *r) {
         wrong |= !(fabs(total - sum[n]) < 1e-2 * fmax(1, total)) || (from == to && sum[n] != 0)
               || (SUMS_TO_ONE(r->scores) && from < to && !(fabs(total - 1) < 1e-5));
     }
-    r->dev->release(rows), r->dev->release(out);
-    free(ones), free(w), free(sum);
+    r->dev->release(rows), r->dev->release(out), free(ones), free(w), free(sum);
     return wrong;
 }
 /* Logits that prefer some experts by far, sizes that are multiples of nothing; or barely more

@@ -85,8 +85,7 @@ static void soak_decoding(const Device *dev, int B) {
                           || memcmp(logits[0], logits[1], bytes));
     }
     check(!differ, "%s: decoding %d sequences, the same bits in %d runs; %d differ", dev->name, B, TIMES, differ);
-    decoder_close(&d);
-    free(logits[0]), free(logits[1]);
+    decoder_close(&d), free(logits[0]), free(logits[1]);
 }
 
 void test_soak(void) {
@@ -229,8 +228,7 @@ static void check_chain(const Device *dev, const Chain *c) {
         if (c->part[i].fill == RESULT)
             check_error(compare_part(&big, &small, i, sampled), dev->floatX_size == 2 ? 3e-2 : 1e-4,
                         "%s %s, %.2g bytes: %s of %d samples", dev->name, c->name, bytes, c->part[i].name, c->samples);
-    release(&big);
-    release(&small);
+    release(&big), release(&small);
 }
 
 /* The experts of an MLP, with the operations of llmc/model/moe.c; the two products of an attention
