@@ -130,9 +130,7 @@ expect 2 'given twice' $run -o new -b 4
 for wrong in '-l nan' '-l inf' '-l 1e-3x' '-l -1' '-w1 1' '-n -1' '-n 99999999999999999999' '-n 1.5' '-nk 0' '-r 3' '-sd x' '-k step' '-fa tanh'; do
     expect 2 'expected' $run -o new $wrong
 done
-expect 2 'expected a whole number from 1' $train $data $model -o new -b 0
-expect 2 'expected a whole number from 1' $train $data $model -o new -t 1000000
-expect 2 'expected a whole number from 1' $train $data $model -o new -v 0
+for wrong in '-b 0' '-t 1000000' '-v 0'; do expect 2 'expected a whole number from 1' $train $data $model -o new $wrong; done
 expect 2 'multiple of B\*T = 4\*32' $train $data $model -o new -b 4 -t 32 -d 200
 expect 2 'device' $run -o new -dv cpu-f16
 expect 2 'does not store bf16' $run -o new -mo bf16
@@ -232,13 +230,11 @@ ok "bytes are asked for" sh -c "$train -i latin.txt -t 16 -x 0 -ab 1 2>&1 | grep
 
 expect 2 'another run.*-y 1.*-y 0' $run -o whole
 expect 2 'plan of a new run' $train $data -o whole -y 1 -x 0
-expect 5 'text.txt' $run -o text.txt
-expect 5 'text.txt' $run -o text.txt/out
+for out in text.txt text.txt/out; do expect 5 'text.txt' $run -o $out; done
 ok "text.txt is unchanged" [ "$(size text.txt)" = 60000 ]
 if [ "$(id -u)" != 0 ]; then
     mkdir shut && chmod 555 shut
-    expect 5 'Permission denied' $run -o shut/out
-    expect 5 'Permission denied' $run -o shut
+    for out in shut/out shut; do expect 5 'Permission denied' $run -o $out; done
 else expect 5 '/proc' $run -o /proc/out; fi
 cp -r whole mine && rm -rf mine/state mine/*.log* mine/best
 expect 2 'another run or model' $run -o mine
@@ -531,8 +527,7 @@ if [ -r /proc/$background/schedstat ]; then
     kill $task; wait $task 2> /dev/null; task=
 else skipped "no /proc/PID/schedstat: a busy machine"; fi
 expect 2 'another run' $run -o busy
-expect 2 'in use by another trainer (process' $run -o busy -y 1
-expect 2 'in use by another trainer (process' $run -o busy -y 0
+for resume in 1 0; do expect 2 'in use by another trainer (process' $run -o busy -y $resume; done
 kill -USR1 $background && await grep -q 'saved step' "$work/log"
 saved=$(sed -n 's/^saved step \([0-9]*\).*/\1/p' "$work/log" | head -1)
 ok "SIGUSR1 saves a checkpoint" [ -f busy/state/step-"$(printf %08d "$saved")"/run.json ]
@@ -759,10 +754,9 @@ else skipped "no small disk can be mounted here: only a limit on file sizes was 
 
 # ---- watching and checks -----------------------------------------------------------------------------------------------------
 
-expect 0 'gradient check passed: 0 bad tensors' $train $data $model -t 8 -gc 1 -o new
-expect 0 'gradient check passed: 0 bad tensors' $train $data $model -t 1 -gc 1 -o new
-expect 0 'gradient check passed: 0 bad tensors' $train $data $model -tk 300 -t 8 -gc 1 -o new
-expect 0 'gradient check passed: 0 bad tensors' $train $data -e m1:c128h2e2f128 -pe fp8-all -t 4 -gc 1 -o new
+for how in "$model -t 8" "$model -t 1" "$model -tk 300 -t 8" '-e m1:c128h2e2f128 -pe fp8-all -t 4'; do
+    expect 0 'gradient check passed: 0 bad tensors' $train $data $how -gc 1 -o new
+done
 expect 9 'router.layer.weight .* it is zero everywhere' $train $data -e m1:c32h4e4k1 -ra 0 -rz 0 -gc 1 -o new
 ok "-gc creates nothing" [ ! -e new ]
 seq 1000 2000 > numbers.txt                             # a fixed text: the final loss depends on it
@@ -879,8 +873,7 @@ printf 'int a;\n/reset\nstatic\n' > lines.txt
 limited sh -c "$infer whole -dv cpu -m chat -s 4 -n 30 < lines.txt > one.txt 2> /dev/null; $infer whole -dv cpu -m chat -s 4 -n 30 -ng 2 < lines.txt > dealt.txt 2> /dev/null"
 ok "infer_moe -m chat -ng 2 answers the same" sh -c 'cmp -s one.txt dealt.txt && [ -s one.txt ]'
 expect 2 'it has only 2 layers' $infer whole -dv cpu -ng 3
-expect 2 'cannot be combined with -ng' $infer whole -dv cpu -ng 2 -v 2
-expect 2 'cannot be combined with -ng' $infer whole -dv cpu -ng 2 -m web
+for other in '-v 2' '-m web'; do expect 2 'cannot be combined with -ng' $infer whole -dv cpu -ng 2 $other; done
 
 # Multiple-choice questions. What is wrong with a file is said before the weights are read.
 printf '{"context": "a", "choices": ["b", "c"], "answer": 1}\n\n{"ctx": "de", "endings": ["f", "gh"], "label": "0"}\n' > asked.jsonl

@@ -23,10 +23,7 @@ passed = failed = 0
 
 def check(good, what):
     global passed, failed
-    if good:
-        passed += 1
-    else:
-        failed += 1
+    passed, failed = passed + bool(good), failed + (not good)
     if options.v or not good:
         print(("ok   " if good else "FAIL ") + "web       " + what, flush=True)
 

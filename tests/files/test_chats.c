@@ -252,8 +252,7 @@ static void test_unanswered(const char *line, int helps) {
 enum { SAMPLES = 230 };
 static size_t random_length(void) { return (size_t)(uniform() * uniform() * 120); }
 
-/* A conversation of one to three rounds; some without an answer, some as ShareGPT has them, some
- * plain texts. */
+/* A conversation of one to three rounds; without an answer, of ShareGPT, plain texts. */
 static void add_line(Text *out, int number) {
     const int kind = number % 5, rounds = 1 + number % 3;
     if (kind == 4) { text_add(out, "{\"text\": \"text %d\"}\n", number); return; }

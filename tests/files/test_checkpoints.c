@@ -1,14 +1,10 @@
-/* test_checkpoints.c: checkpoints, which must restore every bit, survive damage and exclude a
- * second trainer; and files, which are replaced as a whole. Part of the group train. Damage in
- * single values: test_state.c. */
+/* test_checkpoints.c: checkpoints restore every bit, survive damage, exclude a second trainer;
+ * files. Part of the group train. Damage in values: test_state.c. */
 #define _DEFAULT_SOURCE
 #include "tests/model/trainee.h"
 #include "tests/test.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/files/checkpoint.h"
 #include "llmc/files/config_json.h"
-#include "llmc/model/ranges.h"
 #include "llmc/run/progress.h"
 #include <fcntl.h>
 #include <math.h>
@@ -42,11 +38,10 @@ static int progress_usable(const JsonValue *run, Error *e) {
     Progress p;
     return progress_from_json(run, &p, e);
 }
-static int save_with(const char *folder, const Trainee *t, const Progress *p, const char *options,
-                     Keep keep, Error *e) {
+static int save_with(const char *folder, const Trainee *t, const Progress *p, const char *given, Keep keep, Error *e) {
     Text json = { 0 };
     progress_to_json(p, t->m.dev->name, &json);
-    const Snapshot s = { .model = &t->m, .optimizer = &t->o, .step = p->step, .progress = json.at, .options = options };
+    const Snapshot s = { .model = &t->m, .optimizer = &t->o, .step = p->step, .progress = json.at, .options = given };
     const Saved saved = checkpoint_save(folder, &s, keep, e);
     free(json.at);
     return saved == SAVED_ALL;
@@ -62,8 +57,7 @@ static char *step_file(const char *folder, int64_t step, const char *name) {
     return text_format("%s/state/step-%08lld/%s", folder, (long long)step, name);
 }
 
-/* A checkpoint whose optimizer state has other types than the reader's: converted, with a
- * warning. */
+/* A checkpoint whose optimizer state has other types than the reader's: a warning. */
 static int conversions;
 static void count_conversion(const char *text) {
     conversions += strstr(text, "in BF16 and was converted") != NULL || strstr(text, "in F32 and was converted") != NULL
@@ -144,8 +138,7 @@ static void round_trip(const char *device, int lean, float momentum) {
 
 /* Overwrites, cuts or removes a file of a step folder; or its run.json. */
 static void damage(const char *folder, int64_t step_number, int kind) {
-    static const char *const file[] = { "model.safetensors", "optimizer.safetensors", "run.json",
-                                        "optimizer.safetensors" };
+    static const char *file[] = { "model.safetensors", "optimizer.safetensors", "run.json", "optimizer.safetensors" };
     char *path = step_file(folder, step_number, file[kind]);
     size_t n;
     Error e = { 0 };
@@ -174,7 +167,7 @@ static void fallback(void) {
         Checkpoint *from = checkpoint_open(folder, progress_usable, &e);
         check(from && checkpoint_load(from, &t.m, &t.o, &e)
               && json_int(json_get(checkpoint_run(from), "step"), 0) == 10,
-              "%s: the newest intact checkpoint is used", what[kind]);
+              "%s: the newest intact is used", what[kind]);
         checkpoint_close(from);
         damage(folder, 10, kind);
         from = checkpoint_open(folder, progress_usable, &e);

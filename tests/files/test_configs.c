@@ -1,9 +1,6 @@
-/* test_configs.c: config.json of every family, read and written, and what is refused. Part of the
- * group train. */
+/* test_configs.c: config.json of every family, read, written, refused. Part of the group train. */
 #include "tests/model/trainee.h"
 #include "tests/test.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/files/config_json.h"
 
 static Config config_of(const char *descriptor) { return trainee_config(descriptor, 40, 32); }
@@ -59,7 +56,7 @@ static void configs(void) {
             config_descriptor(&c, was);
             config_descriptor(&back, is);
             check(!strcmp(was, is) && back.output_bias == c.output_bias && back.norm_eps == c.norm_eps
-                  && config_family(&back) == config_family(&c), "%s comes back in all: %s", kinds[i].descriptor, is);
+                  && config_family(&back) == config_family(&c), "%s comes back: %s", kinds[i].descriptor, is);
         }
         free(json.at);
     }
@@ -152,10 +149,9 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
 static void refused_configs(void) {
 #define SIZES "\"vocab_size\": 32, \"hidden_size\": 16, \"num_hidden_layers\": 2, \"intermediate_size\": 8, " \
               "\"num_attention_heads\": 4, \"max_position_embeddings\": 64"
-    static const char *const harmless[] = { "\"attention_bias\": false", "\"rope_scaling\": null",
-                                            "\"sliding_window\": null", "\"sliding_window\": 64",
-                                            "\"rope_parameters\": {\"rope_type\": \"default\"}",
-                                            "\"quantization_config\": null", "\"hidden_act\": \"silu\"" };
+    static const char *harmless[] = { "\"attention_bias\": false", "\"rope_scaling\": null", "\"sliding_window\": null",
+                                      "\"sliding_window\": 64", "\"rope_parameters\": {\"rope_type\": \"default\"}",
+                                      "\"quantization_config\": null", "\"hidden_act\": \"silu\"" };
     Config c;
     Error e;
     for (size_t i = 0; i < COUNT(wrong); i++) {

@@ -7,7 +7,6 @@
 #include "llmc/files/safetensors.h"
 #include "kernels/kernels.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/base/text.h"
 #include <locale.h>
 #include <math.h>
 #include <unistd.h>
@@ -794,9 +793,8 @@ static void test_tokenizer_stream(void) {
     free(all.at), free(ids), tokenizer_free(t);
 }
 
-/* Drawn several at a time they are, as floats, those of random_normal, though as doubles they are
- * not. The series alone would be a wrong float once in millions; here are some of those, found by
- * drawing 500 million. */
+/* Drawn several at a time they are, as floats, those of random_normal, not as doubles. The series
+ * alone would be a wrong float once in millions; here are some of those, of 500 million. */
 static void test_random_normals(void) {
     enum { N = 1 << 18, NEAR = 300 };
     static const uint64_t rare[] = { 3837263, 12254845, 23083219, 26060967, 27606332, 29135651, 30633800, 31597346,

@@ -2,9 +2,7 @@
  * much, and what `make fuzz` has found. Part of the group files. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/test.h"
-#include "llmc/base/text.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/files/config_json.h"
 #include "llmc/run/log.h"
 #include "llmc/run/options.h"
 #include "llmc/run/stream.h"
@@ -14,8 +12,8 @@
 
 /* ---- text on its way to a terminal ----------------------------------------------------------- */
 
-/* Every kind of character that a terminal obeys, and what is shown instead. The last ones are shown
- * as they are. */
+/* Every kind of character that a terminal obeys, and what is shown instead. The last: as they
+ * are. */
 static const struct { const char *text, *shown; } outside[] = {
     { "\x1B]0;title\x07", "\xE2\x90\x9B]0;title\xE2\x90\x87" },
     { "\r\x08", "\xE2\x90\x8D\xE2\x90\x88" }, { "\x7F", "\xE2\x90\xA1" }, { "a\xC2\x9B[31mb", "a\xEF\xBF\xBD[31mb" }, {

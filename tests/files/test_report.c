@@ -5,7 +5,6 @@
 #include "llmc/run/plot.h"
 #include "llmc/run/report.h"
 #include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include <math.h>
 
 /* ---- helpers --------------------------------------------------------------------------------- */
@@ -138,8 +137,7 @@ static void test_contents(void) {
     json_free(json), free(page), free(log.at);
 }
 
-/* A long run: data are bounded, and one bad step out of many is still visible, at the right
- * step. */
+/* A long run: data are bounded, and one bad step of many is still visible, at its step. */
 static void test_thinning(void) {
     enum { STEPS = 50000, SPIKE = 31000, MOST = 1100 };
     static double x[MOST], y[MOST], high[MOST], low[MOST];
@@ -287,8 +285,7 @@ static void test_resume(void) {
     free(clean.at); free(lost.at); free(twice.at); free(again.at); free(shorter.at); free(shorter_lost.at);
 }
 
-/* A page that is renewed while the log grows, by any number of bytes at a time, is in the end that
- * of the whole log. */
+/* A page renewed while the log grows, by any number of bytes, ends as that of the whole log. */
 static void test_live(void) {
     Error e = { 0 };
     Text log = {0};

@@ -1,9 +1,6 @@
 /* test_settings.c: what surrounds the model in a run: the learning rate, what is sampled, scores of
  * losses, options and defaults, against their definitions. Part of the group train. */
 #include "tests/test.h"
-#include "kernels/kernels.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/model/schedule.h"
 #include "llmc/run/options.h"
 #include "llmc/run/progress.h"
@@ -59,19 +56,17 @@ static int draw(Draw s, const double *logits, int count, uint64_t position) {
 }
 
 /* The tokens order[0..n-1] must be drawn in proportion to p, and no others: counts of 20000 draws,
- * and their largest distance from the expectation in standard deviations (plus one draw, for tokens
- * that are hardly ever drawn). */
-static void proportions(const char *what, Draw s, const double *logits, const double *p, const int *order,
-                        int count, int n) {
+ * and their largest distance from the expectation in standard deviations (plus one draw). */
+static void proportions(const char *what, Draw s, const double *z, const double *p, const int *by, int count, int n) {
     enum { DRAWS = 20000 };
     int seen[64] = { 0 };
     double kept = 0, worst = 0;
-    for (int i = 0; i < DRAWS; i++) seen[draw(s, logits, count, (uint64_t)i)]++;
-    for (int r = 0; r < n; r++) kept += p[order[r]];
+    for (int i = 0; i < DRAWS; i++) seen[draw(s, z, count, (uint64_t)i)]++;
+    for (int r = 0; r < n; r++) kept += p[by[r]];
     for (int r = 0; r < count; r++) {
-        const double fraction = r < n ? p[order[r]] / kept : 0,
+        const double fraction = r < n ? p[by[r]] / kept : 0,
             deviation = sqrt(DRAWS * fraction * (1 - fraction)) + (r < n);
-        const double off = fabs(seen[order[r]] - DRAWS * fraction) / fmax(deviation, 1e-9);
+        const double off = fabs(seen[by[r]] - DRAWS * fraction) / fmax(deviation, 1e-9);
         if (!(off <= worst)) worst = off;
     }
     check_error(worst, 5, "%s, %d of %d, in standard deviations", what, n, count);
@@ -328,14 +323,13 @@ static void defaults(void) {
         settings_suit(&s, cases[i].gpu, cases[i].tokens);
         check(!strcmp(s.model, cases[i].model) && s.optimizer == cases[i].optimizer && s.lr == cases[i].lr
               && s.batch == cases[i].batch && s.period == (cases[i].gpu && cases[i].tokens == 100000000 ? 2 : 1),
-              "defaults of \"%s\" for %s and %lld tokens: -e %s -wo %d -wp %d -l %g -b %d", cases[i].arguments,
-              cases[i].gpu ? "a GPU" : "a CPU", (long long)cases[i].tokens, s.model, s.optimizer, s.period,
-              (double)s.lr, s.batch);
+              "\"%s\", %s, %lld tokens: -e %s -wo %d -wp %d -l %g -b %d", cases[i].arguments, cases[i].gpu
+              ? "a GPU" : "a CPU", (long long)cases[i].tokens, s.model, s.optimizer, s.period, (double)s.lr, s.batch);
     }
 }
 
-/* Of a model of a folder: rate and rows follow the model, batch and warm-up the conversations. What
- * is given stays. */
+/* Of a folder's model: rate and rows follow it, batch and warm-up the chats. What is given
+ * stays. */
 static void fine_tuning_defaults(void) {
     static const struct { const char *argument; int gpu, channels, context, chats; int64_t rows; float lr; int batch,
                           seq; int64_t steps, warmup; } cases[] = {

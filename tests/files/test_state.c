@@ -5,9 +5,7 @@
 #include "llmc/model/plan.h"
 #include "tests/model/trainee.h"
 #include "tests/test.h"
-#include "llmc/base/json.h"
 #include "llmc/files/checkpoint.h"
-#include "llmc/files/hf.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/settings.h"
 #include <math.h>
@@ -197,8 +195,7 @@ static void rewrite_state(const char *folder, int64_t step, const char *suffix, 
     SafetensorsWriter *w = safetensors_create(path, list, n, NULL, 0, &e);
     int ok = w != NULL;
     for (size_t i = 0; i < n && ok; i++)
-        ok = safetensors_append(w, data[i],
-                                i == chosen && count ? (size_t)count * sizeof(float) : (size_t)list[i].bytes, &e);
+        ok = safetensors_append(w, data[i], i == chosen && count ? (size_t)count * 4 : (size_t)list[i].bytes, &e);
     ok = ok && safetensors_finish(w, &e, &bytes, &crc);
     check(ok && chosen < n, "the state is written again with another %s: %s", suffix, e.text);
     seal_again(folder, step, bytes, crc);
@@ -206,8 +203,7 @@ static void rewrite_state(const char *folder, int64_t step, const char *suffix, 
     safetensors_close(s), free(data), free(list), free(path);
 }
 
-/* With valid checksums: values that no optimizer produces, and a wrong number of router biases
- * (once a heap overflow). */
+/* With valid checksums: impossible values, and too many router biases (once an overflow). */
 static void impossible_state(Trainee *t) {
     static const struct { const char *suffix; float x; uint64_t count; const char *says; } wrong[] = {
         { ".v", -1, 0, "is -1" }, { ".v", NAN, 0, "nan" }, { ".m", INFINITY, 0, "inf" }, { ".m", -INFINITY, 0, "inf" },
@@ -422,10 +418,9 @@ static void copied_later(Trainee *t) {
     check(saver_use_buffer(s, 0) == BUFFER_NONE && saver_use_buffer(s, 1) == BUFFER_NONE, "no memory was asked for");
     saver_make_buffer(s);
     for (int i = 0; i < 2; i++) {
-        const Snapshot what = { .model = &t->m, .optimizer = &t->o, .step = i + 1, .progress = json.at,
-                                .options = "{}" };
+        const Snapshot a = { .model = &t->m, .optimizer = &t->o, .step = i + 1, .progress = json.at, .options = "{}" };
         check(!i || (saver_use_buffer(s, 1) == BUFFER_READY && saver_use_buffer(s, 0) == BUFFER_READY), "memory");
-        check(saver_begin(s, folder, &what, (Keep){ 2, 0, 0 }, &e) && saver_end(s, &e) == SAVED_ALL, "saved %s it: %s",
+        check(saver_begin(s, folder, &a, (Keep){ 2, 0, 0 }, &e) && saver_end(s, &e) == SAVED_ALL, "saved %s it: %s",
               i ? "with" : "without", e.text);
         path[i] = file_of(folder, i + 1, "optimizer.safetensors");
         sum[i] = sum_of(path[i]);
@@ -434,8 +429,7 @@ static void copied_later(Trainee *t) {
     saver_close(s), free(path[0]), free(path[1]), free(folder), free(json.at);
 }
 
-/* From the copy, while the weights change. A failed attempt is repeated from the same copy; the
- * second one counts. */
+/* From the copy, while the weights change. A failed attempt is repeated. */
 static void best_from_copy(Trainee *t) {
     char *folder = scratch_path("behind"), *path = text_format("%s/best/model.safetensors", folder),
         *inside = text_format("%s/x", path);

@@ -3,9 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "tests/test.h"
 #include "llmc/data/kinds.h"
-#include "llmc/base/json.h"
 #include "llmc/base/omp.h"
-#include "llmc/base/text.h"
 #include "llmc/data/bpe.h"
 #include "llmc/data/data.h"
 #include <sys/stat.h>
@@ -44,8 +42,7 @@ static char *merge_text(const JsonValue *v) {
     return text_format("%s %s", json_string(json_first(v), ""), json_string(json_first(v)->next, ""));
 }
 
-/* The reference is what Hugging Face's trainer makes of the same text, down to the last pair that
- * occurs twice. */
+/* The reference is what Hugging Face's trainer makes of it, to the last pair that occurs twice. */
 static void test_trained_as_reference(void) {
     static const char *const names[] = { "cl100k", "gpt2" };
     size_t bytes = 0, json_bytes, length;
@@ -163,8 +160,7 @@ static void test_threads(void) {
     free(text.at);
 }
 
-/* Words that share their first eight bytes, so that many of them fall into one slot of the
- * encoder's table. */
+/* Words that share their first eight bytes, so that many fall into one slot of the encoder. */
 static void test_slots(void) {
     Text prefix = { 0 }, text = { 0 };
     Error e = { 0 };
@@ -349,8 +345,7 @@ static void test_refused(void) {
 
 /* ---- the cache ------------------------------------------------------------------------------- */
 
-/* Opens the text, keeps its tokens, and tells whether they came from the cache and are those of
- * `expected`. */
+/* Opens the text, keeps its tokens: are they from the cache, and `expected`? */
 static int opens_cached(const char *path, const char *tokenizer, const char *folder, const char *expected) {
     Tokenizer *t;
     Error e = { 0 };

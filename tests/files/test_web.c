@@ -1,5 +1,4 @@
-/* test_web.c: what infer_moe -m web reads from the network: heads of requests. The server and its
- * page: tests/web.py. */
+/* test_web.c: heads of requests to infer_moe -m web. The server and its page: tests/web.py. */
 #include "tests/test.h"
 #include "llmc/run/http.h"
 

@@ -6,7 +6,6 @@
 #define _GNU_SOURCE
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/files/checkpoint.h"
-#include "llmc/files/config_json.h"
 #include "llmc/model/plan.h"
 #include "llmc/model/routers.h"
 #include "llmc/run/progress.h"
@@ -40,8 +39,7 @@ static void seed(const char *folder) {
     Text input = { 0 }, progress = { 0 }, options = { 0 };
     static char *nothing[] = { "train_moe", NULL };
     Settings s;
-    Progress p = { .step = 1, .samples = 2, .tokens = 8, .updates = 1, .best = { .loss = 2.5, .step = 1 },
-                   .seed = 1337 };
+    Progress p = { .step = 1, .samples = 2, .tokens = 8, .updates = 1, .best = { .loss = 2.5, .step = 1 }, .seed = 1 };
     settings_parse(&s, 1, nothing);
     settings_json(&s, &options);
     window_score(&p.loss, 2);

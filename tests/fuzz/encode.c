@@ -13,8 +13,7 @@ static Tokenizer *tokenizer[TOKENIZERS];
 void fuzz_start(void) { fuzz_tokenizers(tokenizer, names, TOKENIZERS); }
 
 /* What decoding gives for `text`: after NFC, with a space for each U+2581 if it is SentencePiece,
- * less one in front if it is the newer spelling. Special tokens have no text: a text that contains
- * one is left out. */
+ * less one in front if it is the newer spelling. A text with special tokens is left out. */
 static int expected(const Tokenizer *t, const int *ids, size_t n, const char *text, size_t bytes, Text *out) {
     for (size_t i = 0; i < n; i++) {
         size_t length;

@@ -1,10 +1,8 @@
 /* log.c: the log of a run that is continued, and the report of it. The first byte is the step after
  * which lines are removed; then log.jsonl and main.log. The page may hold nothing that a browser
- * would run or that would spoil it, and is the same whether the log is read at once or while it
- * grows. */
+ * would run or that would spoil it, and is the same if the log is read while it grows. */
 #define _GNU_SOURCE
 #include "tests/fuzz/support/fuzz.h"
-#include "llmc/base/json.h"
 #include "llmc/run/log.h"
 #include "llmc/run/report.h"
 

@@ -1,6 +1,5 @@
-/* tokenizer.c: tokenizer.json of every kind. With what is accepted a few texts, and those of the
- * file itself, are encoded and decoded: all ids are tokens, and everything but what tokenizer.h
- * names comes back. */
+/* tokenizer.c: tokenizer.json of every kind. A few texts, and those of the file, are encoded and
+ * decoded: all ids are tokens, and all but what tokenizer.h names comes back. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/tokenizer_impl.h"
 

@@ -44,17 +44,16 @@ void fuzz_start(void) {
 void fuzz_one(const uint8_t *data, size_t size) {
     static const int tokens[4] = { 1, 5, 10, 0 }, targets[4] = { 5, 10, 0, -1 };
     Part rest = { (const char *)data, size };
-    const unsigned type = fuzz_choice(&rest, TYPES);
+    const unsigned k = fuzz_choice(&rest, TYPES);
     Error e = { 0 };
-    char *values = mem_alloc(data_bytes[type]);
+    char *values = mem_alloc(data_bytes[k]);
     size_t bytes;
-    for (size_t i = 0; i < data_bytes[type] && rest.bytes; i++) values[i] = rest.at[i % rest.bytes];
-    char *file = fuzz_tensors((Part){ header[type].at, header[type].length },
-                              (Part){ values, data_bytes[type] }, &bytes);
+    for (size_t i = 0; i < data_bytes[k] && rest.bytes; i++) values[i] = rest.at[i % rest.bytes];
+    char *file = fuzz_tensors((Part){ header[k].at, header[k].length }, (Part){ values, data_bytes[k] }, &bytes);
     const char *path = fuzz_file("model.safetensors", file, bytes);
     free(file), free(values);
     if (!hf_load_weights(&m, path, &e)) { fuzz_check(*e.text); return; }
-    fuzz_check(strcmp(dtypes[type], "I32"));
+    fuzz_check(strcmp(dtypes[k], "I32"));
     model_batch(&m, tokens, targets, 1, 4);
     m.balance_coef = 0.01f, m.z_coef = 0.01f;
     model_set_phase(&m, PHASE_ONLY);

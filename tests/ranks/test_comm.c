@@ -90,8 +90,7 @@ static void launch_table(void) {
 
 /* ---- every operation ------------------------------------------------------------------------- */
 
-/* Of many magnitudes, so that the order of a sum matters; exact in double, before and after
- * scaling. */
+/* Of many magnitudes, so that the order of a sum matters; exact in double. */
 static double value(int rank, size_t i) {
     const uint64_t x = ((uint64_t)rank + 1) * 0x9E3779B97F4A7C15u * (2 * i + 1);
     return (double)((int64_t)(x ^ x >> 31) >> (11 + i % 29)) * 0x1p-40;
@@ -105,8 +104,7 @@ static double expected_sum(const Device *dev, int size, size_t i) {
     return wide;
 }
 
-/* A rank's buffers: three parts of one allocation, of which the first two are reals, and the stage
- * of register_memory. */
+/* A rank's buffers: three parts of one allocation, the first two of reals. */
 typedef struct {
     const Device *dev;
     Comm   *c;
@@ -321,40 +319,38 @@ typedef struct {
     const char *name;
     int    processes, which;                /* the process in trouble (if there is only one, the rank) */
     Fate   fate;
-    const char *expected;                   /* in the output of all others; NULL: they succeed */
+    const char *says;                       /* in the output of all others; NULL: they succeed */
     const char *settings, *version, *job;   /* of the process in trouble, if different from the others' */
     int    number, count;
     int    ranks;                           /* of each process; 0: 1 */
 } Trouble;
 
 static const Trouble troubles[] = {
-    { "nothing",        3, 0, NOTHING,      .expected = NULL },
-    { "late process",   3, 1, LATE,         .expected = NULL },
-    { "late process 0", 3, 0, LATE,         .expected = NULL },
-    { "killed",         3, 1, KILL,         .expected = "rank 1 (process 1 on host " },
-    { "killed, 0",      3, 0, KILL,         .expected = "rank 0 (process 0 on host " },
-    { "killed, of two", 2, 1, KILL,         .expected = "ranks 2 to 3 (process 1 on host ", .ranks = 2 },
-    { "stopped",        3, 2, STOP,         .expected = "rank 2 (process 2 on host " },
-    { "stopped, 0",     2, 0, STOP,         .expected = "rank 0 (process 0 on host " },
-    { "stuck",          3, 1, STUCK,        .expected = "has been in 'reading data' for" },
-    { "stuck thread",   1, 1, STUCK,        .expected = "rank 1 (process 0 on host ", .ranks = 3 },
-    { "suspended",      1, 0, SUSPENDED,    .expected = NULL, .ranks = 3 },
-    { "exit",           3, 1, QUIT,         .expected = "rank 1 (process 1 on host " },
+    { "nothing",        3, 0, NOTHING,      .says = NULL },
+    { "late process",   3, 1, LATE,         .says = NULL },
+    { "late process 0", 3, 0, LATE,         .says = NULL },
+    { "killed",         3, 1, KILL,         .says = "rank 1 (process 1 on host " },
+    { "killed, 0",      3, 0, KILL,         .says = "rank 0 (process 0 on host " },
+    { "killed, of two", 2, 1, KILL,         .says = "ranks 2 to 3 (process 1 on host ", .ranks = 2 },
+    { "stopped",        3, 2, STOP,         .says = "rank 2 (process 2 on host " },
+    { "stopped, 0",     2, 0, STOP,         .says = "rank 0 (process 0 on host " },
+    { "stuck",          3, 1, STUCK,        .says = "has been in 'reading data' for" },
+    { "stuck thread",   1, 1, STUCK,        .says = "rank 1 (process 0 on host ", .ranks = 3 },
+    { "suspended",      1, 0, SUSPENDED,    .says = NULL, .ranks = 3 },
+    { "exit",           3, 1, QUIT,         .says = "rank 1 (process 1 on host " },
     { "started twice",  3, 2, TWICE,        .number = 1 },
-    { "settings",       3, 2, NOTHING,      .expected = "\"lr\": 0.2 there, \"lr\": 0.1 in process 0",
+    { "settings",       3, 2, NOTHING,      .says = "\"lr\": 0.2 there, \"lr\": 0.1 in process 0",
                                             .settings = "{\"seed\": 1, \"lr\": 0.2, \"x\": \"y\"}" },
-    { "version",        3, 1, NOTHING,      .expected = "is version v2 of this program, process 0 is version v1",
-                                            .version = "v2" },
-    { "count",          2, 1, NOTHING,      .expected = "was started as one of 3 processes, process 0 as one of 2",
-                                            .count = 3 },
-    { "duplicate",      3, 2, NOTHING,      .expected = "two processes have the number 1", .number = 1 },
-    { "other job",      2, 1, NOTHING,      .expected = "1 of 2 processes have not connected", .job = "job 8" },
-    { "missing",        3, 1, ABSENT,       .expected = "1 of 3 processes have not connected" },
-    { "too late",       3, 1, FAR_TOO_LATE, .expected = "1 of 3 processes have not connected" },
+    { "version",        3, 1, NOTHING,  .says = "v2 of this program, process 0 is version v1", .version = "v2" },
+    { "count",          2, 1, NOTHING,      .says = "as one of 3 processes, process 0 as one of 2", .count = 3 },
+    { "duplicate",      3, 2, NOTHING,      .says = "two processes have the number 1", .number = 1 },
+    { "other job",      2, 1, NOTHING,      .says = "1 of 2 processes have not connected", .job = "job 8" },
+    { "missing",        3, 1, ABSENT,       .says = "1 of 3 processes have not connected" },
+    { "too late",       3, 1, FAR_TOO_LATE, .says = "1 of 3 processes have not connected" },
 };
 
 /* Takes several seconds, so it runs in parallel with the others. */
-static const Trouble slow_exit = { "slow exit", 3, 1, QUIT_SLOWLY, .expected = "rank 1 (process 1 on host " };
+static const Trouble slow_exit = { "slow exit", 3, 1, QUIT_SLOWLY, .says = "rank 1 (process 1 on host " };
 enum { TROUBLES = COUNT(troubles), AT_ONCE = 10 };
 
 static void hang(void) { pause_for(20); }                    /* as a driver's exit handler might */
@@ -429,8 +425,8 @@ static void finish(Scene *s, const Trouble *t) {
             kill(s->pid[p], SIGCONT);
         }
         const int code = end_of_process(s->pid[p], s->said[p], text, sizeof text);
-        const int others = p != t->which || (!t->expected && t->fate != TWICE);
-        check(!others ? as_expected(t, code, text) : t->expected ? code == EXIT_PEER && strstr(text, t->expected)
+        const int others = p != t->which || (!t->says && t->fate != TWICE);
+        check(!others ? as_expected(t, code, text) : t->says ? code == EXIT_PEER && strstr(text, t->says)
               : code == 0, "%s: process %d ends with code %d and prints: %s", t->name, p, code, text);
     }
     if (t != &slow_exit)                                    /* before the silence limit of 5 */

@@ -46,8 +46,7 @@ static void hash_vectors(void) {
     }
 }
 
-/* RFC 4231, sections 4.2 to 4.8. A key or text of one repeated byte is given by the byte and its
- * count. */
+/* RFC 4231, sections 4.2 to 4.8. A key or text of one repeated byte: the byte, its count. */
 static void hmac_vectors(void) {
     static const char larger_than_block[] = "This is a test using a larger than block-size key and a larger than "
         "block-size data. The key needs to be hashed before being used by the HMAC algorithm.";
@@ -87,8 +86,7 @@ static void hmac_vectors(void) {
 
 static const char secret[] = "a secret of this test", settings[] = "{\"lr\": 0.1}";
 
-/* Sends `bytes` in pieces of at most `piece` bytes, and checks that answers have the length that
- * the protocol gives them. */
+/* Sends `bytes` in pieces of at most `piece` bytes; the length of the last answer. */
 static size_t feed(Introduction *i, const void *data, size_t bytes, size_t piece, unsigned char answer[PROOF_BYTES]) {
     const char *at = data;
     size_t length = 0, space;
@@ -385,8 +383,7 @@ static void bad_files(const Launch *l, const char *folder, const char *path) {
         if (other && geteuid()) { skip("secret file of another user: this is not root"); continue; }
         if (cases[i].before) {
             char *text = text_format("%s%0*d%s", cases[i].before, cases[i].digits, 0, cases[i].after);
-            check(file_write(path, text, strlen(text), &e) && !chmod(path, (mode_t)cases[i].mode), "%s: %s",
-                  path, e.text);
+            check(file_write(path, text, strlen(text), &e) && !chmod(path, (mode_t)cases[i].mode), "%s", e.text);
             free(text);
         } else check(cases[i].mode ? !mkdir(path, 0700) : !symlink(elsewhere, path), "%s: %s", path, cases[i].name);
         if (other) check(!chown(path, 65534, (gid_t)-1), "chown");

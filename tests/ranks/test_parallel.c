@@ -81,9 +81,8 @@ static void *packed(const char *folder, const Model *m, const Optimizer *o, int 
 }
 
 /* Ranks whose transfers are done no earlier than they must be: what was queued is done when it is
- * waited for. (The loopback does everything at once.) A range that is used before it was waited for
- * is then the one before; a gradient that is made before the last one in its place was waited for
- * spoils that. */
+ * waited for. (The loopback does all at once.) A range that is used before that is then the one
+ * before; a gradient that is made before the last one in its place was waited for spoils that. */
 typedef struct { enum { T_GATHER, T_ADD, T_SUM, T_SCATTER, T_RECORD } what; void *x; const void *from; size_t n;
                  int event; } Transfer;
 typedef struct { Comm comm, *prompt; Transfer queue[64]; int count; } Late;
@@ -200,8 +199,7 @@ static uint64_t weights_hash(const Model *m) {
     free(host);
     return hash;
 }
-/* Every rank has the same weights, unless it has only a part; and all together save the weights and
- * the state of all. */
+/* Every rank has the same weights, or only a part; together they save all. */
 static void keep_state(Team *t, Trainee *m, const Parallel *p) {
     uint64_t mine = weights_hash(&m->m), *hashes = mem_alloc((size_t)t->ranks * sizeof *hashes);
     char *folder = scratch_path("kept");
@@ -273,8 +271,7 @@ static double largest(const double *a, const double *b) {
     return worst;
 }
 
-static const char *const levels[] = { "each with the whole state", "state sharded", "state and gradients sharded",
-                                      "all sharded" };
+static const char *const levels[] = { "each with all", "state sharded", "state, gradients sharded", "all sharded" };
 
 /* Two nodes: each has everything, and only sums of gradients go from one to the other. */
 static void two_nodes(const Team *one, int shards, int level, double bound) {
@@ -294,8 +291,7 @@ static void two_nodes(const Team *one, int shards, int level, double bound) {
     team_free(&both), team_free(&late);
 }
 
-/* Loss curves on 1, 2, 3 and 4 ranks. In bf16, sums in another order now and then send a token to
- * another expert. */
+/* Loss curves on 1, 2, 3 and 4 ranks. In bf16, another order of sums may choose another expert. */
 static void any_number_of_ranks(void) {
     static const struct { const char *device, *model; int micro_batches,
                           recompute; double bound; float momentum; int period; } runs[] = {
@@ -341,8 +337,7 @@ static void any_number_of_ranks(void) {
 }
 
 /* Ordered: 12 micro-batches of one sequence, split among 1, 2, 3 and 4 ranks, are the same step,
- * whatever is sharded, and however late what they exchange arrives. Returns how many matrices the
- * ranks have only parts of. */
+ * whatever is sharded, however late exchanges are. Returns how many matrices have parts. */
 static int same_bits_as(const Team *one, int ranks, int shards, int level, int late) {
     Team many = again_on(one, ranks, shards, level);
     int shared = 0;
@@ -393,8 +388,7 @@ static void same_bits(void) {
     }
 }
 
-/* With all sharded, the codes of weights are one layer's at a time. More layers than buffers for
- * weights. */
+/* With all sharded, codes of weights are one layer's at a time. More layers than buffers. */
 static void same_bits_in_8_bits(void) {
     Team one = { .device = "cpu-f32", .model = "m5:c128h4e2k1f128n0", .fp8 = FP8_ALL, .micro_batches = SEQUENCES,
                  .steps = 3, .ranks = 1, .ordered = 1 };
@@ -423,8 +417,7 @@ static void same_bits_on_gpus(const Device *dev) {
     }
 }
 
-/* With many experts, pieces end between matrices: nothing is shared, and the bits are those of one
- * rank. Dense ones are cut. */
+/* With many experts, pieces end between matrices: the same bits. Dense ones are cut. */
 static void full_matrices(void) {
     static const struct { const char *model; int cuts; }
         models[] = { { "m2:c16h4d4e32k2f16a4x2", 0 }, { "m2:c16h4d4e32k2f16v1", 0 }, { "d2:c16h4f20", 1 } };
@@ -613,8 +606,7 @@ static void saved_by_none(void) {
     team_free(&t), free(folder);
 }
 
-/* No process has more of a sharded model in memory than its part: its peak grows by buffers only,
- * when it saves and when it loads. */
+/* No process has more of a sharded model than its part: its peak grows by buffers only. */
 #if defined(__GLIBC__)
 static double peak(void) {
     struct rusage use;

@@ -5,7 +5,6 @@
 #include "tests/test.h"
 #include "processes.h"
 #include "llmc/ranks/introductions.h"
-#include "llmc/ranks/messages.h"
 #include "llmc/ranks/net.h"
 #include <errno.h>
 #include <poll.h>
@@ -30,8 +29,7 @@ static int work(Group *group, const void *argument) {
     }
     return 0;
 }
-/* Starts process p of a run after `delay` seconds. files: the most descriptors that it may have; 0:
- * no limit. */
+/* Starts process p of a run after `delay` seconds. files: the most descriptors; 0: no limit. */
 static void start_process(Run *run, GroupOptions o, double delay, int files, const Work *todo) {
     const int p = o.launch.process;
     fflush(stdout);
@@ -66,8 +64,7 @@ static Greeting greeting_of(int watch, int process) {
     return g;
 }
 
-/* One connection of a stranger. What process 0 sent, which is at most a nonce and zeros, is counted
- * in *learned if it is more. */
+/* One connection of a stranger. *learned counts what process 0 sent besides a nonce and zeros. */
 static int play(Trick trick, int port, int *learned) {
     static char much[1 << 20];
     const Greeting g = greeting_of(0, 1);
@@ -101,8 +98,8 @@ static int play(Trick trick, int port, int *learned) {
     return -1;
 }
 
-/* Plays for some seconds with several connections, as a process of its own. Its exit code: 1 if it
- * learned something. */
+/* Plays for some seconds with several connections, as a process. Exit code 1: it learned
+ * something. */
 static pid_t send_stranger(Trick trick, int port, int connections, double seconds) {
     const pid_t pid = fork();
     if (pid) return pid;
@@ -213,8 +210,9 @@ static int count_open(const int *fd, int count) {
     return n;
 }
 
-/* One that knows the secret, and waits; then 200 that say nothing. The first is served all the
- * same, the others have two seconds. */
+static void serve(Introductions *s, int *admitted) { introductions_step(s, take, admitted); pause_for(0.01); }
+
+/* One that knows the secret; then 200 that say nothing: it is served, they have two seconds. */
 static void crowd(void) {
     enum { SILENT_ONES = 200 };
     static const char secret[] = "known to all of them";
@@ -230,25 +228,21 @@ static void crowd(void) {
     const double start = now();
     const int honest = dial(port);
     net_send(honest, &g, sizeof g, now() + 1);
-    for (int i = 0; i < 10 && net_read(honest, nonce, sizeof nonce) <= 0; i++) {
-        introductions_step(s, take, &admitted); pause_for(0.01);
-    }
+    for (int i = 0; i < 10 && net_read(honest, nonce, sizeof nonce) <= 0; i++) serve(s, &admitted);
     proof_make(proof, secret, FROM_PROCESS, &g, nonce);
     net_send(honest, proof, sizeof proof, now() + 1);
-    for (int i = 0; i < 10 && net_read(honest, proof, sizeof proof) <= 0; i++) {
-        introductions_step(s, take, &admitted); pause_for(0.01);
-    }
+    for (int i = 0; i < 10 && net_read(honest, proof, sizeof proof) <= 0; i++) serve(s, &admitted);
     for (int i = 0; i < SILENT_ONES; i++) {
         fd[i] = dial(port);
         if (i % 10 == 9) introductions_step(s, take, &admitted);
     }
-    for (int i = 0; i < 3; i++) { introductions_step(s, take, &admitted); pause_for(0.01); }
+    for (int i = 0; i < 3; i++) serve(s, &admitted);
     const int open = count_open(fd, SILENT_ONES);
     check(open == MOST_INTRODUCTIONS - 1, "of %d silent connections, %d are open beside one that knows the secret",
           SILENT_ONES, open);
     net_send(honest, &h, sizeof h, now() + 1);
     net_send(honest, "{}", 2, now() + 1);
-    for (int i = 0; i < 10 && !admitted; i++) { introductions_step(s, take, &admitted); pause_for(0.01); }
+    for (int i = 0; i < 10 && !admitted; i++) serve(s, &admitted);
     check(admitted, "which is admitted");
     struct pollfd fds[INTRODUCTION_FDS];
     while (count_open(fd, SILENT_ONES) && now() < start + 10) {
@@ -372,8 +366,7 @@ static void misbehaving(void) {
 
 /* ---- a false process 0 ----------------------------------------------------------------------- */
 
-typedef enum { GARBAGE, ZEROS, CLOSES, FIRST, NOT_ME, SHORT_LIST, LONG_LIST, REASON, LONG_REASON,
-               NO_ADMISSION } Falsehood;
+typedef enum { GARBAGE, ZEROS, CLOSES, FIRST, NOT_ME, SHORT_LIST, LONG_LIST, REASON, LONG_WHY, NO_ADMISSION } Falsehood;
 static const struct { const char *name; Falsehood kind; const char *expected; } falsehoods[] = {
     { "a proof of random bytes",      GARBAGE,      "does not know this run's secret" },
     { "a proof of zeros",             ZEROS,        "has another secret" },
@@ -383,7 +376,7 @@ static const struct { const char *name; Falsehood kind; const char *expected; } 
     { "a list of one process",        SHORT_LIST,   "ended while it started the run" },
     { "a list of three processes",    LONG_LIST,    "ended while it started the run" },
     { "a reason with escapes",        REASON,       "?[31m reason" },
-    { "a reason of 4 GB",             LONG_REASON,  "ended while it started the run" },
+    { "a reason of 4 GB",             LONG_WHY,     "ended while it started the run" },
     { "neither admitted nor refused", NO_ADMISSION, "ended while it started the run" },
 };
 
@@ -391,8 +384,7 @@ static int has_arrived(int fd, int milliseconds) {
     struct pollfd p = { .fd = fd, .events = POLLIN };
     return poll(&p, 1, milliseconds) > 0;
 }
-/* Plays process 0 for one connection as far as the falsehood goes. *pid: of the process that
- * connects. */
+/* Plays process 0 for one connection as far as the falsehood goes. *pid: of the other process. */
 static int receive_process(int listener, Falsehood kind, const char *secret, int32_t *pid, int *learned) {
     Greeting g;
     Hello h;
@@ -420,13 +412,12 @@ static int receive_process(int listener, Falsehood kind, const char *secret, int
 static void send_falsehood(int data, Falsehood kind, int32_t pid) {
     Process at[3] = { { .ranks = 1, .first = 0, .pid = 1 }, { .ranks = 1, .first = 1, .pid = pid },
                       { .ranks = 1, .first = 2, .pid = 3 } };
-    const char *const reason = "\033[31m reason";
+    const char *const why = "\033[31m reason";
     if (kind == FIRST) at[1].first = 5000000;
     if (kind == NOT_ME) at[1].pid = pid + 1;
     const size_t bytes = (kind == SHORT_LIST ? 1 : kind == LONG_LIST ? 3 : 2) * sizeof *at;
-    if (kind == REASON || kind == LONG_REASON)
-        send_message(data, MESSAGE_LOST, kind == REASON ? (uint32_t)strlen(reason) : UINT32_MAX, reason,
-                     strlen(reason));
+    if (kind == REASON || kind == LONG_WHY)
+        send_message(data, MESSAGE_LOST, kind == REASON ? (uint32_t)strlen(why) : UINT32_MAX, why, strlen(why));
     else send_message(data, MESSAGE_WELCOME, (uint32_t)bytes, at, bytes);
 }
 static void false_hub(void) {
@@ -447,8 +438,8 @@ static void false_hub(void) {
         int data = receive_process(listener[0], kind, o.secret, &pid, &learned);
         while (data < 0 && kind != ZEROS && has_arrived(listener[0], 800))
             data = receive_process(listener[0], kind, o.secret, &pid, &learned);
-        const int watch = data < 0
-            || kind == NO_ADMISSION ? -1 : receive_process(listener[0], kind, o.secret, &pid, &learned);
+        const int watch = data < 0 || kind == NO_ADMISSION
+            ? -1 : receive_process(listener[0], kind, o.secret, &pid, &learned);
         if (watch >= 0) send_falsehood(data, kind, pid);
         const int code = end_process(&run, 1, text, sizeof text);
         check(code == EXIT_PEER && strstr(text, falsehoods[i].expected) && !strchr(text, '\033') && !learned,

@@ -1,5 +1,4 @@
-/* fuzz.c: see fuzz.h. The linker sends the calls of fail, exit, warn and the functions of memory
- * here (-Wl,--wrap). */
+/* fuzz.c: see fuzz.h. The linker sends fail, exit, warn, malloc ... here (--wrap). */
 #define _GNU_SOURCE
 #include "fuzz.h"
 #include <errno.h>
@@ -247,8 +246,7 @@ char *fuzz_tensors(Part header, Part data, size_t *bytes) {
     return file;
 }
 
-/* By bytes, not by utf8_decode, which the library under test shares: what begins a character, and
- * what must follow it. */
+/* By bytes, not by utf8_decode, which is under test: what begins and follows. */
 void fuzz_check_shown(const char *text, size_t bytes) {
     const unsigned char *s = (const unsigned char *)text;
     for (size_t at = 0, follow = 0; at <= bytes; at++) {

@@ -1,13 +1,11 @@
 /* fuzz.h: what the targets of `make fuzz` share. A target is a file of tests/fuzz/ that defines
- * fuzz_one; libFuzzer calls it with one input after another, under the sanitizers for addresses and
- * undefined behaviour.
+ * fuzz_one; libFuzzer calls it with one input after another, under the sanitizers.
  *
  * The programs end at the first error: fail() and exit() inside of fuzz_one return to libFuzzer
  * instead (a long jump), and what was allocated since the input began is freed, files that it
  * opened are closed. An input that returns normally must have freed and closed everything itself:
  * that is checked, so libFuzzer's own detection of leaks is off. An input must not allocate more
- * than FUZZ_BYTES + 16 times its size at a time. A target finds a fault of its own by
- * fuzz_check. */
+ * than FUZZ_BYTES + 16 times its size at a time. fuzz_check: a target's own fault. */
 #ifndef FUZZ_H
 #define FUZZ_H
 #include <stddef.h>
@@ -27,8 +25,7 @@ extern const int fuzz_is_json;                          /* optional, 1: half of 
 #define fuzz_check(holds) do { if (!(holds)) fuzz_fault(__FILE__, __LINE__, #holds); } while (0)
 _Noreturn void fuzz_fault(const char *file, int line, const char *what);
 
-/* What this input leaves is freed, not a fault: of functions whose results live as long as the
- * program. */
+/* What this input leaves is freed, not a fault: results that live as long as the program. */
 void fuzz_may_leave_memory(void);
 
 /* The parts of an input that stands for several texts or files, each ended by PART_END or the end
@@ -54,8 +51,7 @@ char *fuzz_tensors(Part header, Part data, size_t *bytes);
 struct Tokenizer;
 void fuzz_tokenizers(struct Tokenizer **to, const char *const *names, int count);
 
-/* Allocates a planned model, with memory between its buffers that nothing may touch (model.c). Ends
- * the program if it cannot. */
+/* Allocates a planned model, with memory between its buffers that nothing may touch; or ends. */
 struct Model;
 void fuzz_allocate(struct Model *m);
 
