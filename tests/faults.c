@@ -124,18 +124,13 @@ static ssize_t any_write(int what, int fd, const void *data, size_t n, off_t at)
     after(what);
     return done;
 }
-ssize_t write(int fd, const void *data, size_t n)               {
-    trace(FROM, "write", fd, NULL, NULL);
-    return any_write(hit("write", FROM), fd, data, n, -1);
+#define WRITE(name, parameters, at) ssize_t name parameters { \
+    trace(FROM, "write", fd, NULL, NULL); \
+    return any_write(hit("write", FROM), fd, data, n, at); \
 }
-ssize_t pwrite(int fd, const void *data, size_t n, off_t at)    {
-    trace(FROM, "write", fd, NULL, NULL);
-    return any_write(hit("write", FROM), fd, data, n, at);
-}
-ssize_t pwrite64(int fd, const void *data, size_t n, off64_t at) {
-    trace(FROM, "write", fd, NULL, NULL);
-    return any_write(hit("write", FROM), fd, data, n, at);
-}
+WRITE(write, (int fd, const void *data, size_t n), -1)
+WRITE(pwrite, (int fd, const void *data, size_t n, off_t at), at)
+WRITE(pwrite64, (int fd, const void *data, size_t n, off64_t at), at)
 
 #define CALL(name, result) const int what = hit(name, FROM); if (what == ERROR) return -1; \
     const int r = (int)(result); after(what); return r

@@ -1,6 +1,5 @@
-/* test.h: what every test file uses. A test is a function that calls check() and its relatives;
- * main.c runs the groups and prints the line `N passed, N failed`. Comparisons are written so that
- * NaN fails. */
+/* test.h: what every test file uses. A test calls check() and its relatives; main.c runs the groups
+ * and prints `N passed, N failed`. Comparisons are written so that NaN fails. */
 #ifndef TEST_H
 #define TEST_H
 #include <stddef.h>
@@ -11,8 +10,7 @@
 
 #define COUNT(a) (sizeof (a) / sizeof *(a))
 
-/* Counts a verdict; prints it if it is bad, or always with -v. what: a printf format that says what
- * should hold. */
+/* Counts a verdict; prints it if bad, or with -v. what: a format that says what should hold. */
 void check(int ok, const char *what, ...) PRINTF(2, 3);
 void check_error(double error, double bound, const char *what, ...) PRINTF(3, 4);   /* passes if error <= bound */
 /* has it all the words, which '|' separates? */

@@ -16,8 +16,7 @@
 #include <string.h>
 
 /* The first row that a file matches lists what it may include. A name that ends in / stands for the
- * whole folder; others are patterns, in which * does not match a /. Callers stand above what they
- * call. */
+ * folder; others are patterns, in which * matches no /. Callers stand above what they call. */
 static const struct { const char *files, *may; } rows[] = {
     { "*.c",            "llmc/ kernels/*.h" },                                  /* the programs */
     { "llmc/run/",      "llmc/run/ llmc/files/ llmc/model/ llmc/ranks/ llmc/data/ llmc/base/ kernels/*.h" },
@@ -269,8 +268,7 @@ static void read_words(Tree *t, const Source *s) {
 
 /* ---- circles --------------------------------------------------------------------------------- */
 
-/* What a file is a part of: in llmc X.c, X.h and X_impl.h are one node of the graph, which the
- * first of them stands for. */
+/* The node of a file in the graph: in llmc X.c, X.h and X_impl.h are one, the first of them. */
 static size_t stem(const char *path) {
     const char *impl = strstr(path, "_impl.");
     return impl ? (size_t)(impl - path) : strcspn(path, ".");
@@ -289,8 +287,7 @@ static void needs(Tree *t, int from, int to, int line, const char *name, int len
     t->edge[t->edges++] = (Edge){ from, to, line, text_format(length ? "calls %.*s of %s" : "includes %.*s%s", length,
                                                               name, t->at[to].path) };
 }
-/* The name that a line defines for other files, which stands before its first parenthesis; NULL if
- * it does not. */
+/* The name, before its first parenthesis, that a line defines for other files; NULL: none. */
 static const char *defined(const char *line, int *length) {
     const size_t n = strcspn(line, "\n"), open = strcspn(line, "(\n");
     size_t from = open;
@@ -300,8 +297,7 @@ static const char *defined(const char *line, int *length) {
         || !strncmp(line, "typedef ", 8)) return NULL;
     return line[n - 1] == ';' && !memchr(line, '{', n) ? NULL : line + from;
 }
-/* The first call of a function of file `of` in each other file of its folder. A field of this name
- * is another thing. */
+/* The first call of a function of file `of` in each other file of its folder; no fields. */
 static void find_calls(Tree *t, int of, const char *name, int length) {
     char *call = text_format("%.*s(", length, name);
     const size_t folder = (size_t)(strrchr(t->at[of].path, '/') - t->at[of].path);
@@ -329,9 +325,8 @@ static void find_circles(Tree *t) {
             if ((name = defined(line, &length))) find_calls(t, i, name, length);
     }
     for (int i = 0; i < t->edges; i++) reach[node(t, t->edge[i].from) * n + node(t, t->edge[i].to)] = 1;
-    for (int k = 0; k < n; k++)
-        for (int i = 0; i < n; i++)
-            for (int j = 0; reach[i * n + k] && j < n; j++) reach[i * n + j] |= reach[k * n + j];
+    for (int k = 0; k < n; k++) for (int i = 0; i < n; i++)
+        for (int j = 0; reach[i * n + k] && j < n; j++) reach[i * n + j] |= reach[k * n + j];
     for (int i = 0; i < t->edges; i++) {
         const Edge *e = &t->edge[i];
         const Source *s = &t->at[e->from];
@@ -484,8 +479,7 @@ static int lines_of(const char *path) {
     if (f) fclose(f);
     return lines;
 }
-/* What documents name exists: files, headings, targets of make, options, groups of tests,
- * functions. */
+/* What documents name exists: files, headings, targets, options, groups of tests, functions. */
 static void documents_are_true(void) {
     if (system("command -v python3 > /dev/null && test -f README.md")) {
         skip("no python3 or no documents here: what they name was not looked for");
@@ -594,8 +588,7 @@ static void tree_is_in_order(void) {
     Tree t;
     tree_read(&t, ".");
     for (int r = 0; r < RULES; r++)
-        check(!t.faults[r], "house: %d %s\n%s", t.faults[r], rules[r],
-              t.says[r].at ? t.says[r].at : "");
+        check(!t.faults[r], "house: %d %s\n%s", t.faults[r], rules[r], t.says[r].at ? t.says[r].at : "");
     check(t.count > 100 && t.includes > 300 && t.functions > 1000, "house: read %d files, %d includes, %d functions "
           "and macros (run from the folder of the Makefile)", t.count, t.includes, t.functions);
     tree_free(&t);

@@ -8,9 +8,8 @@
  * the right sizes for its descriptor (returned; NULL past the last). */
 const char *family_case(int i, Config *c);
 
-/* Trains on one batch of two contexts. Returns the last loss, NaN if there is no memory; hash:
- * NULL, or of weights and state. how: LEAN: no master weights, moments in floatX; MUON: for
- * matrices. */
+/* Trains on one batch of two contexts. Returns the last loss, NaN without memory. hash: NULL, or of
+ * weights and state. how: LEAN: no master weights, moments in floatX; MUON: for matrices. */
 enum { LEAN = 1, MUON = 2 };
 double overfit(const Device *dev, const Config *c, int steps, int how, uint64_t *hash);
 
@@ -27,7 +26,6 @@ int steps_agree(const Device *dev, const Config *c, int B, Sampler s);
  * alone. *loss: of the loss. */
 double packing_error(const Device *dev, const Config *c, double *loss);
 
-/* 1: after model_clear_activations a batch has the same gradients bit for bit, whatever the buffers
- * held. */
+/* 1: after model_clear_activations a batch has the same gradients, whatever the buffers held. */
 int forgets(const Device *dev, const Config *c, int B);
 #endif

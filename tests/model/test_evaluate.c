@@ -11,7 +11,6 @@
 #include <string.h>
 
 #define FOLDER "tests/reference/questions"
-#define COUNT(a) (sizeof (a) / sizeof *(a))
 static const volatile sig_atomic_t never = 0, at_once = 1;
 
 static Json *parse_file(const char *path) {
@@ -32,8 +31,7 @@ static Tokenizer *load_tokenizer(const char *name) {
     return t;
 }
 
-/* The details of a question, a line of JSON, against the reference. Returns the largest difference
- * of log-likelihoods. */
+/* Details of a question, a line of JSON, beside the reference: the largest difference. */
 static double compare_line(const char *line, size_t bytes, const JsonValue *expected, const char *what) {
     static const char *const same[] = { "tokens", "characters" };
     Error e;
@@ -109,13 +107,12 @@ static void test_answers(void) {
     const Device *dev;
     for (int k = 0; k < 2; k++) {
         Tokenizer *t = load_tokenizer(kinds[k]);
-        for (size_t f = 0; f < COUNT(files) - (k != 0); f++)
-            for (int i = 0; (dev = tested_device(i)); i++) {
-                char *key = text_format("%.*s %s", (int)strcspn(files[f], "."), files[f], kinds[k]);
-                char *what = text_format("%s: %s with %s", dev->name, files[f], kinds[k]);
-                if (dev->floatX_size > 2) run(dev, t, files[f], (i + k) % 2, json_get(json_root(expected), key), what);
-                free(what), free(key);
-            }
+        for (size_t f = 0; f < COUNT(files) - (k != 0); f++) for (int i = 0; (dev = tested_device(i)); i++) {
+            char *key = text_format("%.*s %s", (int)strcspn(files[f], "."), files[f], kinds[k]);
+            char *what = text_format("%s: %s with %s", dev->name, files[f], kinds[k]);
+            if (dev->floatX_size > 2) run(dev, t, files[f], (i + k) % 2, json_get(json_root(expected), key), what);
+            free(what), free(key);
+        }
         tokenizer_free(t);
     }
     json_free(expected);

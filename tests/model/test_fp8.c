@@ -1,5 +1,4 @@
-/* test_fp8.c: training steps whose experts compute in 8 bits (-pe fp8). Single operations:
- * tests/ops. */
+/* test_fp8.c: training steps with experts in 8 bits (-pe fp8). Single operations: tests/ops. */
 #include "models.h"
 #include "trainee.h"
 #include "tests/test.h"
@@ -13,8 +12,7 @@
 
 static Config config_of(const char *descriptor, int fp8) {
     Config c = trainee_config(descriptor, 29, 64);
-    c.fp8 = fp8;
-    return c;
+    return c.fp8 = fp8, c;
 }
 static TraineeOptions options(int recompute, int micro_batches) {
     return (TraineeOptions){ .B = 2, .T = 64, .recompute = recompute_numbered(recompute),
@@ -66,8 +64,7 @@ static void recomputing(const char *descriptor) {
     check(kept != trained(&exact, 0, 2), "%s: 8 bits are not the default", descriptor);
 }
 
-/* A validation does not compute in 8 bits, and what the forward leaves for the backward is the
- * same. */
+/* A validation does not compute in 8 bits; what the forward leaves for the backward is the same. */
 static void beside(const Device *dev) {
     const Config configs[2] = { config_of("m2:c128h4e4k2f128a4x2n0", 0),
                                 config_of("m2:c128h4e4k2f128a4x2n0", FP8_ALL) };
@@ -154,43 +151,37 @@ static void not_finite(void) {
     const Device *dev = device_find("cpu-f32");
     const Config c = config_of("m1:c128h4e4k2f128n0", FP8_ALL);
     const double value[2] = { NAN, INFINITY };
-    for (int kind = 0; kind < 2; kind++)
-        for (int down = 0; down < 2; down++) {
-            Trainee t;
-            int bad;
-            open_model(&t, dev, &c);
-            for (int i = 0; i < t.m.manifest.count; i++)
-                if (strstr(t.m.manifest.at[i].name, down ? "mlp.output" : "mlp.input"))
-                    dev->from_double(float_at(&t.m, t.m.params, t.m.manifest.at[i].offset), &value[kind], 1);
-            const uint64_t before = trainee_hash(&t);
-            trainee_do(&t, 0);
-            check(!isfinite(trainee_loss(&t, &bad)) && bad >= 0, "a weight of %g shows in a step in 8 bits",
-                  value[kind]);
-            check(trainee_hash(&t) == before, "and changes nothing");
-            trainee_close(&t);
-        }
+    for (int kind = 0; kind < 2; kind++) for (int down = 0; down < 2; down++) {
+        Trainee t;
+        int bad;
+        open_model(&t, dev, &c);
+        for (int i = 0; i < t.m.manifest.count; i++)
+            if (strstr(t.m.manifest.at[i].name, down ? "mlp.output" : "mlp.input"))
+                dev->from_double(float_at(&t.m, t.m.params, t.m.manifest.at[i].offset), &value[kind], 1);
+        const uint64_t before = trainee_hash(&t);
+        trainee_do(&t, 0);
+        check(!isfinite(trainee_loss(&t, &bad)) && bad >= 0, "a weight of %g shows in a step in 8 bits", value[kind]);
+        check(trainee_hash(&t) == before, "and changes nothing");
+        trainee_close(&t);
+    }
 }
 
-/* A block of columns is of other tokens where samples are packed, so a gradient of a weight is as
- * near as 8 bits are. */
+/* Packed samples put other tokens into a block of columns: gradients are as near as 8 bits are. */
 static void packed(const Device *dev) {
     const Config c = config_of("m2:c128h4e4k2f128a4x2n0", FP8_ALL);
     double loss;
-    check_error(packing_error(dev, &c, &loss), 0.05, "%s: in 8 bits, gradients of packed samples against each alone",
-                dev->name);
+    check_error(packing_error(dev, &c, &loss), 0.05, "%s: gradients of packed samples in 8 bits", dev->name);
     check_error(loss, 1e-5, "%s: their loss", dev->name);
 }
 static void learning(void) {
     Config c = config_of("m1:c128h4e4k2f128n0", FP8_ALL);
     check_error(overfit(device_find("cpu-f32"), &c, 80, 0, NULL), 0.05, "in 8 bits a model overfits one batch: loss");
-    c.rounding = 1;
-    c.tile = 16;
+    c.rounding = 1, c.tile = 16;
     check(forgets(device_find("cpu-f32"), &c, 3),
           "in 8 bits model_clear_activations removes all traces of a batch that was not finite");
 }
 
-/* A device without operations in 8 bits and for decoding, as cuda-f32 and cuda-bf16-portable are
- * without the first. */
+/* A device without operations in 8 bits (cuda-f32, cuda-bf16-portable) and for decoding. */
 static void without_tables(const Device *dev) {
     Device bare = *dev;
     const Config c = config_of("m2:c32h4e4k2f16", 0);

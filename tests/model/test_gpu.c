@@ -61,16 +61,14 @@ static float dropout_of(size_t i)   { return i < GRID ? grid[i].dropout : i % 2 
 
 static void lockstep(const Device *dev) {
     const Device *twin = device_find(dev->floatX_size == 2 ? "cpu-bf16" : "cpu-f64");
-    /* In bf16 few tokens, so that check_devices finds a batch in which rounding sends none to
-     * another expert. */
+    /* In bf16 few tokens: check_devices must find a batch that rounding routes the same. */
     const int T = dev->floatX_size == 2 ? 16 : 48;
     for (size_t i = 0; i < 2 * configurations(); i++) {                 /* each as it is, and with rounded routing */
         const size_t rounds = i >= configurations(), at = i % configurations();
         double worst;
         Check c = { .config = configuration(at), .B = 1, .T = T, .recompute = recompute_of(at),
                     .samples = 1, .balance = 0.1f, .z = 0.01f, .dropout = dropout_of(at), .seed = 100 * i };
-        c.config.rounding = rounds && c.config.experts > 1;
-        c.config.tile = 4;
+        c.config.rounding = rounds && c.config.experts > 1, c.config.tile = 4;
         if (is_missing(&c.config, dev)) continue;
         /* With rounded routing many tokens have one expert, with weight 1 and no gradient: the
          * router's gradient is a sum of few terms. */
@@ -92,8 +90,7 @@ static void learning(const Device *dev, const Config *c) {
     }
 }
 
-/* Steps of three micro-batches with dropout, their work queued or recorded: a hash of the losses
- * and of what is left. */
+/* Three micro-batches with dropout, queued or recorded: a hash of losses and what is left. */
 enum { MICRO = 3, STEPS = 5, QUICK_STEPS = 3 };             /* QUICK_STEPS: -q */
 static uint64_t trained(const Device *dev, const Config *c, Recompute recompute, float dropout, float momentum,
                         int record, int *recorded) {
@@ -122,8 +119,7 @@ static void recording(const Device *dev) {
     for (size_t i = 0; i < configurations(); i++) {
         int recorded, plain;
         Config c = configuration(i);
-        c.rounding = c.experts > 1 && i % 2;
-        c.tile = 16;
+        c.rounding = c.experts > 1 && i % 2, c.tile = 16;
         if (is_missing(&c, dev)) continue;
         const uint64_t expected = trained(dev, &c, recompute_of(i), dropout_of(i), i % 2 ? 0.95f : 0, 0, &plain);
         const uint64_t hash = trained(dev, &c, recompute_of(i), dropout_of(i), i % 2 ? 0.95f : 0, 1, &recorded);
@@ -151,10 +147,8 @@ static void recomputing(const Device *dev) {
 /* Products work on whole tiles of buffers with unused rows. */
 static void forgetting(const Device *dev) {
     Config c = small("m2:c128h2d64e8k2f128a8x2n0", 160);
-    c.rounding = 1;
-    c.tile = ROW_TILE;
-    check(forgets(dev, &c, 4), "%s: model_clear_activations removes all traces of a batch that was not finite",
-          dev->name);
+    c.rounding = 1, c.tile = ROW_TILE;
+    check(forgets(dev, &c, 4), "%s: model_clear_activations removes traces of a batch that was not finite", dev->name);
 }
 
 /* Batches of one, of a few (the decode_* operations) and of more. In bf16 two ways to compute the
@@ -233,8 +227,8 @@ static void unrecordable(const Device *dev) {
 }
 
 /* An error of the GPU ends the process with EXIT_CUDA and names the activity, the kernel and the
- * GPUs of the build. The test needs a process of its own, run_tests -fault, in which a token is far
- * outside of the embedding. */
+ * GPUs of the build. In a process of its own, run_tests -fault, a token is far outside of the
+ * embedding. */
 void gpu_fault(void) {
     const Device *dev = tested_device(0);
     const int token = 1 << 30;
@@ -258,8 +252,7 @@ static void faults(const Device *dev) {
     const size_t got = f ? fread(text, 1, sizeof text - 1, f) : 0;
     const int status = f ? pclose(f) : -1;
     text[got] = 0;
-    check(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_CUDA, "%s: %s ends with code %d", dev->name,
-          command, EXIT_CUDA);
+    check(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_CUDA, "%s: %s: code %d", dev->name, command, EXIT_CUDA);
     for (size_t i = 0; i < sizeof says / sizeof *says; i++)
         check(strstr(text, says[i]) != NULL, "%s: an error says \"%s\": %s", dev->name, says[i], text);
     free(command);

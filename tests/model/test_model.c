@@ -128,8 +128,7 @@ static void gradients(void) {
     }
 }
 
-/* A router with inputs rounded to bf16 sends a few tokens to other experts, so only a dense model
- * is held to a bound. */
+/* Inputs rounded to bf16 send a few tokens to other experts: only a dense model has a bound. */
 static void bf16(void) {
     double worst;
     Check c = { .config = config_of("d2:c32h4f40n0", TOPK_SOFTMAX, SWIGLU, 1), .B = 2, .T = 12, .samples = 1,
@@ -346,8 +345,7 @@ static void decoding(const char *descriptor, int scores) {
     decoding_of(&c, descriptor);
 }
 
-/* The memory promise: an SMoE MLP layer keeps only its input, the pre-activations of the experts,
- * and the routing. */
+/* An SMoE MLP layer keeps only its input, the pre-activations of the experts, and the routing. */
 static void memory_promise(void) {
     static const char *const models[] = { "m4:a8n0", "m2:c128h4e32k8f32a8x2n0", "m2:c128h4e64k4f64a8x2n0" };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
@@ -432,8 +430,7 @@ static void packing(const Config *c, const char *model) {
     }
 }
 
-/* Gradients of a model that stores those of matrices as `dtype`; every micro-batch has the same
- * random tokens. */
+/* Gradients with those of matrices as `dtype`; every micro-batch has the same random tokens. */
 static double *gradients_stored(Model *m, const char *model, Dtype dtype, int micro_batches) {
     const int B = 2, T = 16, N = B * T;
     const Config c = config_of(model, TOPK_SOFTMAX, SWIGLU, 1);
@@ -469,8 +466,7 @@ static void rounded_gradients(void) {
         for (int t = 0; t < m->count; t++) {
             const int rounded_here = !exact.config.universal && m->at[t].layer >= 0 && m->at[t].rank > 1;
             bytes += m->at[t].count * (rounded_here ? 2 : 4);
-            check(m->at[t].dtype == (rounded_here ? FLOATX : REAL), "%s: %s is stored as it should", models[i],
-                  m->at[t].name);
+            check(m->at[t].dtype == (rounded_here ? FLOATX : REAL), "%s: %s is stored right", models[i], m->at[t].name);
             check(several.manifest.at[t].dtype == REAL, "%s: %s is a sum", models[i], m->at[t].name);
             for (size_t j = m->at[t].offset; j < m->at[t].offset + m->at[t].count; j++) {
                 different += got[j] != (rounded_here ? once[j] : want[j]);
@@ -519,8 +515,8 @@ static void descriptors(void) {
     model_free(&m);
 }
 
-/* Weights are drawn in parts; the embedding here has several. Those of floats are drawn several at
- * a time, and are the same. */
+/* Weights are drawn in parts (the embedding has several), floats several at a time: the same
+ * values. */
 static void initial_weights(const char *device) {
     const Config c = trainee_config("d1:c32h4f64n0", 20000, 8);
     const Device *dev = device_find(device);

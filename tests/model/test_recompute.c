@@ -24,9 +24,7 @@ static const char *kind(int i, Config *c) {
     if (!descriptor) return NULL;
     *c = trainee_config(descriptor, 29, T);
     if (i >= KINDS) { family_case(i - KINDS, c); return descriptor; }
-    c->rounding = kinds[i].rounding;
-    c->tile = 4;
-    c->fp8 = kinds[i].fp8;
+    c->rounding = kinds[i].rounding, c->tile = 4, c->fp8 = kinds[i].fp8;
     return descriptor;
 }
 
@@ -35,8 +33,7 @@ static uint64_t trained(const char *device, const Config *c, Recompute again) {
                            .recompute = again, .seed = 3, .balance = 0.1f, .z = 0.01f, .dropout = 0.1f }, 1);
 }
 
-/* Every set of parts, in all layers (bf16: a few of them); and each part in one layer beside
- * another in two. */
+/* Every set of parts in all layers (bf16: a few); each part in one layer beside another in two. */
 static void same_bits(const char *device, const char *descriptor, const Config *c) {
     const uint64_t kept = trained(device, c, recompute_parts(0, 0));
     const unsigned step = strstr(device, "bf16") ? 6 : 1;
@@ -99,16 +96,14 @@ static void choice(const Model *m, const char *descriptor) {
 static void plans(const char *device, const char *descriptor, const Config *c) {
     Model m;
     const size_t kept = planned(device, c, recompute_parts(0, 0), &m);
-    for (int p = 0; p < LAYER_PARTS; p++)
-        for (int n = 0; n <= c->layers; n++) {
-            const Recompute r = recompute_parts(1u << p, n);
-            const size_t less = planned(device, c, r, NULL);
-            check(less + recompute_saves(&m, r) == kept, "%s %s: part %d of %d layers saves %zu bytes, "
-                  "the plan says %zu", device, descriptor, p, n, kept - less, recompute_saves(&m, r));
-        }
+    for (int p = 0; p < LAYER_PARTS; p++) for (int n = 0; n <= c->layers; n++) {
+        const Recompute r = recompute_parts(1u << p, n);
+        const size_t less = planned(device, c, r, NULL);
+        check(less + recompute_saves(&m, r) == kept, "%s %s: part %d of %d layers saves %zu bytes, "
+              "the plan says %zu", device, descriptor, p, n, kept - less, recompute_saves(&m, r));
+    }
     const double all = recompute_costs(&m, recompute_numbered(2));
-    check(c->layers == 1 ? all == 0 : all > 0.05 && all < 2, "%s: recomputing whole layers costs %.2f of a step",
-          descriptor, all);
+    check(c->layers == 1 ? all == 0 : all > 0.05 && all < 2, "%s: whole layers cost %.2f of a step", descriptor, all);
     choice(&m, descriptor);
     model_free(&m);
 }

@@ -201,8 +201,7 @@ static void compare_model(Model *m, Safetensors *expected, const char *family, d
     free(logits), free(want), free(loss), free(targets);
 }
 
-/* The most likely tokens, one after the other, through the cache; those of Transformers are in
- * expected.safetensors. */
+/* The most likely tokens, one by one through the cache, are those of expected.safetensors. */
 static void decode_greedily(const Model *m, Safetensors *expected, const char *family, const int *tokens) {
     enum { PROMPT = 5 };
     Decoder d;
@@ -275,8 +274,7 @@ static void compare_copies(const Model *m, const double *g, const Model *was, co
         double *sum = mem_alloc(t->count * sizeof *sum);
         for (size_t k = 0; k < u->count; k++) sum[k % t->count] += g[u->offset + k];
         check(copies == experts, "%s: %zu copies of %s", what, copies, t->name);
-        check_error(relative_error(sum, dense + t->offset, t->count), bound, "%s: gradients of the copies of %s",
-                    what, t->name);
+        check_error(relative_error(sum, dense + t->offset, t->count), bound, "%s: copies of %s", what, t->name);
         free(sum);
     }
     for (int i = 0; i < m->manifest.count; i++) {
@@ -321,8 +319,8 @@ static void upcycle_on(const char *subfolder, const char *family, const Device *
 }
 
 static void test_upcycling(void) {
-    static const char *const models[][2] = { { "llama", "mixtral" }, { "families/qwen3", "qwen3_moe" }, {
-        "families/llama_scaled", "granitemoe" }, { "families/mistral_window", "mixtral" } };
+    static const char *const models[][2] = { { "llama", "mixtral" }, { "families/qwen3", "qwen3_moe" },
+        { "families/llama_scaled", "granitemoe" }, { "families/mistral_window", "mixtral" } };
     static const char *const wrong[][2] = {
         { "e", "needs a whole number" }, { "e1k1", "at least two experts" }, { "e4k5", "5 of 4 experts" },
         { "e4a2", "not a" }, { "e4k2f9", "whose width is 20" }, { "q8", "not q" },
@@ -396,11 +394,11 @@ void test_reference(void) {
     PART(test_unknown_tensors("tests/reference/families/deepseek_v3"));
     test_evaluate();
     static const char *const models[][2] = {
-        { "jetmoe", "jetmoe" }, { "mixtral", "mixtral" }, { "llama", "llama" },
-        { "families/llama_scaled", "llama" }, { "families/qwen3", "qwen3" }, { "families/mixtral_linear", "mixtral" },
-        { "families/mistral_window", "mistral" },
-        { "families/dots1_windows", "dots1" }, { "families/qwen2_moe_windows", "qwen2_moe" },
-        { "families/olmoe", "olmoe" }, { "families/qwen3_moe", "qwen3_moe" }, { "families/granitemoe", "granitemoe" },
+        { "jetmoe", "jetmoe" }, { "mixtral", "mixtral" }, { "llama", "llama" }, { "families/llama_scaled", "llama" },
+        { "families/qwen3", "qwen3" }, { "families/mixtral_linear", "mixtral" },
+        { "families/mistral_window", "mistral" }, { "families/dots1_windows", "dots1" },
+        { "families/qwen2_moe_windows", "qwen2_moe" }, { "families/olmoe", "olmoe" },
+        { "families/qwen3_moe", "qwen3_moe" }, { "families/granitemoe", "granitemoe" },
         { "families/granitemoeshared", "granitemoeshared" }, { "families/qwen2_moe", "qwen2_moe" },
         { "families/dots1", "dots1" }, { "families/glm4_moe", "glm4_moe" }, { "families/ernie4_5_moe", "ernie4_5_moe" },
         { "families/deepseek_v3", "deepseek_v3" }, { "families/deepseek_v3_plain", "deepseek_v3" },

@@ -1,5 +1,4 @@
-/* test_relay.c: layers dealt out over several devices, here the CPU pretending to be so many: the
- * same bits as on one. */
+/* test_relay.c: layers dealt out over several devices, here the CPU: the same bits as on one. */
 #include "models.h"
 #include "trainee.h"
 #include "tests/test.h"
@@ -90,8 +89,7 @@ static void layers_dealt_out(const char *descriptor, int devices) {
     check(good && next == c.layers, "%s on %d devices: each layer is on one of them", descriptor, devices);
     check(most * (size_t)devices <= all * 3 / 2 && sum < all + all / 8,
           "%s on %d devices: the fullest has %zu bytes of %zu, all together %zu", descriptor, devices, most, all, sum);
-    check(m.manifest.learnable + relay_learnable(r) == full.manifest.learnable, "%s: all parameters are dealt out",
-          descriptor);
+    check(m.manifest.learnable + relay_learnable(r) == full.manifest.learnable, "%s: all are dealt out", descriptor);
     model_free(&m), model_free(&full), relay_close(r);
 }
 

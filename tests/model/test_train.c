@@ -20,8 +20,7 @@ static void open_trainee(Trainee *t, const char *device, const Config *c, Traine
     check(trainee_open(t, device_find(device), c, o), "%s has memory", device);
 }
 
-/* Without the balance loss, which is a function of a whole batch; all other losses are sums over
- * tokens. */
+/* Without the balance loss, a function of a whole batch; all others are sums over tokens. */
 static void accumulation(void) {
     static const struct { const char *device; double bound; } devices[] = { { "cpu-f64", 1e-12 }, { "cpu-f32", 1e-5 } };
     enum { B = 8, PARTS = 4, T = 12 };
@@ -43,8 +42,7 @@ static void accumulation(void) {
         }
         check_error(relative_error(g[1], g[0], n), devices[d].bound,
                     "%s: 4 micro-batches of 2 have the gradients of one batch of 8", devices[d].device);
-        check_error(fabs(loss[0] - loss[1]), devices[d].bound, "%s: 4 micro-batches of 2 have its loss",
-                    devices[d].device);
+        check_error(fabs(loss[0] - loss[1]), devices[d].bound, "%s: their loss", devices[d].device);
         free(g[0]), free(g[1]);
     }
 }
@@ -118,9 +116,9 @@ static void experts_by_slices(void) {
     Trainee t, plain;
     int wrong = 0, moved = 0, kept = 0, still = 0;
     double apart = 0, full = 0;
-    open_trainee(&t, "cpu-f32", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = 0.9f, .period = PERIOD },
-                 0);
-    open_trainee(&plain, "cpu-f32", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = 0.9f }, 0);
+    TraineeOptions o = { .B = 8, .T = 16, .seed = 3, .momentum = 0.9f };
+    open_trainee(&plain, "cpu-f32", &c, o, 0);
+    o.period = PERIOD, open_trainee(&t, "cpu-f32", &c, o, 0);
     trainee_do(&plain, 1);
     const size_t all = t.m.manifest.total;
     float *before = mem_alloc(all * sizeof *before), *after = mem_alloc(all * sizeof *after),

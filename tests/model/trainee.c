@@ -13,8 +13,7 @@ Config trainee_config(const char *descriptor, int vocab, int context) {
     Config c;
     Error e;
     if (!config_parse(&c, descriptor, &e)) fail(EXIT_USAGE, "%s", e.text);
-    c.vocab = vocab;
-    c.context = context;
+    c.vocab = vocab, c.context = context;
     if (!config_check(&c, &e)) fail(EXIT_USAGE, "%s: %s", descriptor, e.text);
     return c;
 }
@@ -96,8 +95,7 @@ void trainee_send(Trainee *t, int number) {
 
 static void learn(void *trainee) {
     Trainee *t = trainee;
-    const float batches = (float)t->m.batch.all_micro_batches;
-    model_learn(&t->m, 1 / batches);
+    model_learn(&t->m, 1 / (float)t->m.batch.all_micro_batches);
 }
 static void update(void *trainee) {
     Trainee *t = trainee;
@@ -133,8 +131,8 @@ double trainee_loss(Trainee *t, int *bad) {
 
 uint64_t trainee_hash(const Trainee *t) {
     const Device *dev = t->m.dev;
-    struct { const void *at; size_t bytes; }
-        all[1 + STATE_KINDS] = { { t->m.params, t->m.manifest.total * dev->floatX_size } };
+    struct { const void *at; size_t bytes; } all[1 + STATE_KINDS] = {
+        { t->m.params, t->m.manifest.total * dev->floatX_size } };
     for (int kind = 0; kind < STATE_KINDS; kind++) {
         all[1 + kind].at = optimizer_part(&t->o, kind);
         all[1 + kind].bytes = optimizer_count(&t->o, &t->m, kind) * optimizer_element(&t->o, &t->m, kind);

@@ -39,8 +39,7 @@ typedef struct {
 /* ends the program if there is no such model */
 Config   trainee_config(const char *descriptor, int vocab, int context);
 int      trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions options);
-/* Sends the samples with this number, and the settings of the optimizer. Samples that were just
- * sent are not drawn again. */
+/* Sends the samples with this number, drawn unless just sent, and the settings of the optimizer. */
 void     trainee_send(Trainee *t, int number);
 void     trainee_step(Trainee *t);                  /* all work of a step on what was sent; nothing waits */
 void     trainee_do(Trainee *t, int number);        /* sends and steps */

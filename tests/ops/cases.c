@@ -1,5 +1,4 @@
-/* cases.c: see cases.h. First the tools, then a constructor for each operation in the order of
- * kernels.h, then the list. */
+/* cases.c: see cases.h. The tools, a constructor for each operation as in kernels.h, the list. */
 #include "cases.h"
 #include "llmc/base/random.h"
 #include <math.h>
@@ -48,8 +47,8 @@ static Buffer *add(Case *c, Role role, int dtype, const char *name, size_t n, do
 }
 static void absent(Case *c) { add(c, INPUT, FLOATX, NULL, 0, NULL); }     /* an optional argument that is not given */
 
-/* n normal numbers. Large buffers repeat a block of prime length, because drawing takes longer than
- * the test. */
+/* n normal numbers. Large buffers repeat a block of prime length: drawing takes longer than the
+ * test. */
 enum { PERIOD = 8191 };
 static double *draw(const Case *c, const char *name, size_t n, double mean, double spread) {
     double *value = mem_alloc(n * sizeof *value);
@@ -59,8 +58,7 @@ static double *draw(const Case *c, const char *name, size_t n, double mean, doub
                  : c->exact ? (double)(random_bits(key, i) % 257) / 128 - 1 : mean + spread * random_normal(key, i);
     return value;
 }
-/* A buffer of such numbers. For timing the host draws and sends one block, and the device repeats
- * it. */
+/* A buffer of such numbers. For timing the host sends one block, and the device repeats it. */
 static int to_be_timed;
 static Buffer *drawn(Case *c, Role role, int dtype, const char *name, size_t n, double mean, double spread) {
     const size_t given = to_be_timed && n > PERIOD ? PERIOD : n;
@@ -68,19 +66,21 @@ static Buffer *drawn(Case *c, Role role, int dtype, const char *name, size_t n, 
     b->given = given;
     return b;
 }
-static void in(Case *c, int dtype, const char *name, size_t n, double mean, double spread) {
-    drawn(c, INPUT, dtype, name, n, mean, spread);
+/* These return the case, so that a constructor may end with any of them. */
+static Case *in(Case *c, int dtype, const char *name, size_t n, double mean, double spread) {
+    return drawn(c, INPUT, dtype, name, n, mean, spread), c;
 }
-static void bound(Case *c, Buffer *b, double stored, double summed) {
+static Case *bound(Case *c, Buffer *b, double stored, double summed) {
     b->stored = c->exact ? 0 : stored;
     b->summed = c->exact ? 0 : summed;
+    return c;
 }
-static void out(Case *c, int dtype, const char *name, size_t n, double stored, double summed) {
-    bound(c, add(c, OUTPUT, dtype, name, n, NULL), stored, summed);
+static Case *out(Case *c, int dtype, const char *name, size_t n, double stored, double summed) {
+    return bound(c, add(c, OUTPUT, dtype, name, n, NULL), stored, summed);
 }
-static void acc(Case *c, int dtype, const char *name, size_t n, double mean, double spread, double stored,
+static Case *acc(Case *c, int dtype, const char *name, size_t n, double mean, double spread, double stored,
                 double summed) {
-    bound(c, drawn(c, UPDATE, dtype, name, n, mean, spread), stored, summed);
+    return bound(c, drawn(c, UPDATE, dtype, name, n, mean, spread), stored, summed);
 }
 /* Whole numbers from 0 to below - 1. */
 static double *integers(Case *c, const char *name, size_t n, int below) {
@@ -92,10 +92,10 @@ static double *integers(Case *c, const char *name, size_t n, int below) {
 }
 
 /* A struct in the device's memory. */
-static void bytes(Case *c, const char *name, const void *at, size_t n) {
+static Case *bytes(Case *c, const char *name, const void *at, size_t n) {
     double *value = mem_alloc(n * sizeof *value);
     for (size_t i = 0; i < n; i++) value[i] = ((const unsigned char *)at)[i];
-    add(c, INPUT, BYTE, name, n, value);
+    return add(c, INPUT, BYTE, name, n, value), c;
 }
 
 /* The experts of the S slots; the same for every case of a shape. */
@@ -132,19 +132,18 @@ static void first_slots(Case *c) {
     add(c, INPUT, INTEGER, "first", (size_t)c->N + 1, first);
 }
 static int unplanned;                                       /* 1: cases are built without a plan */
-static void routed(Case *c) {
-    if (unplanned) return;
+static Case *routed(Case *c) {
+    if (unplanned) return c;
     const int S = c->S, E = c->s.E;
     double *expert = chosen(&c->s), *start = mem_alloc((size_t)(E + 1) * sizeof *start);
     double *slot = mem_alloc((size_t)S * sizeof *slot), *token = mem_alloc((size_t)S * sizeof *token);
     double *row = mem_alloc((size_t)S * sizeof *row), *next = mem_alloc((size_t)E * sizeof *next);
     for (int i = 0; i < S; i++) start[(int)expert[i] + 1]++;
     for (int e = 0; e < E; e++) start[e + 1] += next[e] = start[e];
-    for (int n = 0, i = 0; n < c->N; n++)
-        for (const int to = slots_before(&c->s, n + 1); i < to; i++) {
-            const int at = (int)next[(int)expert[i]]++;
-            slot[at] = i, token[at] = n, row[i] = at;
-        }
+    for (int n = 0, i = 0; n < c->N; n++) for (const int to = slots_before(&c->s, n + 1); i < to; i++) {
+        const int at = (int)next[(int)expert[i]]++;
+        slot[at] = i, token[at] = n, row[i] = at;
+    }
     free(next);
     c->plan = c->buffers;
     add(c, INPUT, INTEGER, "start", (size_t)E + 1, start);
@@ -152,13 +151,13 @@ static void routed(Case *c) {
     add(c, INPUT, INTEGER, "token_of_row", (size_t)S, token);
     add(c, INPUT, INTEGER, "row_of_slot", (size_t)S, row);
     if (c->s.routing == VARIED) first_slots(c);
-    free(expert);
+    return free(expert), c;
 }
-static void load(Case *c, int times) {
+static Case *load(Case *c, int times) {
     double *expert = chosen(&c->s), *count = mem_alloc((size_t)c->s.E * sizeof *count);
     for (int i = 0; i < c->S; i++) count[(int)expert[i]] += times;
     add(c, INPUT, INTEGER, "load", (size_t)c->s.E, count);
-    free(expert);
+    return free(expert), c;
 }
 
 /* The call of an operation, from the buffers b and the arguments in c. */
@@ -181,6 +180,8 @@ static Plan plan_at(const Case *c, void *const *b) {
 #define CALL_FP8(op, ...) RUN(fp8_##op, d->fp8->op, __VA_ARGS__)
 #define BEGIN(op, s, exact, ...) begin(#op, run_##op, s, exact, __VA_ARGS__)
 
+static Case *backward_of(Case *c, Case *forward) { c->forward[0] = forward; return c; }
+
 static const char *const rows_name[] = { "token", "slot", "grouped" };
 static size_t rows_in(const Case *c, Rows rows) { return (size_t)(rows == BY_TOKEN ? c->N : c->S); }
 static size_t times(int a, int b) { return (size_t)a * (size_t)b; }
@@ -192,12 +193,10 @@ static Case *embed_forward(const Shape *s) {
     Case *c = BEGIN(embed_forward, s, 0, "N=%d V=%d C=%d", s->B * s->T, s->V, s->C);
     out(c, FLOATX, "out", times(c->N, c->C), 0, 0);                         /* a copy: exact */
     integers(c, "token", (size_t)c->N, s->V);
-    in(c, FLOATX, "weight", times(s->V, c->C), 0, 1);
-    return c;
+    return in(c, FLOATX, "weight", times(s->V, c->C), 0, 1);
 }
 CALL(embed_backward, b[0], b[1], b[2], c->N, c->s.V, c->C)
-/* few: 90 % of tokens are drawn from 11 ids spread over the vocabulary (frequent words; multi-digit
- * radix keys). */
+/* few: 90 % of tokens are 11 ids spread over the vocabulary (frequent words; multi-digit keys). */
 static Case *embed_backward(const Shape *s, int repeats, int exact) {
     Case *c = BEGIN(embed_backward, s, exact, "%sN=%d V=%d C=%d", repeats ? "few " : "", s->B * s->T, s->V, s->C);
     acc(c, REAL, "dweight", times(s->V, c->C), 0, 1, 0, 1 + c->N);          /* all N may add to one row */
@@ -205,8 +204,7 @@ static Case *embed_backward(const Shape *s, int repeats, int exact) {
     double *token = integers(c, "token", (size_t)c->N, s->V);
     for (int n = 0; repeats && n < c->N; n++)
         if (n % 10) token[n] = (double)((size_t)token[n] % 11 * (size_t)(s->V - 1) / 10);
-    c->forward[0] = embed_forward(s);
-    return c;
+    return backward_of(c, embed_forward(s));
 }
 
 /* ---- rmsnorm --------------------------------------------------------------------------------- */
@@ -217,8 +215,7 @@ static Case *rmsnorm_forward(const Shape *s) {
     out(c, FLOATX, "out", times(c->N, c->C), 4, 0);                     /* rounded twice, times an rstd with errors */
     out(c, REAL, "rstd", (size_t)c->N, 0, 4);                           /* a mean of positive numbers, under a root */
     in(c, FLOATX, "inp", times(c->N, c->C), 0, 1);
-    in(c, FLOATX, "weight", (size_t)c->C, 1, 0.2);
-    return c;
+    return in(c, FLOATX, "weight", (size_t)c->C, 1, 0.2);
 }
 CALL(rmsnorm_backward, b[0], b[1], b[2], b[3], ((Norm){ b[4], c->eps }), b[5], c->N, c->C)
 static Case *rmsnorm_backward(const Shape *s) {
@@ -229,8 +226,7 @@ static Case *rmsnorm_backward(const Shape *s) {
     in(c, FLOATX, "inp", times(c->N, c->C), 0, 1);
     in(c, FLOATX, "weight", (size_t)c->C, 1, 0.2);
     in(c, REAL, "rstd", (size_t)c->N, 1, 0.1);
-    c->forward[0] = rmsnorm_forward(s);
-    return c;
+    return backward_of(c, rmsnorm_forward(s));
 }
 
 /* ---- rope ------------------------------------------------------------------------------------ */
@@ -262,8 +258,7 @@ static Case *norm_rope_forward(const Shape *s, int keep, int stride, int heads) 
     if (keep) out(c, FLOATX, "before", times(c->N, heads * s->D), 0, 0);
     else absent(c);
     rotations(c);
-    in(c, FLOATX, "weight", (size_t)s->D, 1, 0.2);
-    return c;
+    return in(c, FLOATX, "weight", (size_t)s->D, 1, 0.2);
 }
 CALL(norm_rope_backward, b[0], b[1], b[2], b[3], b[4], ((Norm){ b[5], c->eps }), c->N, c->stride, c->heads, c->s.D)
 static Case *norm_rope_backward(const Shape *s, int stride, int heads) {
@@ -274,8 +269,7 @@ static Case *norm_rope_backward(const Shape *s, int stride, int heads) {
     acc(c, REAL, "dweight", (size_t)s->D, 0, 1, 8, 8);
     in(c, FLOATX, "before", times(c->N, heads * s->D), 0, 1);
     rotations(c);
-    in(c, FLOATX, "weight", (size_t)s->D, 1, 0.2);
-    return c;
+    return in(c, FLOATX, "weight", (size_t)s->D, 1, 0.2);
 }
 
 /* ---- columns --------------------------------------------------------------------------------- */
@@ -305,8 +299,7 @@ static Case *shared_keys_forward(const Shape *s, int value) {
     c->count = key, c->C = value;
     out(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 0);
     in(c, FLOATX, "parts", times(c->N, s->G * (key + value)), 0, 1);
-    in(c, FLOATX, "shared", times(c->N, s->D - key), 0, 1);
-    return c;
+    return in(c, FLOATX, "shared", times(c->N, s->D - key), 0, 1);
 }
 CALL(shared_keys_backward, b[0], b[1], b[2], c->N, c->s.G, c->s.D, c->count, c->C)
 static Case *shared_keys_backward(const Shape *s, int value) {
@@ -316,8 +309,7 @@ static Case *shared_keys_backward(const Shape *s, int value) {
     out(c, FLOATX, "dparts", times(c->N, s->G * (key + value)), 0, 0);
     out(c, FLOATX, "dshared", times(c->N, s->D - key), 1, s->G);
     in(c, FLOATX, "dkv", times(c->N, 2 * s->G * s->D), 0, 1);
-    c->forward[0] = shared_keys_forward(s, value);
-    return c;
+    return backward_of(c, shared_keys_forward(s, value));
 }
 
 /* ---- residual and dropout -------------------------------------------------------------------- */
@@ -346,8 +338,7 @@ CALL(scale, b[0], (double)c->scale, c->buffer[0].n)
 static Case *scale(const Shape *s) {
     Case *c = BEGIN(scale, s, 0, "n=%d", s->B * s->T * s->C);
     c->scale = 0.22f;
-    acc(c, FLOATX, "x", times(c->N, c->C), 0, 1, 1, 1);
-    return c;
+    return acc(c, FLOATX, "x", times(c->N, c->C), 0, 1, 1, 1);
 }
 
 /* ---- matmul: each stored element is rounded once; a sum of n products has an error of about
@@ -372,8 +363,7 @@ static Case *matmul_backward_input(const Shape *s, int rows, int C, int O, Write
     else            out(c, FLOATX, "dinp", times(rows, C), 1, sum_error(O));
     in(c, FLOATX, "dout", times(rows, O), 0, 1);
     in(c, FLOATX, "weight", times(O, C), 0, 1 / sqrt(C));
-    c->forward[0] = matmul_forward(s, rows, C, O, exact);
-    return c;
+    return backward_of(c, matmul_forward(s, rows, C, O, exact));
 }
 static void weight_gradient(Case *c, size_t n, int rows, Write how) {
     c->how = how;
@@ -389,8 +379,7 @@ static Case *matmul_backward_weight(const Shape *s, int rows, int C, int O, Writ
     weight_gradient(c, times(O, C), rows, how);
     in(c, FLOATX, "dout", times(rows, O), 0, 1);
     in(c, FLOATX, "inp", times(rows, C), 0, 1);
-    c->forward[0] = matmul_forward(s, rows, C, O, exact);
-    return c;
+    return backward_of(c, matmul_forward(s, rows, C, O, exact));
 }
 
 /* ---- ParallelLinear -------------------------------------------------------------------------- */
@@ -403,8 +392,7 @@ static Case *parallel_linear_forward(const Shape *s, int C, int O, Rows from, Ro
     out(c, FLOATX, "out", times(c->S, O), 1, sum_error(C));
     in(c, FLOATX, "inp", rows_in(c, from) * (size_t)C, 0, 1);
     in(c, FLOATX, "weight", times(s->E * O, C), 0, 1 / sqrt(C));
-    routed(c);
-    return c;
+    return routed(c);
 }
 CALL(parallel_linear_backward_input, b[0], b[1], b[2], &plan, c->C, c->O, c->to, c->from)
 static Case *parallel_linear_backward_input(const Shape *s, int C, int O, Rows dinp_rows, Rows dout_rows, int exact) {
@@ -484,8 +472,7 @@ static Case *router_losses(const Shape *s, Scores scores) {
     c->scores = scores, c->tokens = 3 * c->N;                           /* as if two other ranks had the same load */
     out(c, REAL, "loss", 2, 0, 16);
     lse_of(c, logits_of(c, 1.5));
-    load(c, 3);
-    return c;
+    return load(c, 3);
 }
 CALL(router_backward, b[0], b[1], b[2], b[3], b[4], c->s.routing == VARIED ? b[8] : NULL, b[5], b[6], c->balance,
      c->zloss, c->tokens, c->scores, c->N, c->s.E, c->s.K)
@@ -515,8 +502,7 @@ static Case *scale_weights(const Shape *s) {
     Case *c = BEGIN(scale_weights, s, 0, "n=%d", s->B * s->T * s->K);
     c->scale = 1.7f;
     out(c, REAL, "out", (size_t)c->S, 0, 1);
-    in(c, REAL, "weight", (size_t)c->S, 0, 1);
-    return c;
+    return in(c, REAL, "weight", (size_t)c->S, 0, 1);
 }
 CALL(route_plan, &plan, b[4], b[5])
 static Case *route_plan(const Shape *s) {
@@ -562,8 +548,7 @@ static Case *router_bias(const Shape *s, int relative) {
     Case *c = BEGIN(router_bias, s, 0, "%s%s E=%d", relative ? "relative " : "", s->name, s->E);
     c->rate = relative ? 0.1f : 0.001f, c->relative = relative;
     acc(c, REAL, "bias", (size_t)s->E, 0, 0.1, 0, relative ? 4 : 0);
-    load(c, 1);
-    return c;
+    return load(c, 1);
 }
 
 /* ---- combine --------------------------------------------------------------------------------- */
@@ -577,8 +562,7 @@ static Case *combine_forward(const Shape *s, Rows rows, int weight, int bias, in
     in(c, FLOATX, "inp", times(c->S, c->C), 0, 1);
     if (weight) in(c, REAL, "weight", (size_t)c->S, 1.0 / s->K, 0.2 / s->K); else absent(c);
     if (bias) in(c, FLOATX, "bias", (size_t)c->C, 0, 1); else absent(c);
-    routed(c);
-    return c;
+    return routed(c);
 }
 
 /* ---- activation ------------------------------------------------------------------------------ */
@@ -613,8 +597,7 @@ static Case *activation_backward(const Shape *s, Activation f, Rows rows) {     
     pre(c, times(c->M, c->F) * (IS_GATED(f) ? 2 : 1));
     if (rows == BY_TOKEN) absent(c);
     else { in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2); routed(c); }
-    c->forward[0] = activation_forward(s, f);
-    return c;
+    return backward_of(c, activation_forward(s, f));
 }
 
 CALL(expert_up_forward, d, b[0], b[1], b[2], b[3], &plan, c->f, c->C, c->F, c->from)
@@ -626,8 +609,7 @@ static Case *expert_up_forward(const Shape *s, Activation f, Rows inp_rows) {
     out(c, FLOATX, "act", times(c->S, c->F), 12, 2 * sum_error(c->C));
     in(c, FLOATX, "inp", rows_in(c, inp_rows) * (size_t)c->C, 0, 1);
     in(c, FLOATX, "weight", times(s->E * c->O, c->C), 0, 1 / sqrt(c->C));
-    routed(c);
-    return c;
+    return routed(c);
 }
 CALL(expert_down_backward, d, b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], &plan, c->f, c->C, c->F, c->from)
 static Case *expert_down_backward(const Shape *s, Activation f, Rows dout_rows) {
@@ -642,8 +624,7 @@ static Case *expert_down_backward(const Shape *s, Activation f, Rows dout_rows) 
     in(c, FLOATX, "down", times(s->E * c->C, c->F), 0, 1 / sqrt(c->C));
     pre(c, times(c->S, c->O));
     in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2);
-    routed(c);
-    return c;
+    return routed(c);
 }
 
 /* ---- experts in 8 bits ----------------------------------------------------------------------- */
@@ -704,16 +685,15 @@ static Case *fp8_rows_table(const Shape *s) {
     out(c, BYTE, "code", times(c->N, c->C), 0, 0);
     out(c, REAL, "scale", (size_t)c->N, 0, 0);
     add(c, INPUT, FLOATX, "inp", times(c->N, c->C), x);
-    for (int row = 0; row < ROWS; row++, x += FP8_BLOCK)
-        for (int i = 0; i < FP8_BLOCK; i++) {
-            const int j = row * (FP8_BLOCK - 1) + i - 1, k = (row - CODES_ROWS) / KINDS + LEAST;
-            const float code = (float)case_e4m3(j / 8 % 0x7f),
-                next = j / 8 == 0x7e ? 480 : (float)case_e4m3(j / 8 % 0x7f + 1), middle = (code + next) / 2;
-            const float some[] = { code, middle, nextafterf(middle, 0), nextafterf(middle, 500) },
-                limit[KINDS] = { 1, 1.75f, nextafterf(1.75f, 2), nextafterf(2, 0) };
-            if (row < CODES_ROWS) x[i] = i ? fmin(448, some[j / 2 % 4]) * (j % 2 ? -1 : 1) : 448;
-            else x[i] = ldexp(limit[(row - CODES_ROWS) % KINDS], k - i);
-        }
+    for (int row = 0; row < ROWS; row++, x += FP8_BLOCK) for (int i = 0; i < FP8_BLOCK; i++) {
+        const int j = row * (FP8_BLOCK - 1) + i - 1, k = (row - CODES_ROWS) / KINDS + LEAST;
+        const float code = (float)case_e4m3(j / 8 % 0x7f),
+            next = j / 8 == 0x7e ? 480 : (float)case_e4m3(j / 8 % 0x7f + 1), middle = (code + next) / 2;
+        const float some[] = { code, middle, nextafterf(middle, 0), nextafterf(middle, 500) },
+            limit[KINDS] = { 1, 1.75f, nextafterf(1.75f, 2), nextafterf(2, 0) };
+        if (row < CODES_ROWS) x[i] = i ? fmin(448, some[j / 2 % 4]) * (j % 2 ? -1 : 1) : 448;
+        else x[i] = ldexp(limit[(row - CODES_ROWS) % KINDS], k - i);
+    }
     return c;
 }
 CALL_FP8(weight, fp8_at(b, 0), fp8_at(b, 2), b[4], c->s.E, c->O, c->C)
@@ -736,8 +716,7 @@ static Case *fp8_up_forward(const Shape *s) {
     codes_out(c, "act", "act scale", c->S, c->F);
     coded_rows(c, "inp", "inp scale", c->N, c->C);
     coded_weight(c, "weight", "weight scale", 2 * c->F, c->C);
-    routed(c);
-    return c;
+    return routed(c);
 }
 CALL_FP8(linear, d, b[0], fp8_at(b, 1), fp8_at(b, 3), &plan, c->C, c->O)
 static Case *fp8_linear(const Shape *s, int C, int O, int exact) {
@@ -746,8 +725,7 @@ static Case *fp8_linear(const Shape *s, int C, int O, int exact) {
     out(c, FLOATX, "out", times(c->S, O), 2, sum_error(C));
     coded_rows(c, "inp", "inp scale", c->S, C);
     coded_weight(c, "weight", "weight scale", O, C);
-    routed(c);
-    return c;
+    return routed(c);
 }
 CALL_FP8(down_backward, d, b[0], fp8_at(b, 1), b[3], fp8_at(b, 4), b[6], fp8_at(b, 7), fp8_at(b, 9), b[11], b[12],
          &plan, c->C, c->F)
@@ -769,8 +747,7 @@ static Case *fp8_down_backward(const Shape *s, int floats, int codes) {
     coded_weight(c, "down", "down scale", c->F, c->C);
     in(c, FLOATX, "pre", times(c->S, 2 * c->F), 0, 1);
     in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2);
-    routed(c);
-    return c;
+    return routed(c);
 }
 /* The codes of columns for rows that an expert does not have are 0. */
 static void clear_tails(Case *c, int codes, int C) {
@@ -779,9 +756,8 @@ static void clear_tails(Case *c, int codes, int C) {
     for (int e = 0; e < c->s.E && !to_be_timed; e++) {
         const size_t rows = (size_t)(start[e + 1] - start[e]),
             first = ((size_t)start[e] / FP8_BLOCK + (size_t)e) * FP8_BLOCK;
-        for (size_t r = rows; r % FP8_BLOCK; r++)
-            for (size_t i = 0; i < (size_t)C; i++)
-                code[((first + r) / FP8_BLOCK * (size_t)C + i) * FP8_BLOCK + r % FP8_BLOCK] = 0;
+        for (size_t r = rows; r % FP8_BLOCK; r++) for (size_t i = 0; i < (size_t)C; i++)
+            code[((first + r) / FP8_BLOCK * (size_t)C + i) * FP8_BLOCK + r % FP8_BLOCK] = 0;
     }
 }
 CALL_FP8(columns, fp8_at(b, 0), fp8_at(b, 2), &plan, c->C, c->from)
@@ -796,8 +772,7 @@ static Case *fp8_columns(const Shape *s, int C, Rows rows) {
         /* one is not finite */
         c->buffer[2].value[i] = 0x7f, c->buffer[3].value[2] = NAN;
     }
-    routed(c);
-    return c;
+    return routed(c);
 }
 CALL_FP8(backward_weight, d, b[0], fp8_at(b, 1), fp8_at(b, 3), &plan, c->C, c->O, c->how)
 static Case *fp8_backward_weight(const Shape *s, int C, int O, Write how, int exact) {
@@ -818,16 +793,14 @@ CALL(bias_forward, b[0], b[1], c->N, c->C)
 static Case *bias_forward(const Shape *s) {
     Case *c = BEGIN(bias_forward, s, 0, "N=%d C=%d", s->B * s->T, s->C);
     acc(c, FLOATX, "x", times(c->N, c->C), 0, 1, 1, 0);
-    in(c, FLOATX, "bias", (size_t)c->C, 0, 1);
-    return c;
+    return in(c, FLOATX, "bias", (size_t)c->C, 0, 1);
 }
 CALL(bias_backward, b[0], b[1], c->N, c->C)
 static Case *bias_backward(const Shape *s, int exact) {
     Case *c = BEGIN(bias_backward, s, exact, "N=%d C=%d", s->B * s->T, s->C);
     acc(c, REAL, "dbias", (size_t)c->C, 0, 1, 0, c->N + 1);                 /* a running sum */
     in(c, FLOATX, "dout", times(c->N, c->C), 0, 1);
-    c->forward[0] = combine_forward(s, BY_SLOT, 1, 1, 0);
-    return c;
+    return backward_of(c, combine_forward(s, BY_SLOT, 1, 1, 0));
 }
 
 /* rows: of what is weighted after the bias, or, GROUPED, is not weighted. The sum that it is added
@@ -837,8 +810,7 @@ static Case *expert_bias_forward(const Shape *s, const char *name, double spread
     Case *c = BEGIN(expert_bias_forward, s, 0, "%s %s C=%d", name, s->name, s->C);
     acc(c, FLOATX, name, times(c->S, c->C), 0, spread, 1, 0);
     in(c, FLOATX, "bias", times(s->E, c->C), 0, 1);
-    routed(c);
-    return c;
+    return routed(c);
 }
 CALL(expert_bias_backward, b[0], b[1], b[2], b[3], b[4], &plan, c->C, c->from)
 static Case *expert_bias_backward(const Shape *s, Rows dout_rows, int exact) {
@@ -962,8 +934,7 @@ static Case *attention_backward(const Shape *s, HeadOrder order, View view) {
     in(c, FLOATX, "q", times(c->N, H * s->D), 0, 1);
     in(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 1);
     reaches(c, view);
-    c->forward[0] = attention_forward(s, order, view);
-    return c;
+    return backward_of(c, attention_forward(s, order, view));
 }
 /* Over one key sinks that are large matter as much as small ones over many. */
 CALL(sink_forward, b[0], b[1], b[2], c->N, c->s.Q * c->s.G, c->s.D)
@@ -972,8 +943,7 @@ static Case *sink_forward(const Shape *s) {
     Case *c = BEGIN(sink_forward, s, 0, "N=%d H=%d D=%d", s->B * s->T, H, s->D);
     acc(c, FLOATX, "out", times(c->N, H * s->D), 0, 1, 2, 16);
     acc(c, REAL, "lse", times(c->N, H), 2, 2, 0, 8);
-    in(c, FLOATX, "sink", (size_t)H, 2, 3);
-    return c;
+    return in(c, FLOATX, "sink", (size_t)H, 2, 3);
 }
 CALL(sink_backward, b[0], b[1], b[2], b[3], b[4], c->N, c->s.Q * c->s.G, c->s.D)
 static Case *sink_backward(const Shape *s) {
@@ -984,8 +954,7 @@ static Case *sink_backward(const Shape *s) {
     in(c, FLOATX, "out", times(c->N, H * s->D), 0, 0.3);
     in(c, REAL, "lse", times(c->N, H), 4, 1);
     in(c, FLOATX, "sink", (size_t)H, 2, 1);
-    c->forward[0] = sink_forward(s);
-    return c;
+    return backward_of(c, sink_forward(s));
 }
 CALL(attention_cached, b[0], b[1], b[2], b[3], b[4], c->window, c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
 static Case *attention_cached(const Shape *s, HeadOrder order, View view, int sinks) {
@@ -1055,22 +1024,19 @@ static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int
     else          in(c, FLOATX, "logits", times(rows, s->V), 0, spread);
     double *target = integers(c, "target", (size_t)rows, c->used);
     for (int n = 3; ignored && n < rows; n += 5) target[n] = -1;
-    in(c, REAL, "scale", 1, (double)c->scale, 0);
-    return c;
+    return in(c, REAL, "scale", 1, (double)c->scale, 0);
 }
 CALL(soft_cap, b[0], c->cap, c->buffer[0].n)
 static Case *soft_cap(const Shape *s, int rows) {
     Case *c = BEGIN(soft_cap, s, 0, "N=%d V=%d", rows, s->V);
     c->cap = 1.5f;
-    acc(c, FLOATX, "x", times(rows, s->V), 0, 2, 2, 4);
-    return c;
+    return acc(c, FLOATX, "x", times(rows, s->V), 0, 2, 2, 4);
 }
 CALL(sum, b[0], b[1], c->buffer[1].n)
 static Case *sum(const Shape *s) {
     Case *c = BEGIN(sum, s, 0, "n=%d", s->B * s->T * s->C);
     out(c, REAL, "out", 1, 0, 4);
-    in(c, REAL, "inp", times(c->N, c->C), 1, 0.2);          /* of a sum near zero only rounding errors would be left */
-    return c;
+    return in(c, REAL, "inp", times(c->N, c->C), 1, 0.2);   /* of a sum near zero only rounding errors would be left */
 }
 /* `count` segments of n elements. The last has half of them. The others are in the first third:
  * each takes a part of what the ones before have left (the last few elements one by one), except
@@ -1092,8 +1058,7 @@ CALL(accumulate, b[0], b[1], c->buffer[0].n)
 static Case *accumulate(const Shape *s) {
     Case *c = BEGIN(accumulate, s, 0, "n=%d", s->E * s->C * s->F);
     acc(c, REAL, "acc", times(s->E * s->C, s->F), 0, 1, 0, 1);
-    in(c, REAL, "x", times(s->E * s->C, s->F), 0, 1);
-    return c;
+    return in(c, REAL, "x", times(s->E * s->C, s->F), 0, 1);
 }
 static const char *const dtype_name[] = { "", "gradients as floatX " };
 CALL(grad_sq_norms, b[0], b[1], b[2], c->count)
@@ -1125,15 +1090,13 @@ static Case *adamw(const Shape *s, int master, Dtype moments, Dtype gradients, f
     in(c, gradients == FLOATX ? FLOATX : REAL, "grads", n, 0, 1);
     in(c, REAL, "squares", (size_t)count + 1, norm * norm, 0);
     segments(c, n, count);
-    bytes(c, "settings", &c->adamw, sizeof c->adamw);
-    return c;
+    return bytes(c, "settings", &c->adamw, sizeof c->adamw);
 }
 CALL(set_master, b[0], b[1], c->buffer[0].n)
 static Case *set_master(const Shape *s) {
     Case *c = BEGIN(set_master, s, 0, "n=%d", s->E * s->C * s->F);
     out(c, REAL, "master", times(s->E * s->C, s->F), 0, 0);
-    in(c, FLOATX, "weight", times(s->E * s->C, s->F), 0, 1);
-    return c;
+    return in(c, FLOATX, "weight", times(s->E * s->C, s->F), 0, 1);
 }
 
 /* Scratch of Muon, from buffer `first` on. */
@@ -1156,8 +1119,7 @@ static Case *orthogonalize(const Shape *s, int count, int rows, int columns) {
     muon_buffers(c, rows, columns);
     return c;
 }
-/* Parts of a matrix each, in memory in the opposite order and with gaps of 4 elements between
- * them. */
+/* Parts of a matrix each, in memory in the opposite order with gaps of 4 elements between them. */
 static void muon_parts(Case *c, int count, size_t each, Dtype gradients) {
     c->count = count;
     for (int i = 0; i < count; i++) {
@@ -1290,17 +1252,16 @@ static void each_product(const Visit *v, int exact) {
     for (int how = SET; how <= SET_ROUNDED; how++) V(v, matmul_backward_weight(s, N, C, 2*F, (Write)how, exact));
     /* TALL for every width of vectors: kernels/cpu/matmul.c */
     if (F >= 300) V(v, matmul_backward_weight(s, N, C, 4*F, ADD, exact));
-    for (Rows from = BY_TOKEN; from <= GROUPED; from++)
-        for (Rows to = BY_TOKEN; to <= GROUPED; to++) {
-            const int odd = ((int)from + (int)to + exact) % 2;
-            if (to != BY_TOKEN) V(v, parallel_linear_forward(s, C, 2*F, from, to, exact));
-            if (to != BY_TOKEN) V(v, parallel_linear_forward(s, F, C, from, to, exact));
-            if (to != BY_TOKEN) V(v, parallel_linear_backward_input(s, C, 2*F, to, from, exact));
-            V(v, parallel_linear_backward_weight(s, C, 2*F, from, to, SET, exact));
-            V(v, parallel_linear_backward_weight(s, C, 2*F, from, to, ADD, exact));
-            V(v, parallel_linear_backward_weight(s, C, 2*F, from, to, SET_ROUNDED, exact));
-            V(v, parallel_linear_backward_weight(s, F, C, from, to, odd ? ADD : SET, exact));
-        }
+    for (Rows from = BY_TOKEN; from <= GROUPED; from++) for (Rows to = BY_TOKEN; to <= GROUPED; to++) {
+        const int odd = ((int)from + (int)to + exact) % 2;
+        if (to != BY_TOKEN) V(v, parallel_linear_forward(s, C, 2*F, from, to, exact));
+        if (to != BY_TOKEN) V(v, parallel_linear_forward(s, F, C, from, to, exact));
+        if (to != BY_TOKEN) V(v, parallel_linear_backward_input(s, C, 2*F, to, from, exact));
+        V(v, parallel_linear_backward_weight(s, C, 2*F, from, to, SET, exact));
+        V(v, parallel_linear_backward_weight(s, C, 2*F, from, to, ADD, exact));
+        V(v, parallel_linear_backward_weight(s, C, 2*F, from, to, SET_ROUNDED, exact));
+        V(v, parallel_linear_backward_weight(s, F, C, from, to, odd ? ADD : SET, exact));
+    }
     for (Rows rows = BY_SLOT; rows <= GROUPED; rows++)
         for (int given = 0; given < 4; given++) V(v, combine_forward(s, rows, given & 1, given >> 1, exact));
 }
@@ -1351,11 +1312,9 @@ static void each_of_routing(const Visit *v) {
         V(v, router_forward(s, scores, 1, 0, 0));
         V(v, router_forward(s, scores, 0, 1, 0));
         for (int count = 2; count <= 4; count++)                /* half of the groups or more, enough for K experts */
-            for (int chosen = (count + 1) / 2; chosen < count; chosen++)
-                for (int by_best = 0; by_best < 2; by_best++)
-                    if (s->E % count == 0 && s->E / count > 1 && s->E / count * chosen >= s->K)
-                        V(v,
-                          router_forward_of_groups(s, scores, chosen == 1, 0, 0, (Groups){ count, chosen, by_best }));
+            for (int chosen = (count + 1) / 2; chosen < count; chosen++) for (int by_best = 0; by_best < 2; by_best++)
+                if (s->E % count == 0 && s->E / count > 1 && s->E / count * chosen >= s->K)
+                    V(v, router_forward_of_groups(s, scores, chosen == 1, 0, 0, (Groups){ count, chosen, by_best }));
         V(v, router_backward(s, scores, 0, 0));
         V(v, router_backward(s, scores, 2, 0));
         V(v, router_backward(s, scores, 0, 1));

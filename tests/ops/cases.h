@@ -16,9 +16,8 @@
 
 enum { MOST_BUFFERS = 20, MOST_SEGMENTS = 67, GUARD = 256 };    /* GUARD: canary bytes on each side of a buffer */
 typedef enum { INPUT, SCRATCH, OUTPUT, UPDATE } Role;   /* read; not compared; overwritten; read and written */
-/* The dtype of a buffer: a Dtype of kernels.h, or one of these. BYTE: bytes of a struct, a key or
- * e4m3 codes. CODES: codes of rows (Fp8), read as values; their scales, REAL, are the next
- * buffer. */
+/* A Dtype of kernels.h, or one of these. BYTE: bytes of a struct, a key or e4m3 codes. CODES: codes
+ * of rows (Fp8), read as values; their scales, REAL, are the next buffer. */
 enum { INTEGER = FLOATX + 1, BYTE, CODES };
 
 /* The bound on an error is stored * eps(floatX) + summed * eps(real): roundings of stored values,

@@ -1,5 +1,4 @@
-/* cost.c: what a case computes and moves: its call is made on a device whose operations do nothing
- * but report their cost. */
+/* cost.c: what a case computes and moves: its call, on a device that reports costs. */
 #include "cases.h"
 #include <stdlib.h>
 #include <string.h>

@@ -73,8 +73,7 @@ static double loss_of(Case *c, const Device *dev, int first, double *chosen) {
     return loss;
 }
 
-/* dL/dt of L(x + t v) at 0, by central differences; NaN if other experts are chosen on either
- * side. */
+/* dL/dt of L(x + t v) at 0, by central differences; NaN if other experts are chosen on a side. */
 typedef struct { Case *c; const Device *dev; const char *name; size_t n; const double *x; double chosen; } Slope;
 static double slope(const Slope *s, const double *v, double h) {
     double *moved = mem_alloc(s->n * sizeof *moved), L[2], chosen[2];
@@ -87,9 +86,8 @@ static double slope(const Slope *s, const double *v, double h) {
     free(moved);
     return chosen[0] == s->chosen && chosen[1] == s->chosen ? (L[0] - L[1]) / (2 * h) : NAN;
 }
-/* The largest error along `tries` random directions, or (elements) of single elements; counts those
- * that could be checked. Errors are relative to the slope or to the typical one, whichever is
- * larger. */
+/* The largest error along `tries` random directions, or (elements) of single elements, relative to
+ * the slope or the typical one, whichever is larger; counts those that could be checked. */
 static double worst_error(const Slope *s, const double *gradient, int elements, int tries, int *checked) {
     const double h = elements ? 1e-5 : 1e-4 / sqrt((double)s->n);
     double *v = mem_alloc(s->n * sizeof *v), norm = 0, worst = 0;

@@ -189,8 +189,7 @@ OPERATION(expert_bias_backward, (real *dbias, real *dweight, const floatX *dout,
     + (weight ? 3 * slots(plan) * unit.re : 0), "S=%d E=%d O=%d %s", plan->N * plan->K, plan->E, O,
     rows_name[dout_rows])
 
-/* a sub-layer's sum and the next norm; the products of add_norm_backward are operations of their
- * own */
+/* a sub-layer's sum and the next norm; add_norm_backward's products are operations of their own */
 COMPOUND(add_norm_forward, (const Device *d, floatX *out, real *rstd, floatX *resid, const floatX *residual,
     const Sum *s, Dropout dropout, Norm norm, int N, int C), (d, out, rstd, resid, residual, s, dropout, norm, N, C), 0,
     times(N, C) * ((s->plan ? s->plan->K : 1) + 3) * unit.fx + (s->plan ? slots(s->plan) * (4 + unit.re) : 0)

@@ -1,5 +1,4 @@
-/* ops.h: what the tests of operations share. test_ops.c visits the cases; oracle.c knows what they
- * must give. */
+/* ops.h: what the tests of operations share. */
 #ifndef OPS_H
 #define OPS_H
 #include "cases.h"

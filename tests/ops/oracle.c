@@ -44,26 +44,23 @@ static void naive_rmsnorm_forward(const Case *c, double **v) {
 }
 static void naive_rope(const Case *c, double **v) {
     const int half = c->s.D / 2;
-    for (int n = 0; n < c->N; n++)
-        for (int h = 0; h < c->heads; h++)
-            for (int i = 0; i < half; i++) {
-                const double *table = v[1] + (int)v[2][n] * c->s.D + 2*i;
-                double *re = v[0] + n*c->stride + h*c->s.D + i, *im = re + half, a = *re, b = *im;
-                *re = a * table[0] - b * table[1] * c->direction;
-                *im = a * table[1] * c->direction + b * table[0];
-            }
+    for (int n = 0; n < c->N; n++) for (int h = 0; h < c->heads; h++) for (int i = 0; i < half; i++) {
+        const double *table = v[1] + (int)v[2][n] * c->s.D + 2*i;
+        double *re = v[0] + n*c->stride + h*c->s.D + i, *im = re + half, a = *re, b = *im;
+        *re = a * table[0] - b * table[1] * c->direction;
+        *im = a * table[1] * c->direction + b * table[0];
+    }
 }
 static void naive_norm_rope_forward(const Case *c, double **v) {
     const int D = c->s.D;
-    for (int n = 0; n < c->N; n++)
-        for (int h = 0; h < c->heads; h++) {
-            double *x = v[0] + n*c->stride + h*D, mean = 0;
-            for (int i = 0; i < D; i++) {
-                if (v[1]) v[1][(n*c->heads + h)*D + i] = x[i];
-                mean += x[i] * x[i] / D;
-            }
-            for (int i = 0; i < D; i++) x[i] *= v[4][i] / sqrt(mean + (double)c->eps);
+    for (int n = 0; n < c->N; n++) for (int h = 0; h < c->heads; h++) {
+        double *x = v[0] + n*c->stride + h*D, mean = 0;
+        for (int i = 0; i < D; i++) {
+            if (v[1]) v[1][(n*c->heads + h)*D + i] = x[i];
+            mean += x[i] * x[i] / D;
         }
+        for (int i = 0; i < D; i++) x[i] *= v[4][i] / sqrt(mean + (double)c->eps);
+    }
     Case rotated = *c;
     double *w[3] = { v[0], v[2], v[3] };
     rotated.direction = 1;
@@ -76,35 +73,31 @@ static void naive_norm_rope_backward(const Case *c, double **v) {
     double *w[3] = { v[0], v[3], v[4] }, *dx = mem_alloc((size_t)D * sizeof *dx);
     rotated.direction = -1;
     naive_rope(&rotated, w);
-    for (int n = 0; n < c->N; n++)
-        for (int h = 0; h < c->heads; h++) {
-            double *dn = v[0] + n*c->stride + h*D, *x = v[2] + (n*c->heads + h)*D, mean = 0;
-            for (int i = 0; i < D; i++) mean += x[i] * x[i] / D;
-            const double r = 1 / sqrt(mean + (double)c->eps);
-            for (int i = 0; i < D; i++) {
-                dx[i] = 0;
-                for (int j = 0; j < D; j++) dx[i] += v[5][j] * dn[j] * (r * (i == j) - r*r*r * x[i] * x[j] / D);
-                v[1][i] += dn[i] * x[i] * r;
-            }
-            memcpy(dn, dx, (size_t)D * sizeof *dx);
+    for (int n = 0; n < c->N; n++) for (int h = 0; h < c->heads; h++) {
+        double *dn = v[0] + n*c->stride + h*D, *x = v[2] + (n*c->heads + h)*D, mean = 0;
+        for (int i = 0; i < D; i++) mean += x[i] * x[i] / D;
+        const double r = 1 / sqrt(mean + (double)c->eps);
+        for (int i = 0; i < D; i++) {
+            dx[i] = 0;
+            for (int j = 0; j < D; j++) dx[i] += v[5][j] * dn[j] * (r * (i == j) - r*r*r * x[i] * x[j] / D);
+            v[1][i] += dn[i] * x[i] * r;
         }
+        memcpy(dn, dx, (size_t)D * sizeof *dx);
+    }
     free(dx);
 }
 static void naive_shared_keys_forward(const Case *c, double **v) {
     const int G = c->s.G, D = c->s.D, key = c->count, value = c->C;
-    for (int n = 0; n < c->N; n++)
-        for (int g = 0; g < G; g++)
-            for (int i = 0; i < D; i++) {
-                const double *head = v[1] + (n*G + g)*(key + value);
-                v[0][((n*2 + 0)*G + g)*D + i] = i < key ? head[i] : v[2][n*(D - key) + i - key];
-                v[0][((n*2 + 1)*G + g)*D + i] = i < value ? head[key + i] : 0;
-            }
+    for (int n = 0; n < c->N; n++) for (int g = 0; g < G; g++) for (int i = 0; i < D; i++) {
+        const double *head = v[1] + (n*G + g)*(key + value);
+        v[0][((n*2 + 0)*G + g)*D + i] = i < key ? head[i] : v[2][n*(D - key) + i - key];
+        v[0][((n*2 + 1)*G + g)*D + i] = i < value ? head[key + i] : 0;
+    }
 }
 static void naive_expert_bias_forward(const Case *c, double **v) {
     const double *start = v[c->plan];
-    for (int e = 0; e < c->s.E; e++)
-        for (int row = (int)start[e]; row < (int)start[e + 1]; row++)
-            for (int i = 0; i < c->C; i++) v[0][row*c->C + i] += v[1][e*c->C + i];
+    for (int e = 0; e < c->s.E; e++) for (int row = (int)start[e]; row < (int)start[e + 1]; row++)
+        for (int i = 0; i < c->C; i++) v[0][row*c->C + i] += v[1][e*c->C + i];
 }
 uint64_t splitmix64(uint64_t state) {
     state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9u;
@@ -268,13 +261,12 @@ static void naive_router_bias(const Case *c, double **v) {
     }
 }
 static void naive_combine_forward(const Case *c, double **v) {
-    for (int n = 0; n < c->N; n++)
-        for (int i = 0; i < c->C; i++) {
-            double sum = v[3] ? v[3][i] : 0;
-            for (int s = n * K_of(c); s < (n + 1) * K_of(c); s++)
-                sum += (v[2] ? v[2][s] : 1) * v[1][row_of(c, v, s, c->from) * (size_t)c->C + (size_t)i];
-            v[0][n*c->C + i] = sum;
-        }
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) {
+        double sum = v[3] ? v[3][i] : 0;
+        for (int s = n * K_of(c); s < (n + 1) * K_of(c); s++)
+            sum += (v[2] ? v[2][s] : 1) * v[1][row_of(c, v, s, c->from) * (size_t)c->C + (size_t)i];
+        v[0][n*c->C + i] = sum;
+    }
 }
 static double activate(Activation f, const double *pre, int F) {
     double x = *pre;
@@ -287,18 +279,16 @@ static double activate(Activation f, const double *pre, int F) {
     }
 }
 static void naive_activation_forward(const Case *c, double **v) {
-    for (int m = 0; m < c->M; m++)
-        for (int i = 0; i < c->F; i++)
-            v[0][m*c->F + i] = activate(c->f, v[1] + m*c->F * (IS_GATED(c->f) ? 2 : 1) + i, c->F);
+    for (int m = 0; m < c->M; m++) for (int i = 0; i < c->F; i++)
+        v[0][m*c->F + i] = activate(c->f, v[1] + m*c->F * (IS_GATED(c->f) ? 2 : 1) + i, c->F);
 }
 static void naive_activation_backward(const Case *c, double **v) {        /* only wact: the others are gradients */
     const int grouped = v[5] && c->from == GROUPED;
     free(v[0]), free(v[2]), v[0] = v[2] = NULL;
-    for (int m = 0; m < c->M; m++)
-        for (int i = 0; i < c->F; i++) {
-            const double act = activate(c->f, v[4] + m*c->F * (IS_GATED(c->f) ? 2 : 1) + i, c->F);
-            v[1][m*c->F + i] = act * (v[5] ? v[5][grouped ? (int)v[c->plan + 1][m] : m] : 1);
-        }
+    for (int m = 0; m < c->M; m++) for (int i = 0; i < c->F; i++) {
+        const double act = activate(c->f, v[4] + m*c->F * (IS_GATED(c->f) ? 2 : 1) + i, c->F);
+        v[1][m*c->F + i] = act * (v[5] ? v[5][grouped ? (int)v[c->plan + 1][m] : m] : 1);
+    }
 }
 /* ---- 8 bits: x as f32 becomes the code whose value is nearest, of all codes; of two the even
  *      one ------------------------------------------------------------------------------------- */
@@ -335,16 +325,14 @@ static void naive_fp8_rows(const Case *c, double **v) {
 }
 static void naive_fp8_weight(const Case *c, double **v) {
     const int O = c->O, C = c->C, down = O / FP8_BLOCK, across = C / FP8_BLOCK;
-    for (int e = 0; e < c->s.E; e++)
-        for (int o = 0; o < O; o++)
-            for (int i = 0; i < C; i++) {
-                const int at = (e*O + o) * C + i, block = (e*down + o / FP8_BLOCK) * across + i / FP8_BLOCK;
-                double *scale = v[1] + block;
-                if (o % FP8_BLOCK == 0 && i % FP8_BLOCK == 0)
-                    *scale = scale_for(v[4] + at, FP8_BLOCK * FP8_BLOCK, FP8_BLOCK, C);
-                v[3][(e*across + i / FP8_BLOCK) * down + o / FP8_BLOCK] = *scale;
-                v[0][at] = v[2][(e*C + i) * O + o] = nearest_code((double)(float)v[4][at] / *scale);
-            }
+    for (int e = 0; e < c->s.E; e++) for (int o = 0; o < O; o++) for (int i = 0; i < C; i++) {
+        const int at = (e*O + o) * C + i, block = (e*down + o / FP8_BLOCK) * across + i / FP8_BLOCK;
+        double *scale = v[1] + block;
+        if (o % FP8_BLOCK == 0 && i % FP8_BLOCK == 0)
+            *scale = scale_for(v[4] + at, FP8_BLOCK * FP8_BLOCK, FP8_BLOCK, C);
+        v[3][(e*across + i / FP8_BLOCK) * down + o / FP8_BLOCK] = *scale;
+        v[0][at] = v[2][(e*C + i) * O + o] = nearest_code((double)(float)v[4][at] / *scale);
+    }
 }
 static double *decoded_rows(double **code, int rows, int C) {
     double *x = mem_alloc((size_t)(rows * C) * sizeof *x);
@@ -361,9 +349,8 @@ static double *decoded_weight(double **code, int rows, int C) {
 static void naive_fp8_product(const Case *c, double **v, double *out, double **inp, double **weight, Rows rows,
                               int C, int O) {
     double *x = decoded_rows(inp, rows == BY_TOKEN ? c->N : c->S, C), *w = decoded_weight(weight, c->s.E * O, C);
-    for (int e = 0; e < c->s.E; e++)
-        for (int r = (int)v[c->plan][e]; r < (int)v[c->plan][e + 1]; r++)
-            row_times_weight(out + r*O, x + (rows == BY_TOKEN ? (int)v[c->plan + 2][r] : r) * C, w + e*O*C, C, O);
+    for (int e = 0; e < c->s.E; e++) for (int r = (int)v[c->plan][e]; r < (int)v[c->plan][e + 1]; r++)
+        row_times_weight(out + r*O, x + (rows == BY_TOKEN ? (int)v[c->plan + 2][r] : r) * C, w + e*O*C, C, O);
     free(x), free(w);
 }
 static void naive_fp8_linear(const Case *c, double **v) {
@@ -413,18 +400,16 @@ static void naive_fp8_columns(const Case *c, double **v) {
     for (size_t i = 0; i < c->buffer[1].n; i++) v[1][i] = NAN;
     for (int e = 0; e < c->s.E; e++) {
         const int first = (int)v[c->plan][e], end = (int)v[c->plan][e + 1];
-        for (int top = first; top < end; top += FP8_BLOCK)
-            for (int i = 0; i < C; i++) {
-                double *scale = v[1] + column_at(c, v, e, top, C, i) / FP8_BLOCK / C * across + i / FP8_BLOCK;
-                for (int pass = 0; pass < 2; pass++)
-                    for (int r = top; r < top + FP8_BLOCK; r++) {
-                        const int row = r >= end ? 0 : c->from == BY_TOKEN ? (int)v[c->plan + 2][r] : r;
-                        const double its = v[3][row*across + i / FP8_BLOCK], x = case_e4m3((int)v[2][row*C + i]) * its;
-                        if (pass) v[0][column_at(c, v, e, r, C, i)] = r < end ? nearest_code(x / *scale) : 0;
-                        /* NaN stays */
-                        else if (r < end) *scale = r == top || isnan(its) || its > *scale ? its : *scale;
-                    }
+        for (int top = first; top < end; top += FP8_BLOCK) for (int i = 0; i < C; i++) {
+            double *scale = v[1] + column_at(c, v, e, top, C, i) / FP8_BLOCK / C * across + i / FP8_BLOCK;
+            for (int pass = 0; pass < 2; pass++) for (int r = top; r < top + FP8_BLOCK; r++) {
+                const int row = r >= end ? 0 : c->from == BY_TOKEN ? (int)v[c->plan + 2][r] : r;
+                const double its = v[3][row*across + i / FP8_BLOCK], x = case_e4m3((int)v[2][row*C + i]) * its;
+                if (pass) v[0][column_at(c, v, e, r, C, i)] = r < end ? nearest_code(x / *scale) : 0;
+                /* NaN stays */
+                else if (r < end) *scale = r == top || isnan(its) || its > *scale ? its : *scale;
             }
+        }
     }
 }
 /* Row r of expert e from columns of width C. free() it. */
@@ -438,12 +423,11 @@ static double *row_of_columns(const Case *c, double **v, double **code, int e, i
 }
 static void naive_fp8_backward_weight(const Case *c, double **v) {
     const int O = c->O, C = c->C;
-    for (int e = 0; e < c->s.E; e++)
-        for (int r = (int)v[c->plan][e]; r < (int)v[c->plan][e + 1]; r++) {
-            double *dy = row_of_columns(c, v, v + 1, e, r, O), *x = row_of_columns(c, v, v + 3, e, r, C);
-            for (int o = 0; o < O; o++) for (int i = 0; i < C; i++) v[0][(e*O + o) * C + i] += dy[o] * x[i];
-            free(dy), free(x);
-        }
+    for (int e = 0; e < c->s.E; e++) for (int r = (int)v[c->plan][e]; r < (int)v[c->plan][e + 1]; r++) {
+        double *dy = row_of_columns(c, v, v + 1, e, r, O), *x = row_of_columns(c, v, v + 3, e, r, C);
+        for (int o = 0; o < O; o++) for (int i = 0; i < C; i++) v[0][(e*O + o) * C + i] += dy[o] * x[i];
+        free(dy), free(x);
+    }
 }
 /* One query (D) over the positions first ... seen-1 of the keys and values of head h; returns the
  * log of the sum, to which the sink, if any, adds. */
@@ -451,31 +435,27 @@ static double attend(const Case *c, double *y, const double *q, const double *kv
                      int first, int seen) {
     const int G = c->s.G, D = c->s.D, g = c->order == HEADS_TILED ? h % G : h / c->s.Q;
     double total = sink ? exp(sink[h]) : 0;
-    for (int pass = 0; pass < 2; pass++)
-        for (int j = first; j < seen; j++) {
-            const double *k = kv + j*2*G*D + g*D, *value = k + G*D;
-            double dot = 0;
-            for (int d = 0; d < D; d++) dot += q[d] * k[d] / sqrt(D);
-            if (!pass) total += exp(dot);
-            else for (int d = 0; d < D; d++) y[d] += exp(dot) / total * value[d];
-        }
+    for (int pass = 0; pass < 2; pass++) for (int j = first; j < seen; j++) {
+        const double *k = kv + j*2*G*D + g*D, *value = k + G*D;
+        double dot = 0;
+        for (int d = 0; d < D; d++) dot += q[d] * k[d] / sqrt(D);
+        if (!pass) total += exp(dot);
+        else for (int d = 0; d < D; d++) y[d] += exp(dot) / total * value[d];
+    }
     return log(total);
 }
 static void naive_attention_forward(const Case *c, double **v) {
     const int H = c->s.Q * c->s.G, D = c->s.D, limited = case_find(c, "reach");
-    for (int b = 0; b < c->s.B; b++)
-        for (int t = 0; t < c->s.T; t++)
-            for (int h = 0; h < H; h++) {
-                const int n = b*c->s.T + t, at = n*H + h, first = limited < 0 ? 0 : t - (int)v[limited][n];
-                v[1][at] = attend(c, v[0] + at*D, v[2] + at*D, v[3] + b*c->s.T*2*c->s.G*D, NULL, h, first, t + 1);
-            }
+    for (int b = 0; b < c->s.B; b++) for (int t = 0; t < c->s.T; t++) for (int h = 0; h < H; h++) {
+        const int n = b*c->s.T + t, at = n*H + h, first = limited < 0 ? 0 : t - (int)v[limited][n];
+        v[1][at] = attend(c, v[0] + at*D, v[2] + at*D, v[3] + b*c->s.T*2*c->s.G*D, NULL, h, first, t + 1);
+    }
 }
 static void naive_attention_cached(const Case *c, double **v) {
     const int H = c->s.Q * c->s.G, D = c->s.D;
-    for (int b = 0; b < c->s.B; b++)
-        for (int h = 0; h < H; h++)
-            attend(c, v[0] + (b*H + h)*D, v[1] + (b*H + h)*D, v[2] + b*c->s.T*2*c->s.G*D, v[3], h,
-                   c->window ? (int)fmax(v[4][b] + 1 - c->window, 0) : 0, (int)v[4][b] + 1);
+    for (int b = 0; b < c->s.B; b++) for (int h = 0; h < H; h++)
+        attend(c, v[0] + (b*H + h)*D, v[1] + (b*H + h)*D, v[2] + b*c->s.T*2*c->s.G*D, v[3], h,
+               c->window ? (int)fmax(v[4][b] + 1 - c->window, 0) : 0, (int)v[4][b] + 1);
 }
 static void naive_sink_forward(const Case *c, double **v) {
     const int H = c->s.Q * c->s.G, D = c->s.D;
@@ -485,8 +465,8 @@ static void naive_sink_forward(const Case *c, double **v) {
         v[1][i] = log(all);
     }
 }
-/* Keeps the most likely tokens, in order, within the limits; then adds up their probabilities to
- * the draw. */
+/* Keeps the most likely tokens within the limits, in order; adds up their probabilities to the
+ * draw. */
 static void naive_sample(const Case *c, double **v) {
     const Sampler s = c->sampler;
     const int limits = s.top_k || s.top_p < 1 || s.min_p > 0, greedy = !(s.temperature > 0);
@@ -535,12 +515,11 @@ static void naive_cross_entropy(const Case *c, double **v) {
 }
 static void naive_sum(const Case *c, double **v) { for (size_t i = 0; i < c->buffer[1].n; i++) v[0][0] += v[1][i]; }
 static void naive_grad_sq_norms(const Case *c, double **v) {
-    for (int s = 0; s < c->count; s++)
-        for (size_t i = 0; i < c->segment[s].count; i++) {
-            double x = v[1][c->segment[s].offset + i];
-            v[0][s] += x * x;
-            v[0][c->count] += x * x;
-        }
+    for (int s = 0; s < c->count; s++) for (size_t i = 0; i < c->segment[s].count; i++) {
+        double x = v[1][c->segment[s].offset + i];
+        v[0][s] += x * x;
+        v[0][c->count] += x * x;
+    }
 }
 static void naive_adamw(const Case *c, double **v) {
     const double b1 = (double)c->adamw.beta1, b2 = (double)c->adamw.beta2;
@@ -594,31 +573,28 @@ static void naive_orthogonalize(const Case *c, double **v) {
 static void naive_muon_momentum(const Case *c, double **v) {
     const double beta = (double)c->muon.momentum, norm = sqrt(v[3][0]), clip = (double)c->muon.clip;
     if (!isfinite(norm)) return;
-    for (int e = 0; e < c->count; e++)
-        for (size_t i = 0; i < c->segment[e].count; i++) {
-            const Segment *s = &c->segment[e];
-            const double g = v[2][s->gradient + i] * (clip > 0 ? fmin(1, clip / norm) : 1),
-                m = beta * v[1][s->offset + i] + (1 - beta) * g;
-            v[1][s->offset + i] = m;
-            if (v[0]) v[0][s->muon_offset + i] = beta * m + (1 - beta) * g;
-        }
+    for (int e = 0; e < c->count; e++) for (size_t i = 0; i < c->segment[e].count; i++) {
+        const Segment *s = &c->segment[e];
+        const double g = v[2][s->gradient + i] * (clip > 0 ? fmin(1, clip / norm) : 1),
+            m = beta * v[1][s->offset + i] + (1 - beta) * g;
+        v[1][s->offset + i] = m;
+        if (v[0]) v[0][s->muon_offset + i] = beta * m + (1 - beta) * g;
+    }
 }
 static void naive_muon_update(const Case *c, double **v) {
     if (!isfinite(v[3][0])) return;
-    for (int e = 0; e < c->count; e++)
-        for (size_t i = 0; i < c->segment[e].count; i++) {
-            const Segment *s = &c->segment[e];
-            const double lr = (double)c->muon.lr * (double)s->rate, size = 0.2 * sqrt(fmax(c->F, c->C));
-            double *w = v[0] + s->offset + i;
-            if (v[1]) w = v[1] + s->offset + i;
-            *w = *w * (1 - lr * (double)c->muon.decay * (double)s->decay) - lr * size * v[2][s->muon_offset + i];
-            v[0][s->offset + i] = *w;
-        }
+    for (int e = 0; e < c->count; e++) for (size_t i = 0; i < c->segment[e].count; i++) {
+        const Segment *s = &c->segment[e];
+        const double lr = (double)c->muon.lr * (double)s->rate, size = 0.2 * sqrt(fmax(c->F, c->C));
+        double *w = v[0] + s->offset + i;
+        if (v[1]) w = v[1] + s->offset + i;
+        *w = *w * (1 - lr * (double)c->muon.decay * (double)s->decay) - lr * size * v[2][s->muon_offset + i];
+        v[0][s->offset + i] = *w;
+    }
 }
 static void naive_set_master(const Case *c, double **v) { memcpy(v[0], v[1], c->buffer[0].n * sizeof(double)); }
 
-/* Operations that are not here are gradients (gradients.c), or the oracle composes them of others
- * (kernels/compound.c). */
+/* Others are gradients (gradients.c), or the oracle composes them (kernels/compound.c). */
 static const struct { const char *op; void (*compute)(const Case *c, double **v); } naive[] = {
 #define NAIVE(op) { #op, naive_##op }
     NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope), NAIVE(residual), NAIVE(dropout), NAIVE(scale),

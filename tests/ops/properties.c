@@ -51,14 +51,12 @@ static void check_rounder(const Device *dev, Rounder by) {
     const double square = by == ADAMW ? 0.999 + 0.001 * 0.25 : 1, want[2] = { 1 - 0x1p-9 * 0.5 / sqrt(square), square };
     double *got = rounded_update(dev, by, 1), *again = rounded_update(dev, by, 1), *other = rounded_update(dev, by, 2);
     double *cpu = rounded_update(device_find("cpu-bf16"), by, 1);
-    for (int kind = 0; kind < (by == ADAMW ? 2 : 1); kind++)
-        for (int odd = 0; odd < 2; odd++) {
-            double mean = 0;
-            for (int i = odd; i < ROUNDED; i += 2) mean += got[kind*ROUNDED + i] / (ROUNDED / 2);
-            check_error(fabs(mean - want[kind]), 5 * 0x1p-8 * 0.5 / sqrt(ROUNDED / 2), "%s %s: mean of %s %s that "
-                        "are rounded stochastically, within five deviations", dev->name, name, odd ? "odd" : "even",
-                        kind ? "v" : "weights");
-        }
+    for (int kind = 0; kind < (by == ADAMW ? 2 : 1); kind++) for (int odd = 0; odd < 2; odd++) {
+        double mean = 0;
+        for (int i = odd; i < ROUNDED; i += 2) mean += got[kind*ROUNDED + i] / (ROUNDED / 2);
+        check_error(fabs(mean - want[kind]), 5 * 0x1p-8 * 0.5 / sqrt(ROUNDED / 2), "%s %s: mean of %s %s that "
+                    "are rounded stochastically", dev->name, name, odd ? "odd" : "even", kind ? "v" : "weights");
+    }
     int differs = 0, from_cpu = 0, both = 0, pairs = 0;
     for (int i = 0; i < 2*ROUNDED; i++) {
         differs += got[i] != other[i];
@@ -71,10 +69,8 @@ static void check_rounder(const Device *dev, Rounder by) {
     if (by == ADAMW)
         check_error((double)both / ROUNDED, 0.07,
                     "%s adamw: a weight and its v are rounded independently: share of both down", dev->name);
-    check_error((double)pairs / (ROUNDED / 2), 0.09, "%s %s: neighbours are rounded independently: share of both down",
-                dev->name, name);
-    check_error((double)from_cpu / ROUNDED, 1e-3, "%s %s: rounds as cpu-bf16 does: share that differs",
-                dev->name, name);
+    check_error((double)pairs / (ROUNDED / 2), 0.09, "%s %s: neighbours that both go down", dev->name, name);
+    check_error((double)from_cpu / ROUNDED, 1e-3, "%s %s: differs from cpu-bf16", dev->name, name);
     free(got), free(again), free(other), free(cpu);
 }
 void check_rounded_update(const Device *dev) {
@@ -120,16 +116,14 @@ void check_sharded_update(const Device *dev) {
         dev->download(got[split], weight[split], bytes);
         dev->release(weight[split]);
     }
-    check(!memcmp(got[0], got[1], bytes), "%s adamw: two ranks with half of the state each get the same weights",
-          dev->name);
+    check(!memcmp(got[0], got[1], bytes), "%s adamw: half of the state on two ranks: the same weights", dev->name);
     dev->release(grad), dev->release(grad_sq_norms), dev->release(segments), dev->release(settings);
     free(got[0]), free(got[1]);
 }
 
 /* ---- Muon ------------------------------------------------------------------------------------ */
 
-/* x = sum of s_i u_i v_i^T with s from 1 to 0.01: what comes out has the same u and v, and values
- * near 1. */
+/* x = sum of s_i u_i v_i^T, s from 1 to 0.01: the result has these u and v, and values near 1. */
 static void orthonormal(double *u, int count, int n) {
     for (int i = 0; i < count; i++) {
         for (int j = 0; j < n; j++) u[i*n + j] = normal();
@@ -148,9 +142,8 @@ static void singular_values_of(const Device *dev, int rows, int columns) {
     double *x = mem_alloc((size_t)n * sizeof *x), least = 1e9, most = 0, other = 0;
     orthonormal(u, RANK, rows);
     orthonormal(v, RANK, columns);
-    for (int r = 0; r < RANK; r++)
-        for (int i = 0; i < n; i++)
-            x[i] += pow(0.01, (double)r / (RANK - 1)) * u[r*rows + i / columns] * v[r*columns + i % columns];
+    for (int r = 0; r < RANK; r++) for (int i = 0; i < n; i++)
+        x[i] += pow(0.01, (double)r / (RANK - 1)) * u[r*rows + i / columns] * v[r*columns + i % columns];
     const MuonBuffers b = { dev->alloc((size_t)n * dev->floatX_size), dev->alloc((size_t)n * dev->floatX_size),
                             dev->alloc((size_t)(k * k) * dev->floatX_size),
                             dev->alloc((size_t)(k * k) * dev->floatX_size), dev->alloc(MUON_SUMS * dev->real_size),
@@ -158,13 +151,12 @@ static void singular_values_of(const Device *dev, int rows, int columns) {
     dev->from_double(b.x, x, (size_t)n);
     dev->orthogonalize(dev, &b, 1, rows, columns);
     dev->to_double(x, b.out, (size_t)n);
-    for (int r = 0; r < RANK; r++)
-        for (int c = 0; c < RANK; c++) {
-            double value = 0;
-            for (int i = 0; i < n; i++) value += u[r*rows + i / columns] * x[i] * v[c*columns + i % columns];
-            if (r != c) other = fmax(other, fabs(value));
-            else least = fmin(least, value), most = fmax(most, value);
-        }
+    for (int r = 0; r < RANK; r++) for (int c = 0; c < RANK; c++) {
+        double value = 0;
+        for (int i = 0; i < n; i++) value += u[r*rows + i / columns] * x[i] * v[c*columns + i % columns];
+        if (r != c) other = fmax(other, fabs(value));
+        else least = fmin(least, value), most = fmax(most, value);
+    }
     check(least > 0.6 && most < 1.25, "%s orthogonalize: singular values of %dx%d are %.3f to %.3f", dev->name, rows,
           columns, least, most);
     check_error(other, dev->floatX_size == 2 ? 0.1 : 1e-5, "%s orthogonalize: %dx%d has other singular vectors",
@@ -173,9 +165,8 @@ static void singular_values_of(const Device *dev, int rows, int columns) {
         dev->release(b.start);
     free(u), free(v), free(x);
 }
-/* Matrices whose squares leave the range of reals, because an expert without tokens has only what
- * is left of an old momentum: what comes out is that of the same matrix in a larger unit, or, from
- * MUON_LEAST on, zeros. */
+/* Squares that leave the range of reals (an expert without tokens has only an old momentum): the
+ * result is that of the same matrix in a larger unit, or, from MUON_LEAST on, zeros. */
 static void check_small_matrices(const Device *dev, int rows, int columns) {
     const size_t n = (size_t)(rows * columns), k = (size_t)(rows < columns ? rows : columns);
     double *x = mem_alloc(n * sizeof *x), *scaled = mem_alloc(n * sizeof *x), *want = NULL;
@@ -338,8 +329,7 @@ void check_rounded_routing(const Device *dev, int try) {
     int wrong = start[0] != 0 || first[0] != 0 || first[N] != start[E] || start[E] > mlp_slots(&c, N, 1);
     for (int e = 0; e < E && !wrong; e++)
         wrong = wrong_count(&r, r.host[LOAD][e], start[e + 1] - start[e]) || wrong_rows(&r, e);
-    check(!wrong, "%s route_round: it keeps its promises, N=%d E=%d K=%d tile=%d skew=%.1f", dev->name, N, E, K,
-          tile, skew);
+    check(!wrong, "%s route_round: as promised, N=%d E=%d K=%d tile=%d skew=%.1f", dev->name, N, E, K, tile, skew);
     check(!wrong && !wrong_weights(&r), "%s route_round: weights of the slots that a token has, N=%d", dev->name, N);
     routed_close(&r);
 }

@@ -90,8 +90,8 @@ static void against_pytorch(Case *c, void *context) {
                 want[j] += (double)c->balance * balance[j] + (double)c->zloss * z[j];
             free(balance), free(z);
         }
-        /* Twice the bound, because the inputs were rounded: rstd, lse and weights to real, the
-         * others to floatX. */
+        /* Twice the bound: inputs were rounded, rstd, lse and weights to real, the others to
+         * floatX. */
         double bound = r->dev->floatX_size == 8 ? 1e-12 : 2 * oracle_bound(b, r->dev);
         if (!strcmp(c->op, "attention_backward")) bound *= 2;
         oracle_compare(b, got, want, bound, r->dev->name, c->what);

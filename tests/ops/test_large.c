@@ -25,8 +25,7 @@ static const Shape full[] = {
     { "soak fine", 1, 1024, 512, 64, 32, 8, 128, 2, 8, 128, MIXED },
 };
 static const char *const passing_work[] = { "parallel_linear_", "expert_", "attention_", "matmul_backward_input",
-    "route_plan",
-    "fp8_" };
+                                            "route_plan", "fp8_" };
 
 static void soak_case(Case *c, void *device) {
     const Device *dev = device;
@@ -37,12 +36,9 @@ static void soak_case(Case *c, void *device) {
     for (size_t i = 0; i < sizeof passing_work / sizeof *passing_work; i++)
         wanted |= !strncmp(c->op, passing_work[i], strlen(passing_work[i]));
     if (!wanted || !case_fits(c, dev)) return;
-    if (!case_allocate(&p, c, dev)) { check(0, "%s: no memory for %s", dev->name, c->what); return; }
-    if (!case_allocate(&fresh, c, dev)) {
-        case_release(&p);
-        check(0, "%s: no memory for %s", dev->name, c->what);
-        return;
-    }
+    const int one = case_allocate(&p, c, dev), both = one && case_allocate(&fresh, c, dev);
+    if (one && !both) case_release(&p);
+    if (!both) { check(0, "%s: no memory for %s", dev->name, c->what); return; }
     for (int run = 0; run < TIMES; run++) {
         for (int i = 0; i < c->buffers; i++) {
             if (c->buffer[i].role == INPUT || !p.at[i]) continue;

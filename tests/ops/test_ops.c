@@ -43,8 +43,7 @@ static const Shape small[] = {
     { "tiles",      8,  73, 264,  40,  9, 1,  72, 2, 2, 72, LADDER },
 };
 static const Shape eights[] = {
-    /* for what needs multiples of 128: experts with more than a tile of rows, with none, with
-     * tails */
+    /* multiples of 128: experts with more than a tile of rows, with none, with tails */
     { "8 bits",     1,   37, 128,   5,  3, 2, 128, 1, 1, 2, MIXED },
     { "8 bits varied", 3, 70, 256,  5,  6, 5, 128, 1, 1, 2, VARIED },
     { "8 bits ladder", 8, 73, 128,  5,  9, 1, 128, 1, 1, 2, LADDER },
@@ -223,8 +222,7 @@ static void check_cost(const Case *c, const Device *dev) {
         if (b->name) held += (double)(b->n * size) * (b->role == UPDATE || b->role == SCRATCH ? 2 : 1);
     }
     const double counted = case_cost(c, dev).bytes;
-    check(counted >= 0.25 * held && counted <= 1.001 * held, "%s: moves %.0f bytes, its buffers hold %.0f", c->what,
-          counted, held);
+    check(counted >= 0.25 * held && counted <= 1.001 * held, "%s: moves %.0f bytes of %.0f", c->what, counted, held);
 }
 
 /* ---- arguments that may be the same pointer -------------------------------------------------- */
@@ -263,8 +261,7 @@ static int is_product(const Case *c) {
     return !strncmp(c->op, "parallel_linear", 15) || !strncmp(c->op, "matmul", 6) || !strncmp(c->op, "expert", 6)
         || !strncmp(c->op, "attention", 9) || !strncmp(c->op, "fp8", 3);
 }
-/* -q skips on a GPU what it has already run: the same kernel with other numbers, or for another
- * device. */
+/* -q skips what a GPU has run: the same kernel with other numbers, or for another device. */
 static int is_again(const Case *c, const Device *dev) {
     return quick && dev->is_gpu && (c->exact || (strstr(dev->name, "portable") && !is_product(c)));
 }
