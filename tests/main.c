@@ -58,6 +58,9 @@ void check_message(const Error *e, const char *words, const char *what) {
         check(strstr(e->text, word) != NULL, "%s: the message names '%s': %s", what, word, e->text);
     free(list);
 }
+void fails(int ok, const Error *e, const char *words, const char *what) {
+    check(!ok, "%s is an error", what), check_message(e, words, what);
+}
 void skip(const char *what, ...) {
     va_list args;
     va_start(args, what);

@@ -873,7 +873,7 @@ printf 'int a;\n/reset\nstatic\n' > lines.txt
 limited sh -c "$infer whole -dv cpu -m chat -s 4 -n 30 < lines.txt > one.txt 2> /dev/null; $infer whole -dv cpu -m chat -s 4 -n 30 -ng 2 < lines.txt > dealt.txt 2> /dev/null"
 ok "infer_moe -m chat -ng 2 answers the same" sh -c 'cmp -s one.txt dealt.txt && [ -s one.txt ]'
 expect 2 'it has only 2 layers' $infer whole -dv cpu -ng 3
-for other in '-v 2' '-m web'; do expect 2 'cannot be combined with -ng' $infer whole -dv cpu -ng 2 $other; done
+for more in '-v 2' '-m web'; do expect 2 'cannot be combined with -ng' $infer whole -dv cpu -ng 2 $more; done
 
 # Multiple-choice questions. What is wrong with a file is said before the weights are read.
 printf '{"context": "a", "choices": ["b", "c"], "answer": 1}\n\n{"ctx": "de", "endings": ["f", "gh"], "label": "0"}\n' > asked.jsonl

@@ -15,6 +15,7 @@ void check(int ok, const char *what, ...) PRINTF(2, 3);
 void check_error(double error, double bound, const char *what, ...) PRINTF(3, 4);   /* passes if error <= bound */
 /* has it all the words, which '|' separates? */
 void check_message(const Error *e, const char *words, const char *what);
+void fails(int ok, const Error *e, const char *words, const char *what);   /* not ok, and the words */
 void skip(const char *what, ...) PRINTF(1, 2);              /* what cannot be tested here; counted separately */
 
 /* norm(got - expected) / norm(expected); NaN if an element is */

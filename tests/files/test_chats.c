@@ -35,7 +35,6 @@ static int same_ints(const JsonValue *list, const int *x, const unsigned char *b
         if (i >= n || json_int(v, -1) != (x ? x[i] : bytes[i])) return 0;
     return i == n;
 }
-
 static void test_case(const Chat *c, const Tokenizer *t, const char *name, const JsonValue *golden) {
     Error e = { 0 };
     ChatMessage *messages;
@@ -78,7 +77,6 @@ static void test_long(const Chat *c, const Tokenizer *t, const char *name) {
     check(turn > 0 && many == three + 200 * turn, "%s: 203 turns have %lld tokens that count, 3 have %lld", name,
           (long long)many, (long long)three);
 }
-
 static void test_template(const JsonValue *golden) {
     Error e;
     Chat found, named;
@@ -96,7 +94,6 @@ static void test_template(const JsonValue *golden) {
     if (found.form) test_long(&found, t, name);
     tokenizer_free(t), chat_close(&found), chat_close(&named);
 }
-
 static void test_goldens(void) {
     Error e;
     size_t bytes;
@@ -192,7 +189,6 @@ static Data *open_chats(const char *text, size_t bytes, const char *tokenizer, c
     free(path);
     return d;
 }
-
 static void test_bad_lines(void) {
     static const struct { const char *chat, *line, *says; } bad[] = {
         { "chatml", "{\"messages\": [{\"role\": \"robot\", \"content\": \"x\"}]}", "role \"robot\"" },
@@ -200,8 +196,7 @@ static void test_bad_lines(void) {
         { "chatml", "{\"messages\": [{\"role\": \"user\", \"content\": null}]}", "no \"content\"" },
         { "chatml", "{\"messages\": [{\"role\": \"user\", \"content\": [1]}]}", "no string" },
         { "chatml", "{\"messages\": [{\"content\": \"x\"}]}", "no \"role\"" },
-        { "chatml", "{\"messages\": [3]}", "no object" },
-        { "chatml", "{\"messages\": []}", "empty" },
+        { "chatml", "{\"messages\": [3]}", "no object" }, { "chatml", "{\"messages\": []}", "empty" },
         { "chatml", "{\"messages\": {}}", "no list" },
         { "chatml", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [1]}]}", "calls" },
         { "chatml", "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}", "messages" },
@@ -251,7 +246,6 @@ static void test_unanswered(const char *line, int helps) {
 
 enum { SAMPLES = 230 };
 static size_t random_length(void) { return (size_t)(uniform() * uniform() * 120); }
-
 /* A conversation of one to three rounds; without an answer, of ShareGPT, plain texts. */
 static void add_line(Text *out, int number) {
     const int kind = number % 5, rounds = 1 + number % 3;
@@ -305,7 +299,6 @@ static Expected *find_sample(Expected *all, int T, const int *in, const int *out
     }
     return NULL;
 }
-
 /* Takes a row apart; 0 if something in it is not expected. */
 static int take_row(Expected *all, int T, const int *in, const int *out, const int *position, int held_out) {
     for (int at = 0, n; at < T; at += n) {
@@ -319,7 +312,6 @@ static int take_row(Expected *all, int T, const int *in, const int *out, const i
     }
     return 1;
 }
-
 static void check_rows(const Data *d, Expected *all, int T, const char *what) {
     Error e;
     int in[512], out[512], position[512], ok = 1, answered = 0, seen = 0;
@@ -422,7 +414,6 @@ static void test_oldest(void) {
               is[i].roles, first, gone);
     }
 }
-
 void test_chats(void) {
     PART(test_oldest()); PART(test_goldens()); PART(test_own_templates()); PART(test_unknown());
     PART(test_dates()); PART(test_bad_lines()); PART(test_lone()); PART(test_no_calls());

@@ -120,8 +120,7 @@ static void round_trip(const char *device, int lean, float momentum) {
         check(checkpoint_load(from, &b.m, &b.o, &e), "%s: loaded %s", device, e.text);
         check(progress_from_json(checkpoint_run(from), &q, &e), "%s: %s", device, e.text);
         dev->reals_to_double(back, b.m.bias, 16);
-        check(trainee_hash(&a) == trainee_hash(&b), "%s: weights, moments, master copy are restored bit for bit",
-              device);
+        check(trainee_hash(&a) == trainee_hash(&b), "%s: weights, moments, master copy are the same bits", device);
         check(!memcmp(bias, back, sizeof bias), "%s: the routers' biases are restored bit for bit", device);
         check(same_progress(&p, &q), "%s: and the progress with its windows", device);
         check(b.o.updates == p.updates, "%s: Adam's clock goes on", device);
@@ -148,7 +147,6 @@ static void damage(const char *folder, int64_t step_number, int kind) {
           "%s could be damaged", path);
     free(data), free(path);
 }
-
 static void fallback(void) {
     static const char *const what[] = { "a flipped bit in the weights",
                                         "a lost byte of the optimizer's state", "half a run.json", "a missing file" };
@@ -166,8 +164,7 @@ static void fallback(void) {
         dup2(null, STDERR_FILENO);
         Checkpoint *from = checkpoint_open(folder, progress_usable, &e);
         check(from && checkpoint_load(from, &t.m, &t.o, &e)
-              && json_int(json_get(checkpoint_run(from), "step"), 0) == 10,
-              "%s: the newest intact is used", what[kind]);
+              && json_int(json_get(checkpoint_run(from), "step"), 0) == 10, "%s: the newest intact", what[kind]);
         checkpoint_close(from);
         damage(folder, 10, kind);
         from = checkpoint_open(folder, progress_usable, &e);
@@ -191,7 +188,6 @@ static int has_step(const char *folder, int64_t number) {
     free(path);
     return there;
 }
-
 static void pruning(void) {
     const Config c = config_of("m1:c16h4d4e4k2f12a4x2n0");
     char *folder = scratch_path("pruned"), *top = text_format("%s/model.safetensors", folder);

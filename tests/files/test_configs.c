@@ -10,7 +10,6 @@ static int from_text(Config *c, const char *text, Error *e) {
     json_free(j);
     return ok;
 }
-
 static void configs(void) {
     static const struct { const char *descriptor; int scores, activation, tied; double eps; Family family; } kinds[] = {
         { "m2:c16h4d4e4k2f12a4x2n0",   TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_JETMOE },
@@ -66,9 +65,9 @@ static void configs(void) {
 #define LATENTS "\"moe_intermediate_size\": 8, \"n_routed_experts\": 8, \"num_experts_per_tok\": 2, \"n_group\": 1, " \
     "\"topk_group\": 1, " \
                 "\"first_k_dense_replace\": 1, \"num_key_value_heads\": 4, "
+#define KV4 "\"num_key_value_heads\": 4, "
 static const struct { const char *type, *extra, *names; } wrong[] = {
-    { "mixtral", "\"num_key_value_heads\": 4, \"attention_bias\": true",                          "attention_bias" },
-    { "llama",   "\"mlp_bias\": true",                                "mlp_bias" },
+    { "mixtral", KV4 "\"attention_bias\": true", "attention_bias" }, { "llama", "\"mlp_bias\": true", "mlp_bias" },
     { "llama",   "\"quantization_config\": {\"bits\": 4}",            "quantization_config" },
     { "llama",   "\"clip_qkv\": 8.0",                                 "clip_qkv" },
     { "llama",   "\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2.0}",          "dynamic" },
@@ -79,14 +78,12 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "olmoe",   "\"num_local_experts\": 1",                        "two experts" },
     { "mixtral", "\"num_local_experts\": 1, \"num_key_value_heads\": 4, \"num_experts_per_tok\": 1", "two experts" },
     { "qwen2_moe", "\"moe_intermediate_size\": 8",                  "shared_expert_intermediate_size" },
-    { "qwen3",   "\"num_key_value_heads\": 4, \"use_sliding_window\": true, \"sliding_window\": 8, "
+    { "qwen3", KV4 "\"use_sliding_window\": true, \"sliding_window\": 8, "
                  "\"layer_types\": [\"full_attention\", \"chunked_attention\"]", "chunked_attention" },
-    { "qwen3",   "\"num_key_value_heads\": 4, \"sliding_window\": 8, \"layer_types\": [\"full_attention\", "
-      "\"sliding_attention\"]", "no \"sliding_window\"" },
-    { "qwen3",   "\"num_key_value_heads\": 4, \"use_sliding_window\": true, \"layer_types\": [\"full_attention\"]",
-      "of layer 1" },
-    { "mixtral", "\"num_key_value_heads\": 4, \"sliding_window\": -1", "sliding_window" },
-    { "mixtral", "\"num_key_value_heads\": 4, \"sliding_window\": 3.5", "sliding_window" },
+    { "qwen3", KV4 "\"sliding_window\": 8, \"layer_types\": [\"full_attention\", \"sliding_attention\"]", "no \"sliding" },
+    { "qwen3", KV4 "\"use_sliding_window\": true, \"layer_types\": [\"full_attention\"]", "of layer 1" },
+    { "mixtral", KV4 "\"sliding_window\": -1", "sliding_window" },
+    { "mixtral", KV4 "\"sliding_window\": 3.5", "sliding_window" },
     { "dots1",   "\"moe_intermediate_size\": 8, \"n_shared_experts\": 1, \"n_routed_experts\": "
       "8, \"num_experts_per_tok\": 2, \"num_key_value_heads\": 4, \"n_group\": 3, \"topk_group\": 2", "3 groups" },
     { "ernie4_5_moe", "\"moe_intermediate_size\": 8, \"use_bias\": true", "use_bias" },
@@ -128,18 +125,15 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "smoe",    "\"routed_scaling_factor\": 3e81",                   "multiplier of 3e+81" },
     { "smoe",    "\"final_logit_softcapping\": 1e300",                "multiplier of 1e+300" },
     { "smoe",    "\"initializer_fan_in_scale\": 1e300",               "multiplier of" },
-    { "smoe",    "\"rms_norm_eps\": 1e300",                           "multiplier of" },
-    { "smoe",    "\"rope_theta\": 1e300",                             "rotary" },
-    { "llama",   "\"num_key_value_heads\": 3",                        "3" },
-    { "llama",   "\"head_dim\": 5",                                   "5" },
-    { "mixtral", "\"num_key_value_heads\": 4, \"num_local_experts\": 4, \"num_experts_per_tok\": 5", "5 of 4" },
+    { "smoe", "\"rms_norm_eps\": 1e300", "multiplier of" }, { "smoe", "\"rope_theta\": 1e300", "rotary" },
+    { "llama", "\"num_key_value_heads\": 3", "3" }, { "llama", "\"head_dim\": 5", "5" },
+    { "mixtral", KV4 "\"num_local_experts\": 4, \"num_experts_per_tok\": 5", "5 of 4" },
     { "mixtral", "\"num_local_experts\": 2.5",                        "num_local_experts" },
     { "mixtral", "\"num_local_experts\": -2",                         "num_local_experts" },
     { "mixtral", "\"num_local_experts\": 4000000000000",              "num_local_experts" },
     { "smoe",    "\"shared_intermediate_size\": 1073741824",          "shared_intermediate_size" },
     { "llama",   "\"num_key_value_heads\": 33554432",                 "num_key_value_heads" },
-    { "llama",   "\"tie_word_embeddings\": 1",                        "tie_word_embeddings" },
-    { "llama",   "\"rms_norm_eps\": -1.0",                            "epsilon" },
+    { "llama", "\"tie_word_embeddings\": 1", "tie_word_embeddings" }, { "llama", "\"rms_norm_eps\": -1.0", "epsilon" },
     { "llama",   "\"rms_norm_eps\": \"small\"",                       "rms_norm_eps" },
     { "jetmoe",  "\"kv_channels\": 4, \"num_key_value_heads\": 1, \"num_local_experts\": 1, \"num_experts_per_tok\": 1",
       "two experts" },
@@ -228,7 +222,6 @@ static void same_when_written(const Config *c, const char *what) {
           "%s is the same when it is written and read: %s", what, e.text);
     free(written.at);
 }
-
 /* A key that is missing means what Transformers takes it to be, in every family; or it is asked for
  * by its name. defaults.json has all keys of each family's own configuration. */
 static void default_configs(void) {

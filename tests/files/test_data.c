@@ -44,7 +44,6 @@ static char *put_tokens(const char *name, uint32_t magic, uint32_t first, int n)
     free(data);
     return path;
 }
-
 static void put_numbered(const char *beginning, int number, int first, int n) {
     char name[64];
     snprintf(name, sizeof name, "%s%03d.bin", beginning, number);
@@ -67,12 +66,6 @@ static void refused(const char *what, const char *train, const char *validation,
     data_close(d);
 }
 
-/* What returned `ok` must be an error with these words. */
-static void fails(int ok, const Error *e, const char *words, const char *what) {
-    check(!ok, "%s is an error", what);
-    check_message(e, words, what);
-}
-
 /* ---- layouts --------------------------------------------------------------------------------- */
 
 static int starts_with(const Data *d, int first) {              /* of the validation split */
@@ -91,7 +84,6 @@ static void opens(const char *what, const char *train, const char *validation, i
     check(!data_is_fallback(d) && !strchr(data_description(d), '\n'), "%s: %s", what, data_description(d));
     data_close(d);
 }
-
 static void test_layouts(void) {
     char *one = put_tokens("one.bin", GPT2, 100, 1000), *wide = put_tokens("wide.bin", LLAMA3, 100000, 50);
     opens("llm.c shard", one, NULL, 900, 100, 1000, 1099);
@@ -400,8 +392,7 @@ static void test_fingerprint(void) {
     data_close(other);
     const struct { const char *what; int tokens, first; const char *name, *validation; } differ[] = {
         { "size", 69999, 0, "q/a.bin", NULL }, { "content", 70000, 1, "q/a.bin", NULL },
-        { "name", 70000, 0, "q/b.bin", NULL },
-        { "role", 70000, 0, "q/a.bin", p },
+        { "name", 70000, 0, "q/b.bin", NULL }, { "role", 70000, 0, "q/a.bin", p },
     };
     for (size_t i = 0; i < COUNT(differ); i++) {
         q = put_tokens(differ[i].name, GPT2, (uint32_t)differ[i].first, differ[i].tokens);

@@ -18,7 +18,6 @@ static size_t below(size_t n) { return (size_t)(uniform() * (double)n); }
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
 static Json *parse(const char *text, Error *e) { return json_parse(text, strlen(text), e); }
-
 static void test_json_values(void) {
     static const char text[] = " {\"a\": [1, -2.5, 1e3, true, null, \"x\\u00e9\\ud83d\\ude00\\n\\u0000y\"],\n"
         "\"max\": 9223372036854775807, \"min\": -9223372036854775808, \"more\": 9223372036854775808, \"zero\": -0,\n"
@@ -394,11 +393,8 @@ static void test_safetensors_bad_headers(const char *path) {
         { "a tensor that is a number",        "{\"a\":1}", 0 },
         { "NUL in a name", "{\"a\\u0000b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4 },
         { "metadata is not an object",        "{\"__metadata__\":[]}", 0 },
-        { "metadata is not text",             "{\"__metadata__\":{\"a\":1}}", 0 },
-        { "leading blank",                    " {}", 0 },
-        { "leading new line",                 "\n{}", 0 },
-        { "header is an array",               "[]", 0 },
-        { "header is not JSON",               "{\"a\"", 0 },
+        { "metadata is not text", "{\"__metadata__\":{\"a\":1}}", 0 }, { "leading blank", " {}", 0 },
+        { "leading new line", "\n{}", 0 }, { "header is an array", "[]", 0 }, { "header is not JSON", "{\"a\"", 0 },
         { "something after the header",       "{} x", 0 },
         { "header is not UTF-8", "{\"\xFF\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4 },
         { "no header",                        "", 0 },
@@ -412,12 +408,9 @@ static void test_safetensors_bad_headers(const char *path) {
 }
 static void test_safetensors_bad_lengths(const char *path) {
     static const struct { const char *what; uint64_t length; size_t bytes, data; } lengths[] = {
-        { "header longer than the file",     3,                 2, 0 },
-        { "header of 2^64-1 bytes",          UINT64_MAX,        2, 0 },
-        { "header length that wraps around", UINT64_MAX - 7,    2, 0 },
-        { "header above the limit",          100000001,         2, 0 },
-        { "header one short",                1,                 2, 0 },
-        { "header of 2^63 bytes",            (uint64_t)1 << 63, 2, 9 },
+        { "header longer than the file", 3, 2, 0 }, { "header of 2^64-1 bytes", UINT64_MAX, 2, 0 },
+        { "header length that wraps around", UINT64_MAX - 7, 2, 0 }, { "header above the limit", 100000001, 2, 0 },
+        { "header one short", 1, 2, 0 }, { "header of 2^63 bytes", (uint64_t)1 << 63, 2, 9 },
     };
     for (size_t i = 0; i < COUNT(lengths); i++) {
         Error e = { 0 };
@@ -436,8 +429,7 @@ static void test_safetensors_bad_lengths(const char *path) {
 }
 static void test_safetensors_legal(const char *path) {
     static const struct { const char *what, *header; int data, count; } legal[] = {
-        { "no tensors", "{}", 0, 0 },
-        { "padding after the header", "{}      ", 0, 0 },
+        { "no tensors", "{}", 0, 0 }, { "padding after the header", "{}      ", 0, 0 },
         { "only metadata", "{\"__metadata__\":{}}", 0, 0 },
         { "an empty tensor", "{" TENSOR("a", "[0,5]", "0", "0") "}", 0, 1 },
         { "rank 0", "{" TENSOR("a", "[]", "0", "4") "}", 4, 1 },
@@ -459,7 +451,6 @@ static void test_safetensors_refused(void) {
 
 static int warnings;
 static void count_warning(const char *text) { warnings += strstr(text, "among them c") != NULL; }
-
 static void test_safetensors_folder(void) {
     static const struct { const char *what, *index; int opens; const char *says; } cases[] = {
         { "two shards",              "{\"metadata\":{\"total_size\":12},"
@@ -468,8 +459,7 @@ static void test_safetensors_folder(void) {
         { "missing shard", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-9.safetensors\"}}", 0, "m-9" },
         { "missing tensor", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"x\":\"m-1.safetensors\"}}", 0, "is not in" },
         { "another shard", "{\"weight_map\":{\"a\":\"m-2.safetensors\",\"b\":\"m-1.safetensors\"}}", 0, "is not in" },
-        { "two shards have it", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-3.safetensors\"}}", 0,
-          "two files" },
+        { "in two shards", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-3.safetensors\"}}", 0, "two files" },
         { "name with ..",            "{\"weight_map\":{\"a\":\"../folder/m-1.safetensors\"}}", 0, "plain file name" },
         { "name that is ..",         "{\"weight_map\":{\"a\":\"..\"}}", 0, "plain file name" },
         { "absolute name",           "{\"weight_map\":{\"a\":\"/etc/passwd\"}}", 0, "plain file name" },
@@ -477,8 +467,7 @@ static void test_safetensors_folder(void) {
         { "name with a NUL",         "{\"weight_map\":{\"a\":\"m-1.safetensors\\u0000x\"}}", 0, "plain file name" },
         { "name is a number",        "{\"weight_map\":{\"a\":1}}", 0, "plain file name" },
         { "duplicate key", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"a\":\"m-1.safetensors\"}}", 0, "twice" },
-        { "no map",                  "{}", 0, "weight_map" },
-        { "map is an array",         "{\"weight_map\":[]}", 0, "weight_map" },
+        { "no map", "{}", 0, "weight_map" }, { "map is an array", "{\"weight_map\":[]}", 0, "weight_map" },
         { "not JSON",                "{\"weight_map\":", 0, "ends too early" },
     };
     static const char *const shards[3] = {
@@ -531,7 +520,6 @@ static int gives_back(const Tokenizer *t, const char *text, size_t bytes) {
     free(ids), free(back);
     return ok;
 }
-
 static void test_tokenizer_bytes(void) {
     Tokenizer *t = tokenizer_bytes();
     char all[256];
@@ -665,8 +653,7 @@ static void test_tokenizer_without_bytes(void) {
             int *ids, *same, ok = t != NULL;
             size_t n = ok ? tokenizer_encode(t, "a\xFF", 2, &ids) : 0,
                 m = ok ? tokenizer_encode(t, "a\xEF\xBF\xBD", 4, &same) : 0;
-            check(ok && n == 4 && m == 4 && !memcmp(ids, same, 4 * sizeof *ids),
-                  "a lone byte becomes U+FFFD: %s", e.text);
+            check(ok && n == 4 && m == 4 && !memcmp(ids, same, 4 * sizeof *ids), "a lone byte: U+FFFD: %s", e.text);
             check(ok && gives_back(t, "\xF4\x8F\xBF\xBF\n", 5), "without bytes that UTF-8 never has");
             if (ok) { free(ids); free(same); }
         }
@@ -701,9 +688,8 @@ static void test_tokenizer_refused(void) {
         { "a fractional id", ",\"th\":256.0", "[\"t h\"]", "", NULL, "gap" },
         { "a key twice", ",\"th\":256,\"th\":257", "[\"t h\"]", "", NULL, "twice" },
         { "dropout", ",\"th\":256", "[\"t h\"]", "\"dropout\":0.1,", NULL, "dropout" },
-        { "end_of_word_suffix", ",\"th\":256", "[\"t h\"]", "\"end_of_word_suffix\":\"</w>\",", NULL,
-          "end_of_word_suffix" },
-        { "continuing_subword_prefix", ",\"th\":256", "[\"t h\"]", "\"continuing_subword_prefix\":\"##\",", NULL,
+        { "word suffix", ",\"th\":256", "[\"t h\"]", "\"end_of_word_suffix\":\"</w>\",", NULL, "end_of_word_suffix" },
+        { "subword prefix", ",\"th\":256", "[\"t h\"]", "\"continuing_subword_prefix\":\"##\",", NULL,
           "continuing_subword_prefix" },
         { "another normalizer", "", "[]", "", "\"normalizer\":{\"type\":\"Lowercase\"}," PRE DECODER, "Lowercase" },
         { "another pre-tokenizer", "", "[]", "", "\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"}"
@@ -756,8 +742,7 @@ static void test_tokenizer_order(void) {
         { "the lowest rank first", "abcd", 2, { 'a', 258 } },
         { "a stale candidate is dropped", "xabcdx", 4, { 'x', 'a', 258, 'x' } },
         { "the leftmost of equals first", "ababab", 3, { 257, 257, 257 } },
-        { "overlapping equals", "eee", 2, { 260, 'e' } },
-        { "ranks, not ids, decide", "abc", 1, { 259 } },
+        { "overlapping equals", "eee", 2, { 260, 'e' } }, { "ranks, not ids, decide", "abc", 1, { 259 } },
     };
     char *text = tokenizer_text(",\"bc\":256,\"ab\":257,\"bcd\":258,\"abc\":259,\"ee\":260",
                                 "[\"b c\",\"a b\",\"bc d\",\"a bc\",\"e e\"]", "", NULL);

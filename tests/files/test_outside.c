@@ -107,7 +107,6 @@ static Tokenizer *with_added(const char *added, Error *e) {
     free(text), tokenizer_free(bytes);
     return t;
 }
-
 /* Of added tokens that begin alike the longest is taken, and the time does not grow with their
  * number: of 30,000, or of 120 that are each other's beginnings. */
 static void test_added_tokens(void) {

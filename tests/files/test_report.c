@@ -198,8 +198,7 @@ static void test_heat(void) {
     Json *json = data_of_text(&log);
     const JsonValue *loads = json_get(json_root(json), "loads"), *router = json_first(json_get(loads, "routers"));
     const int columns = values_of(json_get(loads, "steps"), steps, 300);
-    check(columns >= 128 && columns <= 256 && steps[columns - 1] == EVENTS, "report: %d loads, %d columns",
-          EVENTS, columns);
+    check(columns >= 128 && columns <= 256 && steps[columns - 1] == EVENTS, "%d loads, %d columns", EVENTS, columns);
     int even = columns > 0;
     for (int i = 0; i < columns - 1; i++) even &= steps[i] == (i + 1) * steps[0];
     check(even, "report: a column is named by its last step");
@@ -227,8 +226,7 @@ static void add_part(Text *log, int from, int to, double loss) {
         if (s % 5) continue;
         text_add(log, "{\"event\":\"val\",\"step\":%d,\"loss\":%.3f}\n", s, loss);
         text_add(log, "{\"event\":\"sample\",\"step\":%d,\"text\":\"%g\"}\n", s, loss);
-        text_add(log, "{\"event\":\"load\",\"step\":%d,\"routers\":[{\"name\":\"r\",\"load\":[1,%d]}]}\n",
-                 s, (int)loss);
+        text_add(log, "{\"event\":\"load\",\"step\":%d,\"routers\":[{\"name\":\"r\",\"load\":[1,%.0f]}]}\n", s, loss);
     }
 }
 static int same_page(const Text *a, const Text *b) {
@@ -389,8 +387,7 @@ static void test_bounds(void) {
     for (const JsonValue *v = json_first(list); v; v = v->next, s += s == 8 ? 69 : 1)
         good &= number_of(v, "step") == s && json_get(v, "text")->length <= 4003;
     check(good, "report: the first 8 and the last 24 samples in order, cut");
-    check(routers && routers->length == 128 && number_of(json_get(d, "loads"), "hidden") == 72,
-          "the first 128 routers");
+    check(routers && routers->length == 128 && number_of(json_get(d, "loads"), "hidden") == 72, "128 routers");
     check(options && options->length == 512 && json_get(options, "option 511"), "report: the first 512 options");
     json_free(json), free(page), free(log.at);
 }

@@ -16,11 +16,9 @@ static void schedules(void) {
         { COSINE, 0, 1/21. }, { COSINE, 19, 20/21. }, { COSINE, 20, 1 }, { COSINE, 60, 0.55 },
         { COSINE, 100, 0.1 }, { COSINE, 1000, 0.1 },
         { COSINE, 40, 0.1 + 0.9 * (0.5 + 0.35355339059327379) },          /* a quarter: cos(pi/4) = sqrt(1/2) */
-        { LINEAR, 10, 11/21. }, { LINEAR, 20, 1 }, { LINEAR, 60, 0.55 }, { LINEAR, 80, 0.325 },
-        { LINEAR, 100, 0.1 },
+        { LINEAR, 10, 11/21. }, { LINEAR, 20, 1 }, { LINEAR, 60, 0.55 }, { LINEAR, 80, 0.325 }, { LINEAR, 100, 0.1 },
         { CONSTANT, 0, 1/21. }, { CONSTANT, 20, 1 }, { CONSTANT, 99, 1 }, { CONSTANT, 1000, 1 },
-        { WSD, 5, 6/21. }, { WSD, 20, 1 }, { WSD, 83, 1 }, { WSD, 84, 1 }, { WSD, 92, 0.55 },
-        { WSD, 100, 0.1 },
+        { WSD, 5, 6/21. }, { WSD, 20, 1 }, { WSD, 83, 1 }, { WSD, 84, 1 }, { WSD, 92, 0.55 }, { WSD, 100, 0.1 },
     };
     for (size_t i = 0; i < COUNT(points); i++)
         check_error(fabs(schedule_rate(points[i].kind, points[i].step, 100, 20, 0.1) - points[i].rate), 1e-12,
@@ -54,7 +52,6 @@ static int draw(Draw s, const double *logits, int count, uint64_t position) {
     dev->sample(&token, (const floatX *)logits, &s.key, &before, sampler, 1, count, count);
     return token;
 }
-
 /* The tokens order[0..n-1] must be drawn in proportion to p, and no others: counts of 20000 draws,
  * and their largest distance from the expectation in standard deviations (plus one draw). */
 static void proportions(const char *what, Draw s, const double *z, const double *p, const int *by, int count, int n) {
@@ -71,7 +68,6 @@ static void proportions(const char *what, Draw s, const double *z, const double 
     }
     check_error(worst, 5, "%s, %d of %d, in standard deviations", what, n, count);
 }
-
 static void sampling(void) {
     enum { V = 12 };
     double logits[V], p[V], sum = 0, most = 0;
@@ -219,8 +215,7 @@ static void settings_files(Options o, Small *s) {
         char text[128];
         const size_t n = (size_t)snprintf(text, sizeof text, "%s", files[i].text);
         const int ok = options_read(o, text, n, &e);
-        check(ok == !*files[i].says && (ok || strstr(e.text, files[i].says)), "settings \"%s\": %s",
-              files[i].text, e.text);
+        check(ok == !*files[i].says && (ok || strstr(e.text, files[i].says)), "\"%s\": %s", files[i].text, e.text);
         check(s->count == before.count && s->rate == before.rate, "the command line counts more than the file");
         if (i == 0) check(!strcmp(s->kind, "wsd"), "the file is read, to the end of the value: \"%s\"", s->kind);
         *s = before;
@@ -305,16 +300,13 @@ static void options(void) {
 static void defaults(void) {
     static const struct { const char *arguments; int gpu; int64_t tokens; const char *model; Updates optimizer;
                           float lr; int batch; } cases[] = {
-        { "",                   0, 1000000,   "m4:z1", MUON, 6e-3f, 24 },
-        { "",                   0, 100000000, "m4:z1", MUON, 4e-3f, 32 },
-        { "",                   1, 1000000,   "m6:z1", MUON, 4e-3f, 64 },
-        { "",                   1, 100000000, "m6:c512e128k6f256", MUON, 4e-3f, 64 },
+        { "", 0, 1000000, "m4:z1", MUON, 6e-3f, 24 }, { "", 0, 100000000, "m4:z1", MUON, 4e-3f, 32 },
+        { "", 1, 1000000, "m6:z1", MUON, 4e-3f, 64 }, { "", 1, 100000000, "m6:c512e128k6f256", MUON, 4e-3f, 64 },
         { "-wo adamw -e d12",   1, 100000000, "d12", ADAMW, 6e-4f, 64 },
         { "-wo adamw -b 3",     0, 1000000,   "m4:z1", ADAMW, 1e-3f, 3 },
         { "-wo adamw",          1, 1000000,   "m6:z1", ADAMW, 2e-3f, 64 },
         { "-l 1e-4 -wo muon",   1, 100000000, "m6:c512e128k6f256", MUON, 1e-4f, 64 },
-        { "-e tests",           0, 1000000,   "tests", ADAMW, 1e-3f, 24 },
-        { "-e tests",           1, 100000000, "tests", ADAMW, 6e-4f, 64 },
+        { "-e tests", 0, 1000000, "tests", ADAMW, 1e-3f, 24 }, { "-e tests", 1, 100000000, "tests", ADAMW, 6e-4f, 64 },
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         char *argv[16];

@@ -4,15 +4,11 @@
 
 #define HOST "Host: localhost:8080\r\n"
 static const struct { const char *what; int status; const char *text; } heads[] = {
-    { "a request", 200, "GET /a?b=c HTTP/1.1\r\n" HOST "\r\n" },
-    { "HTTP/1.0", 200, "GET / HTTP/1.0\r\n" HOST "\r\n" },
+    { "a request", 200, "GET /a?b=c HTTP/1.1\r\n" HOST "\r\n" }, { "HTTP/1.0", 200, "GET / HTTP/1.0\r\n" HOST "\r\n" },
     { "an empty value", 200, "GET / HTTP/1.1\r\n" HOST "Origin:\r\n\r\n" },
-    { "no end yet", 0, "GET / HTTP/1.1\r\n" HOST },
-    { "nothing yet", 0, "" },
-    { "no host", 400, "GET / HTTP/1.1\r\n\r\n" },
-    { "two hosts", 400, "GET / HTTP/1.1\r\n" HOST HOST "\r\n" },
-    { "no line at all", 400, "\r\n" HOST "\r\n" },
-    { "no path", 400, "GET HTTP/1.1\r\n" HOST "\r\n" },
+    { "no end yet", 0, "GET / HTTP/1.1\r\n" HOST }, { "nothing yet", 0, "" },
+    { "no host", 400, "GET / HTTP/1.1\r\n\r\n" }, { "two hosts", 400, "GET / HTTP/1.1\r\n" HOST HOST "\r\n" },
+    { "no line at all", 400, "\r\n" HOST "\r\n" }, { "no path", 400, "GET HTTP/1.1\r\n" HOST "\r\n" },
     { "a target that is no path", 400, "GET http://a/ HTTP/1.1\r\n" HOST "\r\n" },
     { "two spaces", 400, "GET /  HTTP/1.1\r\n" HOST "\r\n" },
     { "a method with a sign", 400, "G(T / HTTP/1.1\r\n" HOST "\r\n" },
@@ -92,7 +88,6 @@ static void test_answer(void) {
     check(!strcmp(t.at, "11\r\n0123456789abcdefg\r\n0\r\n\r\n"), "http: chunks");
     free(t.at);
 }
-
 void test_web(void) {
     PART(test_heads()); PART(test_limits()); PART(test_answer());
 }

@@ -35,7 +35,6 @@ static void read_all(const Data *d) {
             free(tokens);
         }
 }
-
 void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };
     const int right = fuzz_choice(&rest, 4) != 0;

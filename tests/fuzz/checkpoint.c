@@ -119,7 +119,6 @@ static void check_state(void) {
     for (int i = 0; i < (int)router_offset(&m, m.routers); i++) fuzz_check(isfinite(((const float *)m.bias)[i]));
     fuzz_check(o.updates >= 0);
 }
-
 void fuzz_one(const uint8_t *data, size_t size) {
     static const char *const names[] = { "state/step-00000001/model.safetensors",
                                          "state/step-00000001/optimizer.safetensors" };

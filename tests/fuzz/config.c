@@ -32,7 +32,6 @@ static void use(const Config *c) {
     fuzz_check(config_check(c, &e) && isfinite(config_flops(c, 16)) && family_name(config_family(c)));
     fuzz_check(c->layers >= 1 && c->layers <= 10000);
 }
-
 void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };
     Config c;

@@ -38,7 +38,6 @@ static void check_held_out(const Source *s) {
     fuzz_check(bytes == all);
     free(train.at), free(held_out.at);
 }
-
 void fuzz_one(const uint8_t *data, size_t size) {
     Source s = { 0 };
     Error e = { 0 };

@@ -38,7 +38,6 @@ static int has_added(const Tokenizer *t, const int *ids, size_t n) {
     for (size_t i = 0; i < n; i++) for (int k = 0; k < t->added_count; k++) if (t->added[k].id == ids[i]) return 1;
     return 0;
 }
-
 void fuzz_one(const uint8_t *data, size_t size) {
     Part text = { (const char *)data, size };
     const Tokenizer *t = tokenizer[fuzz_choice(&text, TOKENIZERS)];

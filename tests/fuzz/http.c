@@ -9,7 +9,6 @@ static void check_part(HttpText t, const char *text, const HttpRequest *r) {
     fuzz_check(t.at >= text && t.at + t.bytes <= text + r->head);
     for (size_t i = 0; i < t.bytes; i++) fuzz_check((unsigned char)t.at[i] >= 0x20 || t.at[i] == '\t');
 }
-
 void fuzz_one(const uint8_t *data, size_t size) {
     char *text = mem_alloc(size + 1);                   /* as long as the input, so that a byte too far is found */
     memcpy(text, data, size);

@@ -53,7 +53,6 @@ static void check_shown(const char *text, size_t bytes) {
     }
     free(shown);
 }
-
 void fuzz_one(const uint8_t *data, size_t size) {
     Error e = { 0 };
     int strings = 0;

@@ -41,7 +41,6 @@ static void check_growing(Part json, const char *page, size_t bytes) {
     fuzz_check(length == bytes && !memcmp(grown, page, bytes));
     free(grown);
 }
-
 void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };
     const int step = (int)fuzz_choice(&rest, 200) - 20;

@@ -25,7 +25,6 @@ static void check_all(const Questions *q, int vocab) {
         }
     }
 }
-
 void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };
     const unsigned kind = fuzz_choice(&rest, TOKENIZERS + 1);

@@ -61,8 +61,7 @@ static void introduce(Part rest) {
         Error e = { 0 };
         fuzz_check(strlen(i.settings) <= i.hello.settings);
         const int ok = hello_check(&mine, settings, &i.hello, i.greeting.process, i.settings, &e);
-        fuzz_check(ok == !*e.text
-                   && (!ok || (i.greeting.process >= 1 && i.greeting.process < 4 && i.hello.ranks >= 1)));
+        fuzz_check(ok == !*e.text && (!ok || (i.greeting.process && i.greeting.process < 4 && i.hello.ranks >= 1)));
         check_line(e.text, sizeof e.text);
     }
     free(i.settings);
@@ -83,7 +82,6 @@ static void list(Part rest) {
     fuzz_check(ok ? ranks <= MOST_RANKS && at[me].pid == 7 : *e.text != 0);
     free(at);
 }
-
 void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };
     char reason[MOST_REASON + 1];

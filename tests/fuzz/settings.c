@@ -75,7 +75,6 @@ static void check_file(const Settings *s) {
     if (once.length < 4000 && !strstr(once.at, "cannot be written")) fuzz_check(!strcmp(once.at, twice.at));
     free(once.at), free(twice.at);
 }
-
 void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };
     const unsigned form = fuzz_choice(&rest, 4);

@@ -21,7 +21,6 @@ static void encode(const Tokenizer *t, const char *text, size_t bytes) {
         fuzz_check((tokenizer_width(t) == 2 ? ((uint16_t *)wide)[i] : (int)((uint32_t *)wide)[i]) == ids[i]);
     free(wide), free(ids);
 }
-
 void fuzz_one(const uint8_t *data, size_t size) {
     static const char sample[] = "The 12 experts' routers\tdidn't  <s>agree</s>:\n\n caf\xC3\xA9 e\xCC\x81 "
         "\xE2\x96\x81\xF0\x9F\x98\x80 \xFF\x00<|x|>  ";

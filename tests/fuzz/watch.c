@@ -14,7 +14,6 @@ static void check_message(const Message *m, int ranks) {
     one_line(why, sizeof why, m->data, m->kind == MESSAGE_LOST ? m->bytes : 0);
     fuzz_check(strlen(why) <= m->bytes);
 }
-
 /* As receive_messages in llmc/ranks/watch.c. */
 void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };

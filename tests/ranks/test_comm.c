@@ -95,7 +95,6 @@ static double value(int rank, size_t i) {
     const uint64_t x = ((uint64_t)rank + 1) * 0x9E3779B97F4A7C15u * (2 * i + 1);
     return (double)((int64_t)(x ^ x >> 31) >> (11 + i % 29)) * 0x1p-40;
 }
-
 /* The sum of value(r, i) over r, added in the order of the ranks in the device's `real`. */
 static double expected_sum(const Device *dev, int size, size_t i) {
     double wide = dev->real_size == 8 ? value(0, i) : (float)value(0, i);
@@ -302,8 +301,7 @@ static void every_gpu(const Device *dev) {
     const int gpus = dev->count() < 8 ? dev->count() : 8;
     for (int ranks = 1; ranks <= gpus; ranks++) {
         const Means means = { dev, ranks == 1 ? nccl_connect : dev->connect, 1 };
-        check(!run_process(group_options(0, 1, ranks, 0), operations, &means), "%s: every operation, %d GPUs",
-              dev->name, ranks);
+        check(!run_process(group_options(0, 1, ranks, 0), operations, &means), "%s: all, %d GPUs", dev->name, ranks);
     }
     if (gpus < 2) skip("%s: several GPUs, there is only %d", dev->name, gpus);
 }
@@ -372,7 +370,6 @@ static int exchange_trouble(Group *p, const void *argument) {
     group_barrier(p);
     return 0;
 }
-
 static _Noreturn void troubled_process(const Trouble *t, int process, int port, int output) {
     GroupOptions o = group_options(process, t->processes - (t->fate == TWICE), t->ranks ? t->ranks : 1, port);
     const int in_trouble = process == t->which, fails = t->fate == ABSENT || t->fate == FAR_TOO_LATE || t->job;
@@ -440,7 +437,6 @@ static int listener(int port) {
     if (bind(fd, (struct sockaddr *)&a, sizeof a) || listen(fd, 8)) return -1;
     return fd;
 }
-
 /* Without forking: errors that a single process reports. */
 static void alone(void) {
     const int port = free_port(), fd = listener(port);
@@ -457,7 +453,6 @@ static void alone(void) {
     strcpy(o.launch.address, "no-such-host.invalid");
     check(!group_join(&o, &e) && strstr(e.text, "cannot be resolved"), "no such name: %s", e.text);
 }
-
 void test_comm(void) {
     const Device *dev;
     Scene slow;

@@ -22,7 +22,6 @@ static int is_hex(const unsigned char *bytes, size_t n, const char *hex) {
     for (size_t i = 0; i < n; i++) snprintf(text + 2 * i, 3, "%02x", bytes[i]);
     return !strcmp(text, hex);
 }
-
 /* FIPS 180-4's examples (FIPS 180-2, appendix B), the empty text and NIST's million of `a`. */
 static void hash_vectors(void) {
     static const struct { const char *text; int times; const char *digest; } vectors[] = {
@@ -322,8 +321,7 @@ static void addresses(void) {
         port = free_port();
         n = net_listen(cases[i].address, port, 0, fd, &e);
         const int reached = reachable(to, 3, port);
-        check(n == 1 && reached == cases[i].reached, "listening on %s: %d, not %d", cases[i].address, reached,
-              cases[i].reached);
+        check(n == 1 && reached == cases[i].reached, "on %s: %d, not %d", cases[i].address, reached, cases[i].reached);
         while (n) close(fd[--n]);
     }
     n = net_listen("localhost", port, 0, fd, &e);
@@ -342,7 +340,6 @@ static void addresses(void) {
 
 static const char *given;                                   /* MOE_SECRET */
 static const char *get(const char *name) { return strcmp(name, "MOE_SECRET") ? NULL : given; }
-
 static void secret_of_environment(void) {
     static const struct { const char *given; const char *address; int locals, code; const char *expected; } cases[] = {
         { "0123456789abcdef",  "node1",     0, 0,          "0123456789abcdef" },

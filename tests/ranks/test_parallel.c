@@ -290,7 +290,6 @@ static void two_nodes(const Team *one, int shards, int level, double bound) {
     check(same_kept(&late, &both, KEPT), "%s: the same bits, however late what nodes exchange arrives", levels[level]);
     team_free(&both), team_free(&late);
 }
-
 /* Loss curves on 1, 2, 3 and 4 ranks. In bf16, another order of sums may choose another expert. */
 static void any_number_of_ranks(void) {
     static const struct { const char *device, *model; int micro_batches,
@@ -446,7 +445,6 @@ static void shards(void) {
           "each of 4 ranks has a quarter of the state: %zu of %zu bytes", t[1].state_bytes, t[0].state_bytes);
     team_free(&t[0]), team_free(&t[1]);
 }
-
 /* Saved on 4, 1 and 3 ranks, resumed on 1, 3 and 2: the state is the same bit for bit, and the
  * losses are those of a run that was not interrupted. */
 static void resumed_elsewhere(const char *device, double bound, float momentum) {
@@ -676,7 +674,6 @@ static void skipped_together(float momentum) {
         team_free(&good), team_free(&bad);
     }
 }
-
 void test_parallel(void) {
     PART(any_number_of_ranks()); PART(same_bits()); PART(same_bits_in_8_bits()); PART(full_matrices());
     PART(shards()); PART(resumed_elsewhere("cpu-f32", 1e-5, 0)); PART(resumed_elsewhere("cpu-bf16", 2e-2, 0));

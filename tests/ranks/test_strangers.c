@@ -63,7 +63,6 @@ static Greeting greeting_of(int watch, int process) {
     memset(g.nonce, 'n', sizeof g.nonce);
     return g;
 }
-
 /* One connection of a stranger. *learned counts what process 0 sent besides a nonce and zeros. */
 static int play(Trick trick, int port, int *learned) {
     static char much[1 << 20];
@@ -211,7 +210,6 @@ static int count_open(const int *fd, int count) {
 }
 
 static void serve(Introductions *s, int *admitted) { introductions_step(s, take, admitted); pause_for(0.01); }
-
 /* One that knows the secret; then 200 that say nothing: it is served, they have two seconds. */
 static void crowd(void) {
     enum { SILENT_ONES = 200 };
@@ -270,8 +268,7 @@ static const struct { const char *name; Fault fault; const char *expected; } fau
       "two processes have the number 1: one on host x, pid 5, the other on host x, pid 6" },
     { "ends before all have connected",       ENDS_EARLY,          "ended before all processes had connected" },
     { "a phase without an end", PHASE_WITHOUT_END, "has been in 'ppppppppppppppppppppppppppppppppppppppp' for" },
-    { "a watch connection that drips",        DRIPS_LATER,         "is silent" },
-    { "a process that stops",                 STOPS,               "is silent" },
+    { "a watch connection that drips", DRIPS_LATER, "is silent" }, { "a process that stops", STOPS, "is silent" },
     { "escape sequences",                     ESCAPES,             "?[2J?]0;x?" },
     { "a message of 4 GB",                    LONG_MESSAGE,        "sent something that this program does not send" },
     { "a goodbye before the end",             ONLY_GOODBYE,        "is silent" },
@@ -337,7 +334,6 @@ static pid_t send_member(Fault fault, int port) {
     } else misbehave(watch, fault);
     _exit(0);
 }
-
 static void misbehaving(void) {
     static const Work once = { 1, 0 }, limited = { 3, 0.3 };
     for (int from = 0; from < FAULTS; from += 8) {
@@ -369,8 +365,7 @@ static void misbehaving(void) {
 typedef enum { GARBAGE, ZEROS, CLOSES, FIRST, NOT_ME, SHORT_LIST, LONG_LIST, REASON, LONG_WHY, NO_ADMISSION } Falsehood;
 static const struct { const char *name; Falsehood kind; const char *expected; } falsehoods[] = {
     { "a proof of random bytes",      GARBAGE,      "does not know this run's secret" },
-    { "a proof of zeros",             ZEROS,        "has another secret" },
-    { "no proof",                     CLOSES,       "closed the connection" },
+    { "a proof of zeros", ZEROS, "has another secret" }, { "no proof", CLOSES, "closed the connection" },
     { "first = 5,000,000",            FIRST,        "impossible list of processes" },
     { "another process of our number", NOT_ME,      "takes another process" },
     { "a list of one process",        SHORT_LIST,   "ended while it started the run" },
@@ -469,7 +464,6 @@ static void runs_at(const char *address) {
         check(code == 0, "a run at %s: process %d ends with code %d: %s", address, p, code, text);
     }
 }
-
 void test_strangers(void) {
     char host[256] = "";
     int fd[NET_LISTENERS], n;

@@ -107,7 +107,6 @@ _Noreturn void fuzz_fault(const char *file, int line, const char *what) {
     fprintf(stderr, "fuzz: %s:%d: this does not hold: %s\n", file, line, what);
     abort();
 }
-
 static void check_message(const char *format, va_list args) {
     char text[4096];
     if (vsnprintf(text, sizeof text, format, args) < 0) fuzz_fault(__FILE__, __LINE__, format);
