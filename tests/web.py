@@ -1,6 +1,7 @@
 """web.py: tests of infer_moe -m web; see web.sh. Standard library only."""
 import argparse
 import base64
+import contextlib
 import hashlib
 import json
 import os
@@ -50,10 +51,8 @@ class Server:
     def send(self, data):
         """The status of the answer and what follows its head."""
         with self.connect() as s:
-            try:
+            with contextlib.suppress(OSError):          # refused before all was sent
                 s.sendall(data)
-            except OSError:
-                pass                                    # refused before all was sent
             return split(receive(s))
 
     def ask(self, path="/", method="GET", body=None, **fields):
@@ -83,11 +82,9 @@ def request(path, method, body, port, **fields):
 
 def receive(s):
     data = b""
-    try:
+    with contextlib.suppress(OSError):
         while part := s.recv(65536):
             data += part
-    except OSError:
-        pass
     return data
 
 
