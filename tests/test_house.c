@@ -11,9 +11,6 @@
 #include <dirent.h>
 #include <fnmatch.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* The first row that a file matches lists what it may include. A name that ends in / stands for the
  * folder; others are patterns, in which * matches no /. Callers stand above what they call. */

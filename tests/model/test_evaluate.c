@@ -2,13 +2,9 @@
  * (reference/make_questions.py), and files that are wrong. Part of the group reference. */
 #include "llmc/model/plan.h"
 #include "tests/test.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/files/hf.h"
 #include "llmc/run/evaluate.h"
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define FOLDER "tests/reference/questions"
 static const volatile sig_atomic_t never = 0, at_once = 1;

@@ -7,8 +7,6 @@
 #include "llmc/model/pass.h"
 #include "llmc/model/recompute.h"
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 static Config config_of(const char *descriptor, int fp8) {
     Config c = trainee_config(descriptor, 29, 64);

@@ -8,9 +8,6 @@
 #include "llmc/model/check.h"
 #include "llmc/model/recompute.h"
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -14,9 +14,6 @@
 #include "llmc/model/recompute.h"
 #include "llmc/base/random.h"
 #include "llmc/files/config_json.h"
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 static Config config_of(const char *descriptor, int scores, int activation, int tied) {
     Config c = trainee_config(descriptor, 29, 16);

@@ -6,8 +6,6 @@
 #include "llmc/model/plan.h"
 #include "llmc/model/recompute.h"
 #include <limits.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* Every kind of sub-layer: mixtures and plain ones of attention and of MLPs, shared experts with
  * and without a gate, norms of queries and keys, values by token, a window, one block for all

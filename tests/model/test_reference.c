@@ -11,9 +11,6 @@
 #include "llmc/model/pass.h"
 #include "llmc/model/plan.h"
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* The whole of one tensor of expected.safetensors. */
 static double *read_all(Safetensors *s, const char *name, size_t *count) {

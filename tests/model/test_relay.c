@@ -7,8 +7,6 @@
 #include "llmc/model/pass.h"
 #include "llmc/model/plan.h"
 #include "llmc/model/relay.h"
-#include <stdlib.h>
-#include <string.h>
 
 enum { T = 12, B = 2, READ = 5, V = 29, SEED = 7 };
 

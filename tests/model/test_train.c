@@ -3,13 +3,8 @@
 #include "trainee.h"
 #include "tests/test.h"
 #include "llmc/base/omp.h"
-#include "llmc/base/text.h"
-#include "llmc/model/gradients.h"
 #include "llmc/model/ranges.h"
-#include "llmc/model/replay.h"
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- training: what must not change a gradient ----------------------------------------------- */
 

@@ -1,9 +1,6 @@
 /* cases.c: see cases.h. The tools, a constructor for each operation as in kernels.h, the list. */
 #include "cases.h"
 #include "llmc/base/random.h"
-#include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -769,8 +766,7 @@ static Case *fp8_columns(const Shape *s, int C, Rows rows) {
     out(c, REAL, "scale", times(blocks, C / FP8_BLOCK), 0, 0);
     coded(c, "inp", "inp scale", rows_in(c, rows) * (size_t)C, rows_in(c, rows) * (size_t)C / FP8_BLOCK, 0x1p-20, 16);
     for (size_t i = 2 * FP8_BLOCK; i < 3 * FP8_BLOCK && c->buffer[2].given >= 3 * FP8_BLOCK; i++) {
-        /* one is not finite */
-        c->buffer[2].value[i] = 0x7f, c->buffer[3].value[2] = NAN;
+        c->buffer[2].value[i] = 0x7f, c->buffer[3].value[2] = NAN;          /* one is not finite */
     }
     return routed(c);
 }

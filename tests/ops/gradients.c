@@ -8,9 +8,6 @@
  * expert. */
 #include "ops.h"
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { FAMILY = 3 };                    /* a backward and its forwards, in the order in which they run */
 static Case *family(Case *c, int i) { return i ? c->forward[i - 1] : c; }

@@ -2,9 +2,6 @@
  * as naively as possible; and how far a result may be from it. Devices are not called here. */
 #include "ops.h"
 #include "llmc/base/random.h"
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- the definitions, in the order of kernels.h ---------------------------------------------- */
 

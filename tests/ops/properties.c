@@ -2,11 +2,8 @@
  * without bias. AdamW: shards that add up to the whole. route_round: whole tiles, the best tokens
  * kept, weights that still sum to one, whatever the router says. */
 #include "ops.h"
-#include "llmc/model/model.h"
 #include "llmc/model/routers.h"
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- AdamW ----------------------------------------------------------------------------------- */
 

@@ -6,8 +6,6 @@
 #include "ops.h"
 #include "llmc/files/safetensors.h"
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 static Safetensors *reference;
 static double *recorded(const char *prefix, const char *name, size_t n) {

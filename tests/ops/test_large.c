@@ -14,8 +14,6 @@
 #include "llmc/model/decode.h"
 #include "llmc/model/plan.h"
 #include "llmc/base/random.h"
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- soak ------------------------------------------------------------------------------------ */
 

@@ -20,8 +20,6 @@
 #include "kernels/ladder/ladder.h"
 #include "llmc/base/omp.h"
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* B T C V E K F G Q D. Most sizes are multiples of nothing. `one` is larger than any tile or block
  * of a product in every direction. */
