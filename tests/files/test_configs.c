@@ -80,7 +80,8 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "qwen2_moe", "\"moe_intermediate_size\": 8",                  "shared_expert_intermediate_size" },
     { "qwen3", KV4 "\"use_sliding_window\": true, \"sliding_window\": 8, "
                  "\"layer_types\": [\"full_attention\", \"chunked_attention\"]", "chunked_attention" },
-    { "qwen3", KV4 "\"sliding_window\": 8, \"layer_types\": [\"full_attention\", \"sliding_attention\"]", "no \"sl" },
+    { "qwen3", KV4 "\"sliding_window\": 8, \"layer_types\": [\"full_attention\", \"sliding_attention\"]",
+      "no \"sliding_window\"" },
     { "qwen3", KV4 "\"use_sliding_window\": true, \"layer_types\": [\"full_attention\"]", "of layer 1" },
     { "mixtral", KV4 "\"sliding_window\": -1", "sliding_window" },
     { "mixtral", KV4 "\"sliding_window\": 3.5", "sliding_window" },
