@@ -54,7 +54,7 @@ enum {      /* L layers; C channels: a token is a vector of C numbers; E experts
     MOST_E = E > A ? E : A, MOST_K = K > X ? K : X, WIDEST = F > KEYS ? F : KEYS,
     S = N*MOST_K                                    /* slots: see router */
 };
-_Static_assert(C % HEADS == 0 && HEADS % X == 0 && D % 2 == 0 && T > 1, "these SIZES do not fit");
+_Static_assert(C % HEADS == 0 && HEADS % X == 0 && D % 2 == 0 && T > 8, "these SIZES do not fit");
 static const float EPSILON = 1e-6f, BALANCE = 0.01f, Z = 0.001f;    /* of norms; of router losses */
 
 /* ---- parameters. Gradients, and Adam's two moments, are the same struct again ---------------- */
