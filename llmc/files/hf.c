@@ -329,7 +329,8 @@ static int write_file(const char *folder, const char *name, const char *text, si
 /* Files of the tokenizer, and, last, generation_config.json. */
 static const char *const companions[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json", "generation_config.json",
+    "merges.txt", "vocab.txt",
+    "tokenizer.model", "chat_template.jinja", "chat_template.json", "generation_config.json",
 };
 enum { COMPANIONS = sizeof companions / sizeof *companions };
 struct HfOrigin {
@@ -517,6 +518,23 @@ static int write_piece(const Writing *w, const Piece *p, uint64_t at, Error *e) 
     }
     return ok;
 }
+static int write_biases(const Writing *w, uint64_t at, Error *e) {
+    const Model *m = w->shard->model;
+    const size_t Re = m->dev->real_size;
+    if (!w->shard->leads || !bias_count(m)) return 1;
+    char *buffer = mem_alloc(router_offset(m, m->routers) * Re);
+    const char *all = save_shard_bias(w->shard, buffer);
+    int ok = safetensors_seek(w->to, at, e);
+    for (int r = 0; r < bias_count(m) && ok; r++) {
+        const char *bias = all + router_offset(m, r) * Re;
+        const size_t E = (size_t)router_width(m, r);
+        if (first_not_finite(load_dtype(m->dev, REAL), bias, E) < E)
+            ok = error_set(e, "a router's bias is not finite: not saved");
+        ok = ok && safetensors_append(w->to, bias, E * Re, e);
+    }
+    free(buffer);
+    return ok;
+}
 int hf_write_weights(const SaveShard *s, const char *path, int64_t step, FilePart **parts, size_t *count, Error *e) {
     const Model *m = s->model;
     WeightsFile f = weights_file(m);
@@ -532,7 +550,7 @@ int hf_write_weights(const SaveShard *s, const char *path, int64_t step, FilePar
     uint64_t at = 0;
     for (size_t k = 0; k < f.learned && ok; at += f.pieces[k++].count * m->dev->floatX_size)
         ok = write_piece(&w, &f.pieces[k], at, e);
-    ok = ok && (!bias_count(m) || save_shard_write_bias(s, w.to, at, e));
+    ok = ok && write_biases(&w, at, e);
     if (ok) ok = safetensors_leave(w.to, parts, count, e);
     else if (w.to) safetensors_abandon(w.to);
     free_each(w.buffer, f.pieces, f.tensors);

@@ -65,6 +65,17 @@ static int write_part(SafetensorsWriter *w, const SaveShard *s, int kind, int te
     }
     return ok;
 }
+static int write_bias(SafetensorsWriter *w, const SaveShard *s, size_t n, uint64_t at, Error *e) {
+    const Device *dev = s->model->dev;
+    if (!n || !s->leads) return 1;
+    void *buffer = mem_alloc(n * dev->real_size);
+    const void *bias = save_shard_bias(s, buffer);
+    const int ok = first_not_finite(load_dtype(dev, REAL), bias, n) < n
+        ? error_set(e, "the routers' biases are not finite: not saved")
+                 : safetensors_seek(w, at, e) && safetensors_append(w, bias, n * dev->real_size, e);
+    free(buffer);
+    return ok;
+}
 int optimizer_save(const SaveShard *s, const char *path, FilePart **parts, size_t *count, Error *e) {
     const Model *m = s->model;
     StateFile f = state_file(m, s->optimizer);
@@ -78,7 +89,7 @@ int optimizer_save(const SaveShard *s, const char *path, FilePart **parts, size_
             ok = write_part(w, s, kind, i, at, buffer, e);
             at += m->manifest.at[i].count * save_shard_element(s, kind);
         }
-    ok = ok && save_shard_write_bias(s, w, at, e);
+    ok = ok && write_bias(w, s, f.bias_count, at, e);
     if (ok) ok = safetensors_leave(w, parts, count, e);
     else safetensors_abandon(w);
     free_each(buffer, f.names, f.shapes, f.entries);

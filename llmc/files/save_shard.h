@@ -43,8 +43,7 @@ void save_shard_drop(SaveShard *s);
 /* n elements of this rank's part, from the tensor's element `first` on: on the host, or in
  * buffer. */
 const void *save_shard_read(const SaveShard *s, int array, int tensor, size_t first, size_t n, void *buffer);
-/* The routers' biases, (routers, E), at byte `at` of the data: by the leading rank. */
-int    save_shard_write_bias(const SaveShard *s, SafetensorsWriter *w, uint64_t at, Error *e);
+const void *save_shard_bias(const SaveShard *s, void *buffer);  /* the routers' biases, (routers, E) */
 Dtype  save_shard_type(const SaveShard *s, int array);
 size_t save_shard_element(const SaveShard *s, int array);   /* bytes */
 int    save_shard_has(const SaveShard *s, int array, int tensor);  /* has this tensor that state? */
