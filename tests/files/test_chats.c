@@ -198,7 +198,8 @@ static void test_bad_lines(void) {
         { "chatml", "{\"messages\": [{\"content\": \"x\"}]}", "no \"role\"" },
         { "chatml", "{\"messages\": [3]}", "no object" }, { "chatml", "{\"messages\": []}", "empty" },
         { "chatml", "{\"messages\": {}}", "no list" },
-        { "chatml", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [1]}]}", "calls" },
+        { "chatml", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [1]}]}",
+          "tool_calls" },
         { "chatml", "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}", "messages" },
         { "chatml", "{\"prompt\": \"x\"}", "without \"text\" and \"messages\"" },
         { "chatml", "{\"conversations\": [{\"from\": \"alien\", \"value\": \"x\"}]}", "role \"alien\"" },
@@ -212,7 +213,8 @@ static void test_bad_lines(void) {
         Text text = { 0 };
         text_add(&text, "{\"text\": \"a\"}\n\n%s\n{\"text\": \"b\"}\n", bad[i].line);
         Data *d = open_chats(text.at, text.length, "", bad[i].chat, NULL, &t, &e);
-        check(!d && strstr(e.text, ".jsonl: line 3: ") && strstr(e.text, bad[i].says), "%s: %s", bad[i].line, e.text);
+        check(!d && strstr(e.text, "chats.jsonl: line 3: ") && strstr(e.text, bad[i].says), "%s: %s", bad[i].line,
+              e.text);
         data_close(d), free(text.at);
     }
 }

@@ -21,7 +21,8 @@ static Json *parse(const char *text, Error *e) { return json_parse(text, strlen(
 static void test_json_values(void) {
     static const char text[] = " {\"a\": [1, -2.5, 1e3, true, null, \"x\\u00e9\\ud83d\\ude00\\n\\u0000y\"],\n"
         "\"max\": 9223372036854775807, \"min\": -9223372036854775808, \"more\": 9223372036854775808, \"zero\": -0,\n"
-        "\"o\": {\"a\":1,\"b\":2,\"c\":3,\"d\":4,\"e\":5,\"f\":6,\"g\":7,\"h\":8,\"i\":9,\"\":10},\"e\":{},\"l\":[]}\n";
+        "\"o\": {\"a\":1,\"b\":2,\"c\":3,\"d\":4,\"e\":5,\"f\":6,\"g\":7,\"h\":8,\"i\":9,\"\":10}, "
+        "\"e\": {}, \"l\": []} \n";
     Error e = { 0 };
     Json *json = parse(text, &e);
     check(json != NULL, "json: a document with values of every kind parses %s", e.text);

@@ -294,7 +294,8 @@ static void test_refused(void) {
     static const struct { const char *what, *text, *words; } lines[] = {
         { "JSONL with a broken line", "{\"text\": \"a\"}\n\n{\"text\": \"b\"\n{\"text\": 1}\n",
           "bad.jsonl: line 3|ends too early|{\"text\": \"b\"" },
-        { "JSONL, no text", "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n", "bad.jsonl: line 2|without \"text\"|{\"txt\":" },
+        { "JSONL without text", "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n",
+          "bad.jsonl: line 2|without \"text\"|{\"txt\": \"b\"}" },
         { "JSONL with a number as text", "{\"text\": 17}\n", "bad.jsonl: line 1|a number as \"text\"|17" },
         { "JSONL of arrays", "{\"text\": \"a\"}\r\n[\"text\"]\r\n", "bad.jsonl: line 2|found an array" },
         { "JSONL with a raw tab", "{\"text\": \"a\tb\"}\n", "bad.jsonl: line 1|byte 11" },
