@@ -295,7 +295,6 @@ typedef struct {
     int   slot[S], token[S];                        /* sorted by expert */
     float balance;                                  /* a loss: 1 if all experts have equal loads */
 } Routes;
-
 static void choose(Routes *r, int n) {              /* the experts of token n, and their weights */
     const float *l = r->logits + n * r->E;
     int *expert = r->expert + n * r->K;
@@ -651,13 +650,14 @@ static double seconds(void) {
 }
 
 int main(int argc, char **argv) {
-    const int steps = argc > 2 ? atoi(argv[2]) : 500;
+    char *end = "";
+    const int steps = argc > 2 ? (int)strtol(argv[2], &end, 10) : 500;
     uint64_t seed = 1337;
-    FILE *file = argc > 1 ? fopen(argv[1], "rb") : NULL;
-    if (!file) return fprintf(stderr, "usage: %s FILE [STEPS]\n", argv[0]), 2;
+    FILE *file = argc == 2 || (argc == 3 && !*end && steps >= 0) ? fopen(argv[1], "rb") : NULL;
+    if (!file) return fprintf(stderr, "usage: %s FILE [STEPS], of a text to read\n", *argv), 2;
     const size_t bytes = fread(text, 1, sizeof text, file), train = bytes - (bytes + 9) / 10;
     fclose(file);
-    if (train < 2*T || bytes == sizeof text) return fputs("too short or too long\n", stderr), 3;
+    if (train < 2*T || bytes == sizeof text) return fputs("text too short or long\n", stderr), 3;
     setvbuf(stdout, NULL, _IOLBF, 0);               /* lines appear when they are complete */
     each_tensor(initialize, &seed);
     for (int step = 0; step < steps; step++) {

@@ -52,6 +52,7 @@ if build "L=2,C=32,HEADS=2,E=4,F=16,A=4,B=2,T=16" -g -O1 -fsanitize=address,unde
     "$work/smoe" "$work/short" 0 > "$work/a" 2>&1; verdict $? "nor in none"
 else echo "skip smoe  no sanitizers"; fi
 "$work/smoe" > "$work/a" 2>&1; [ $? = 2 ] && grep -q usage "$work/a"; verdict $? "without a file it says how it is used"
+"$work/smoe" "$work/short" 4x > "$work/a" 2>&1; [ $? = 2 ] && grep -q usage "$work/a"; verdict $? "steps that are no number are refused"
 "$work/smoe" "$work/probe/none" > "$work/a" 2>&1; [ $? = 2 ]; verdict $? "a missing file is refused"
 head -c 20 "$text" > "$work/tiny"; "$work/smoe" "$work/tiny" > "$work/a" 2>&1; [ $? = 3 ] && grep -q "too short" "$work/a"
 verdict $? "so is one that is too short"

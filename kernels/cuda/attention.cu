@@ -4,8 +4,8 @@
 // out = sum_j p_j v_j, and lse = log sum exp(s), from which backward has p_j = exp(s_j - lse).
 //
 // Backward, from do:  dv_j = sum_t p_tj do_t,   dp_tj = do_t . v_j,
-//     ds_tj = p_tj (dp_tj - delta_t)  with  delta_t = sum_j p_tj dp_tj = do_t . out_t  (softmax's
-//     Jacobian), dq_t = sum_j ds_tj k_j / sqrt(D),   dk_j = sum_t ds_tj q_t / sqrt(D).
+//     ds_tj = p_tj (dp_tj - delta_t)  with  delta_t = sum_j p_tj dp_tj = do_t . out_t,
+//     dq_t = sum_j ds_tj k_j / sqrt(D),   dk_j = sum_t ds_tj q_t / sqrt(D).
 //
 // The (T,T) scores never reach memory. A block keeps a tile of queries and goes through the keys
 // and values tile by tile; each row's maximum and sum are corrected when a larger score appears
