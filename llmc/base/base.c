@@ -38,8 +38,6 @@ _Noreturn void fail(int code, const char *format, ...) {
     _exit(code);
 }
 
-_Noreturn void fail_with(const Error *e, int code) { fail(e->code ? e->code : code, "%s", e->text); }
-
 void warn_hook(void (*also)(const char *text)) { hook = also; }
 void warn(const char *format, ...) {
     char text[1024];

@@ -16,7 +16,8 @@ int  error_exit(Error *e, int code, const char *format, ...) PRINTF(3, 4);   /* 
 #define error_set(e, ...) error_exit(e, 0, __VA_ARGS__)
 
 _Noreturn void fail(int code, const char *format, ...) PRINTF(2, 3); /* "error: ..." on stderr, then _exit(code) */
-_Noreturn void fail_with(const Error *e, int code);                  /* with the error's own code, if it has one */
+/* With the error's own code, if it has one. Inline: all ends are calls of fail, for tests/fuzz. */
+_Noreturn static inline void fail_with(const Error *e, int code) { fail(e->code ? e->code : code, "%s", e->text); }
 void  warn(const char *format, ...) PRINTF(1, 2);                    /* "warning: ..." on stderr, and to the hook */
 void  warn_hook(void (*also)(const char *text));                     /* receives warnings, too; NULL: none */
 
