@@ -34,8 +34,6 @@ void heads_add_backward(Model *m, int l) {
 
 /* ---- 4: norms and rotation ------------------------------------------------------------------ */
 
-static Norm norm_of(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
-
 /* All queries of a token are normed as one vector, and so are its keys. The form is OLMoE's, arXiv
  * 2409.02060. Keys are half of the rows of kv, so they are taken out and put back. */
 static void norm_all(Model *m, int l) {

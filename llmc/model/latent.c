@@ -20,7 +20,7 @@ static Sizes sizes_of(const Model *m) {
                     c->query_rank };
 }
 /* eps: in no file; of Transformers' class. */
-static Norm norm_of(const floatX *weight) { return (Norm){ weight, 1e-6f }; }
+static Norm latent_norm(const floatX *weight) { return (Norm){ weight, 1e-6f }; }
 
 /* The last R of every query, in place; +1 forward, -1 backward. */
 static void rotate_queries(Model *m, Sizes z, floatX *q, int direction) {
@@ -49,7 +49,7 @@ void latent_heads(Model *m, int l, const floatX *x) {
     /* 3. Queries. */
     if (z.query_rank) {
         dev->matmul_forward(a->q_before, x, p->query_down, N, C, z.query_rank);
-        dev->rmsnorm_forward(a->q_latent, a->q_rstd, a->q_before, norm_of(p->query_norm), N, z.query_rank);
+        dev->rmsnorm_forward(a->q_latent, a->q_rstd, a->q_before, latent_norm(p->query_norm), N, z.query_rank);
         dev->matmul_forward(a->q, a->q_latent, p->query, N, z.query_rank, z.G * z.D);
     } else dev->matmul_forward(a->q, x, p->query, N, C, z.G * z.D);
 
@@ -60,7 +60,7 @@ void latent_heads(Model *m, int l, const floatX *x) {
     /* 3, 4. Keys and values. */
     dev->matmul_forward(m->s.down, x, p->kv_down, N, C, wide);
     dev->columns_take(a->k_before, m->s.down, N, wide, 0, z.kv_rank);
-    dev->rmsnorm_forward(a->kv_latent, a->k_rstd, a->k_before, norm_of(p->key_norm), N, z.kv_rank);
+    dev->rmsnorm_forward(a->kv_latent, a->k_rstd, a->k_before, latent_norm(p->key_norm), N, z.kv_rank);
     dev->matmul_forward(m->s.parts, a->kv_latent, p->kv, N, z.kv_rank, z.G * (own + z.V));
     dev->columns_take(m->s.turning, m->s.down, N, wide, z.kv_rank, R);
     rotate_shared(m, z, +1);
@@ -71,7 +71,7 @@ void latent_heads(Model *m, int l, const floatX *x) {
 static void norm_backward(Model *m, void *dweight, const floatX *before, const floatX *weight, const real *rstd, int N,
                           int rank) {
     m->dev->zero(m->s.dlatent[1], (size_t)N * (size_t)rank * m->dev->floatX_size);
-    m->dev->rmsnorm_backward(m->s.dlatent[1], dweight, m->s.dlatent[0], before, norm_of(weight), rstd, N, rank);
+    m->dev->rmsnorm_backward(m->s.dlatent[1], dweight, m->s.dlatent[0], before, latent_norm(weight), rstd, N, rank);
 }
 
 void latent_heads_backward(Model *m, int l, const floatX *x, Sum *dx, Write how) {

@@ -36,15 +36,14 @@ static void attention_layer_decode(Model *m, int l, floatX *out, const floatX *r
     LayerActs *a = &m->acts[l];
     const int N = m->batch.N, C = c->channels, G = c->kv_heads, Q = c->query_heads, D = c->head_size;
     const int H = is_mixture(c) ? G*D : Q*G*D;              /* width of an expert's heads */
-    const float eps = (float)c->norm_eps;
     const Router router = { .weight = p->att_router, .bias = a->att.bias, .scores = c->scores,
                             .E = c->attention_experts, .K = c->attention_topk };
     const Choice choice = { a->att.expert, a->att.weight };
-    const NewHeads heads = { p->query_bias, p->kv_bias, p->value_embed, m->batch.tokens, { p->query_norm, eps },
-                             { p->key_norm, eps }, c->qk_norm == NORM_ALL };
+    const NewHeads heads = { p->query_bias, p->kv_bias, p->value_embed, m->batch.tokens, norm_of(m, p->query_norm),
+                             norm_of(m, p->key_norm), c->qk_norm == NORM_ALL };
 
     /* 1 to 3. */
-    dev->decode->in(a->q, a->kv, choice, resid, (Norm){ p->att_norm, eps }, router, p->query, p->kv, p->output,
+    dev->decode->in(a->q, a->kv, choice, resid, norm_of(m, p->att_norm), router, p->query, p->kv, p->output,
                    (size_t)C * (size_t)H, IDENTITY, N, C, H, 2*G*D);
     /* 4, 5. */
     dev->decode->attention(a->mixed, m->cache[l], a->q, a->kv, &heads, m->rope, m->batch.position, m->cache_row,
@@ -61,7 +60,7 @@ static void mlp_decode(Model *m, int l, floatX *out, const floatX *resid, const 
     const Device *dev = m->dev;
     const Config *c = &m->config;
     const int N = m->batch.N, C = c->channels, F = w.F;
-    const Norm norm = { m->lp[l].mlp_norm, (float)c->norm_eps };
+    const Norm norm = norm_of(m, m->lp[l].mlp_norm);
     dev->decode->in(m->s.act, NULL, choice, x, norm, router, w.up, NULL, w.down, (size_t)C * (size_t)F,
                    c->activation, N, C, F, 0);
     dev->decode->out(out, resid, m->s.act, choice, w.down, bias, (float)c->residual_scale, N, router.E, router.K, F, C);

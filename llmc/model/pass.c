@@ -22,7 +22,6 @@
 #include "plan.h"
 #include "route.h"
 
-static Norm norm_of(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
 static Norm final_norm(const Model *m) { return (Norm){ m->p.final_norm, (float)m->config.final_eps }; }
 
 /* Site 0: the embedding; 2l+1 and 2l+2: the sub-layers of layer l. Multipliers come with it. */

@@ -8,6 +8,9 @@
 
 static inline int is_mixture(const Config *c) { return c->attention_experts > 1; }          /* of attention heads */
 static inline HeadOrder head_order(const Config *c) { return is_mixture(c) ? HEADS_TILED : HEADS_GROUPED; }
+static inline Norm norm_of(const Model *m, const floatX *weight) {
+    return (Norm){ weight, (float)m->config.norm_eps };
+}
 static inline int pre_width(const Config *c, int F) { return IS_GATED(c->activation) ? 2 * F : F; }
 
 Sum  attention_layer_forward(Model *m, int l, const floatX *x);
