@@ -230,6 +230,52 @@ void json_free(Json *json) {
 
 const JsonValue *json_root(const Json *json) { return json->root; }
 
+/* ---- building -------------------------------------------------------------------------------- */
+
+Json *json_empty(void) { return mem_alloc(sizeof(Json)); }
+JsonValue *json_make(Json *json, JsonType type) {
+    JsonValue *v = arena(json, sizeof *v);
+    *v = (JsonValue){ .type = type };
+    return v;
+}
+JsonValue *json_make_string(Json *json, const char *text, size_t bytes) {
+    JsonValue *v = json_make(json, JSON_STRING);
+    v->is.string = text;
+    v->length = bytes;
+    return v;
+}
+JsonValue *json_copy(Json *json, const JsonValue *from) {
+    if (!from) return NULL;
+    JsonValue *v = arena(json, sizeof *v);
+    *v = *from;
+    v->next = NULL;
+    v->key = NULL;
+    v->key_length = 0;
+    return v;
+}
+JsonValue *json_append(JsonValue *container, const char *key, JsonValue *v) {
+    JsonValue *last = container->is.children.last;
+    if (!last) last = (JsonValue *)container->is.children.first;
+    while (last && last->next) last = (JsonValue *)last->next;
+    if (last) last->next = v;
+    else container->is.children.first = v;
+    container->is.children.last = v;
+    container->is.children.sorted = NULL;
+    container->length++;
+    v->key = key;
+    v->key_length = key ? (uint32_t)strlen(key) : 0;
+    return v;
+}
+void json_cut(JsonValue *array, size_t first, size_t count) {
+    JsonValue *before = NULL;
+    const JsonValue *after = array->is.children.first;
+    for (size_t i = 0; i < first && after; i++) after = (before = (JsonValue *)after)->next;
+    for (size_t i = 0; i < count && after; i++, array->length--) after = after->next;
+    if (before) before->next = after;
+    else array->is.children.first = after;
+    array->is.children.last = NULL;
+}
+
 /* ---- access ---------------------------------------------------------------------------------- */
 
 int json_is(const JsonValue *v, JsonType type) { return v && v->type == type; }

@@ -23,6 +23,7 @@ typedef struct JsonValue {
         struct {
             const struct JsonValue *first;              /* in the order of the text */
             const struct JsonValue *const *sorted;      /* members by key, if there are many; else NULL */
+            struct JsonValue *last;                     /* of a container that json_append has filled */
         } children;
     } is;
 } JsonValue;
@@ -31,6 +32,18 @@ Json *json_parse(const char *text, size_t bytes, Error *e);
 Json *json_parse_line(const char *line, size_t bytes, Error *e);    /* of JSONL; messages name no line */
 void  json_free(Json *json);
 const JsonValue *json_root(const Json *json);
+
+/* Building, in the memory of a Json; keys and strings are not copied and must live as long.
+ * json_empty: a Json without a text and a root. json_make: null, 0, an empty array or object.
+ * json_copy: a value, or NULL, that can be appended elsewhere; what it contains is not copied.
+ * json_append: key: NULL for arrays; a member of this key may not be there. json_cut: takes `count`
+ * elements out of an array, from number `first` on. */
+Json *json_empty(void);
+JsonValue *json_make(Json *json, JsonType type);
+JsonValue *json_make_string(Json *json, const char *text, size_t bytes);        /* a NUL must follow it */
+JsonValue *json_copy(Json *json, const JsonValue *v);
+JsonValue *json_append(JsonValue *container, const char *key, JsonValue *v);        /* returns v */
+void json_cut(JsonValue *array, size_t first, size_t count);
 
 /* All of these accept NULL and values of another type, so that lookups can be chained:
  *   for (const JsonValue *v = json_first(json_get(root, "shape")); v; v = v->next) ... */

@@ -5,6 +5,9 @@
 #include <string.h>
 #include <time.h>
 
+typedef enum { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL, CHAT_ROLES } ChatRole;
+typedef struct { ChatRole role; int unlearned; const char *text; size_t bytes; } ChatMessage;
+
 /* ---- the table ------------------------------------------------------------------------------- */
 
 /* before and after: of the content of a message. In all strings {bos}, {eos} and {date FORMAT}
@@ -332,11 +335,6 @@ uint64_t chat_hash(const Chat *c, uint64_t seed) {
 
 /* ---- messages of a line ---------------------------------------------------------------------- */
 
-const JsonValue *chat_list(const JsonValue *line) {
-    const JsonValue *list = json_get(line, "messages");
-    return list ? list : json_get(line, "conversations");
-}
-
 static int role_of(const char *name) {
     static const struct { const char *name; ChatRole role; } others[] = {
         { "human", CHAT_USER }, { "gpt", CHAT_ASSISTANT }, { "model", CHAT_ASSISTANT }, { "bot", CHAT_ASSISTANT },
@@ -361,11 +359,14 @@ static int read_message(const JsonValue *v, size_t number, ChatMessage *m, Error
                          number);
     if (!text || json_is(text, JSON_NULL)) return error_set(e, "message %zu has no \"content\"", number);
     if (!json_is(text, JSON_STRING)) return error_set(e, "message %zu has a \"content\" that is no string", number);
-    *m = (ChatMessage){ (ChatRole)role, text->is.string, text->length };
+    const JsonValue *weight = json_get(v, "weight");
+    if (weight && json_double(weight, 0) != 0 && json_double(weight, 0) != 1)
+        return error_set(e, "message %zu has a \"weight\" that is neither 0 nor 1", number);
+    *m = (ChatMessage){ (ChatRole)role, weight && json_double(weight, 0) == 0, text->is.string, text->length };
     return 1;
 }
 
-size_t chat_read(const JsonValue *list, ChatMessage **messages, Error *e) {
+static size_t chat_read(const JsonValue *list, ChatMessage **messages, Error *e) {
     size_t n = 0;
     *messages = NULL;
     if (!json_is(list, JSON_ARRAY)) return (size_t)error_set(e, "its messages are no list");
@@ -454,6 +455,7 @@ static size_t end_of_answer(const Writer *w, size_t i) {
     return w->text->length + (next ? strcspn(f->turn[w->m[i + 1].role].before, "\n") : 0);
 }
 static void write_message(const Writer *w, size_t i, Part content) {
+    Text *const turns = w->m[i].unlearned ? NULL : w->turns;
     const ChatTemplate *f = w->c->form;
     const ChatMessage *m = &w->m[i];
     const int first = !i || m[-1].role != CHAT_TOOL, last = i + 1 == w->count || m[1].role != CHAT_TOOL;
@@ -462,7 +464,7 @@ static void write_message(const Writer *w, size_t i, Part content) {
     const char *before = turn->before;
     if (m->role == CHAT_ASSISTANT) {                /* what follows the prompt is the model's to say, be it a space */
         add_row(w->c, f->prompt, w->text);
-        add_turn(w->turns, w->text->length);
+        add_turn(turns, w->text->length);
         before += strlen(f->prompt);
     }
     if (m->role != CHAT_TOOL || first) add_row(w->c, before, w->text);
@@ -474,7 +476,7 @@ static void write_message(const Writer *w, size_t i, Part content) {
     if (m->role == CHAT_ASSISTANT) {
         const int goes_on = f->flags & RETURNS && (i + 1 < w->count || w->prompt);
         if (!(f->flags & NEXT_ENDS)) add_row(w->c, goes_on ? turn->after : f->end, w->text);
-        add_turn(w->turns, end_of_answer(w, i));
+        add_turn(turns, end_of_answer(w, i));
         if (!(f->flags & (NEXT_ENDS | RETURNS) || (f->flags & BARE_END && i + 1 == w->count)))
             add_row(w->c, turn->after + strlen(f->end), w->text);
     } else if (m->role != CHAT_TOOL || last) add_row(w->c, turn->after, w->text);
@@ -505,7 +507,8 @@ static size_t after_question(const ChatTemplate *f, const ChatMessage *m, size_t
                                         && !memcmp(m[i].text + m[i].bytes - 16, "</tool_response>", 16))) return i + 1;
     return f->flags & THINKS ? count : 0;
 }
-int chat_write(const Chat *c, const ChatMessage *m, size_t count, int prompt, Text *text, Text *turns, Error *e) {
+static int write_messages(const Chat *c, const ChatMessage *m, size_t count, int prompt, Text *text, Text *turns,
+                          Error *e) {
     const ChatTemplate *f = c->form;
     const Writer w = { c, m, count, f ? after_question(f, m, count) : 0, prompt, text, turns };
     const int has_system = count && m->role == CHAT_SYSTEM, merged = f && has_system && f->flags & SYSTEM_IN_USER;
@@ -538,6 +541,30 @@ int chat_write(const Chat *c, const ChatMessage *m, size_t count, int prompt, Te
     return 1;
 }
 
+int chat_write(const Chat *c, const JsonValue *talk, int prompt, Text *text, Text *learned, Error *e) {
+    ChatMessage *m;
+    const size_t n = chat_read(json_get(talk, "messages"), &m, e);
+    const int ok = n && write_messages(c, m, n, prompt, text, learned, e);
+    free(m);
+    return ok;
+}
+
+/* The messages of ShareGPT, {"from", "value"}, as {"role", "content"}. */
+const JsonValue *chat_talk(Json *line) {
+    const JsonValue *root = json_root(line), *from = json_get(root, "conversations");
+    if (json_get(root, "messages")) return root;
+    if (!json_is(from, JSON_ARRAY)) return from ? root : NULL;
+    JsonValue *talk = json_make(line, JSON_OBJECT),
+        *messages = json_append(talk, "messages", json_make(line, JSON_ARRAY));
+    for (const JsonValue *v = json_first(from); v; v = v->next) {
+        JsonValue *m = json_append(messages, NULL, json_make(line, JSON_OBJECT));
+        for (const JsonValue *x = json_first(v); x; x = x->next)
+            json_append(m, !strcmp(x->key, "from") ? "role" : !strcmp(x->key, "value") ? "content" : x->key,
+                        json_copy(line, x));
+    }
+    return talk;
+}
+
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
 /* How many of the first tokens are those of the first `bytes` bytes of the text. The token in which
@@ -556,14 +583,20 @@ static size_t tokens_before(const Tokenizer *t, const char *text, size_t bytes, 
     return at + same;
 }
 
-int64_t chat_encode(const Chat *c, const Tokenizer *t, const ChatMessage *m, size_t count, int prompt, int **ids,
+static int is_answer(const JsonValue *messages) {
+    const JsonValue *last = json_first(messages);
+    while (last && last->next) last = last->next;
+    return role_of(json_string(json_get(last, "role"), "")) == CHAT_ASSISTANT
+        && json_double(json_get(last, "weight"), 1) != 0;
+}
+int64_t chat_encode(const Chat *c, const Tokenizer *t, const JsonValue *talk, int prompt, int **ids,
                     unsigned char **counts, Error *e) {
     Text text = { 0 }, turns = { 0 }, seams = { 0 };
     int64_t tokens = -1;
     text_add_bytes(&text, "", 0);
     text_add_bytes(&seams, &(TokenSeam){ 0, 0 }, sizeof(TokenSeam));
-    if (chat_write(c, m, count, prompt, &text, counts ? &turns : NULL, e)) {
-        if (counts && !prompt && c->form->flags & NEXT_ENDS && m[count - 1].role == CHAT_ASSISTANT) {
+    if (chat_write(c, talk, prompt, &text, counts ? &turns : NULL, e)) {
+        if (counts && !prompt && c->form->flags & NEXT_ENDS && is_answer(json_get(talk, "messages"))) {
             /* else it would never learn to end */
             const size_t from = turns.length / sizeof(size_t) - 1;
             text_add_string(&text, c->form->end);
@@ -587,10 +620,13 @@ int64_t chat_encode(const Chat *c, const Tokenizer *t, const ChatMessage *m, siz
     return tokens;
 }
 
-size_t chat_oldest(const ChatMessage *m, size_t count, size_t *first) {
-    *first = count && m->role == CHAT_SYSTEM;
+size_t chat_oldest(const JsonValue *messages, size_t *first) {
+    const JsonValue *m = json_first(messages);
+    const size_t count = m ? messages->length : 0;
+    *first = m && role_of(json_string(json_get(m, "role"), "")) == CHAT_SYSTEM;
     if (count < *first + 2) return 0;
     size_t gone = (count - *first - 1) / 2 / 4 * 2 + 1;
-    while (*first + gone < count - 1 && m[*first + gone].role != CHAT_USER) gone++;
+    for (size_t i = 0; i < *first + gone; i++) m = m->next;
+    while (m->next && role_of(json_string(json_get(m, "role"), "")) != CHAT_USER) m = m->next, gone++;
     return gone;
 }

@@ -16,9 +16,6 @@
 #include "llmc/base/json.h"
 #include "tokenizer.h"
 
-typedef enum { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL, CHAT_ROLES } ChatRole;
-typedef struct { ChatRole role; const char *text; size_t bytes; } ChatMessage;
-
 typedef struct ChatTemplate ChatTemplate;
 typedef struct Chat {
     const ChatTemplate *form;           /* NULL: none is known, */
@@ -42,27 +39,26 @@ uint64_t chat_hash(const Chat *c, uint64_t seed);   /* of all that the text of a
  * NULL: this one does more than put strings around messages. */
 char *chat_jinja(const Chat *c);
 
-/* Does a line of JSONL hold a conversation, {"messages": [{"role", "content"}...]} or
- * {"conversations": [{"from", "value"}...]}? NULL: no; else its list. */
-const JsonValue *chat_list(const JsonValue *line);
-/* The messages of such a list, with texts of the JSON; free() them. 0 and e: one is wrong. */
-size_t chat_read(const JsonValue *list, ChatMessage **messages, Error *e);
+/* A conversation is an object of JSON, {"messages": [{"role", "content"}...]}, as OpenAI's API has
+ * it. A message with "weight": 0 is not learned. chat_talk: the conversation in a line of JSONL:
+ * its root, or one that is built of {"conversations": [{"from", "value"}...]}; NULL: there is none. */
+const JsonValue *chat_talk(Json *line);
 
-/* The text of a conversation. prompt: 1: it ends where the assistant's turn begins. turns: NULL, or
- * where the answers of the assistant, with the string that ends them, begin and end in the text,
- * (2 * answers) size_t. 0 and a message: the template has no such role, or not in this order. */
-int chat_write(const Chat *c, const ChatMessage *messages, size_t count, int prompt, Text *text, Text *turns, Error *e);
+/* The text of a conversation. prompt: 1: it ends where the assistant's turn begins. learned: NULL,
+ * or where the answers of the assistant, with the string that ends them, begin and end in the text,
+ * (2 * answers) size_t; those of weight 0 are left out. 0 and a message: it cannot be written. */
+int chat_write(const Chat *c, const JsonValue *talk, int prompt, Text *text, Text *learned, Error *e);
 
-/* The tokens of a conversation; free(*ids). counts: NULL, or *counts (tokens): 1 for tokens of the
- * assistant's answers; free it. With counts and without prompt, where a template ends an answer by
- * the mark of the next role only, that of the user follows the last one. t may not be NULL. -1 and
- * a message on error. */
-int64_t chat_encode(const Chat *c, const Tokenizer *t, const ChatMessage *messages, size_t count, int prompt, int **ids,
+/* The tokens of a conversation; free(*ids). counts: NULL, or *counts (tokens): 1 for tokens that
+ * are learned; free it. With counts and without prompt, where a template ends an answer by the mark
+ * of the next role only, that of the user follows the last one. t may not be NULL. -1 and a message
+ * on error. */
+int64_t chat_encode(const Chat *c, const Tokenizer *t, const JsonValue *talk, int prompt, int **ids,
                     unsigned char **counts, Error *e);
 
 /* Which messages to leave out of a conversation that is too long: the oldest questions with their
  * answers, a quarter of them and one more, so that what remains begins in the same way for some
  * turns and a cache can keep it. A first system message stays, and so does the last question. Sets
  * *first; returns how many, 0 if none can go. */
-size_t chat_oldest(const ChatMessage *messages, size_t count, size_t *first);
+size_t chat_oldest(const JsonValue *messages, size_t *first);
 #endif

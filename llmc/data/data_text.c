@@ -51,24 +51,21 @@ static int tokens_wanted(const char *name) {
     return n > INT_MAX ? INT_MAX : (int)n;
 }
 
-/* The messages of a document that is a conversation. json_free(*json) and free them. */
-static size_t read_chat(const Document *d, Json **json, ChatMessage **messages, Error *e) {
+/* The conversation of a document; json_free(*json). */
+static const JsonValue *read_chat(const Document *d, Json **json, Error *e) {
     *json = json_parse(d->at, d->bytes, e);
-    *messages = NULL;
-    return *json ? chat_read(chat_list(json_root(*json)), messages, e) : 0;
+    return *json ? chat_talk(*json) : NULL;
 }
 
 /* A conversation as text. NULL: it is no conversation. */
 static char *write_chat(const Chat *chat, const Document *d, size_t *bytes) {
     Error e;
     Json *json;
-    ChatMessage *messages;
     Text text = { 0 };
     if (!d->is_chat) return NULL;
-    const size_t n = read_chat(d, &json, &messages, &e);
-    if (!n || !chat_write(chat, messages, n, 0, &text, NULL, &e))
+    const JsonValue *talk = read_chat(d, &json, &e);
+    if (!talk || !chat_write(chat, talk, 0, &text, NULL, &e))
         fail(EXIT_INPUT, "a conversation that was accepted: %s", e.text);
-    free(messages);
     json_free(json);
     *bytes = text.length;
     return text.at;
@@ -99,12 +96,11 @@ static Tokenizer *train_tokenizer(const Data *data, const Portions *p, const Dat
 static size_t encode_sample(const Chat *chat, const Tokenizer *t, const Document *d, uint32_t **tokens) {
     Error e;
     Json *json = NULL;
-    ChatMessage *messages = NULL;
     int *ids = NULL;
     unsigned char *counts = NULL;
-    const size_t n = d->is_chat ? read_chat(d, &json, &messages, &e) : 0;
+    const JsonValue *talk = d->is_chat ? read_chat(d, &json, &e) : NULL;
     const int64_t made = !d->is_chat ? (int64_t)tokenizer_encode(t, d->at, d->bytes, &ids)
-                       : n ? chat_encode(chat, t, messages, n, 0, &ids, &counts, &e) : -1;
+                       : talk ? chat_encode(chat, t, talk, 0, &ids, &counts, &e) : -1;
     if (made < 0) fail(EXIT_INPUT, "a conversation that was accepted: %s", e.text);
     const size_t ends = !d->is_chat && tokenizer_eos(t) >= 0, count = (size_t)made + ends;
     *tokens = mem_alloc((count + 1) * sizeof **tokens);
@@ -112,7 +108,7 @@ static size_t encode_sample(const Chat *chat, const Tokenizer *t, const Document
         (*tokens)[i] = (uint32_t)(i < (size_t)made ? ids[i] : tokenizer_eos(t))
             | (counts && !counts[i] ? 0 : TOKEN_COUNTS);
     (*tokens)[0] |= TOKEN_FIRST;
-    free_each(ids, counts, messages);
+    free_each(ids, counts);
     json_free(json);
     return count;
 }

@@ -122,12 +122,10 @@ static void add_document(Source *s, size_t *capacity, const char *at, size_t byt
     s->document[s->documents++] = (Document){ at, bytes, 0 };
 }
 
-static int check_chat(const JsonValue *list, const Chat *chat, Error *e) {
-    ChatMessage *messages;
+static int check_chat(const JsonValue *talk, const Chat *chat, Error *e) {
     Text text = { 0 };
-    const size_t n = chat_read(list, &messages, e);
-    const int ok = n && chat_write(chat, messages, n, 0, &text, NULL, e);
-    free_each(text.at, messages);
+    const int ok = chat_write(chat, talk, 0, &text, NULL, e);
+    free(text.at);
     return ok;
 }
 
@@ -138,11 +136,11 @@ static int parse_line(Document *line, const Chat *chat, Error *e) {
     Error why;
     Json *json = json_parse_line(line->at, line->bytes, &why);
     if (!json) return error_set(e, "expected " A_LINE ": %.400s", why.text);
-    const JsonValue *root = json_root(json), *text = json_get(root, "text"), *list = chat_list(root);
+    const JsonValue *root = json_root(json), *text = json_get(root, "text"), *talk = chat_talk(json);
     static const char *const names[] = { "null", "true or false", "a number", "a number", "a string", "an array",
                                          "an object" };
-    int ok = list ? line->is_chat = check_chat(list, chat, e) : json_is(text, JSON_STRING);
-    if (list) {}
+    int ok = talk ? line->is_chat = check_chat(talk, chat, e) : json_is(text, JSON_STRING);
+    if (talk) {}
     else if (ok) memmove((char *)line->at, text->is.string, line->bytes = text->length);
     else if (!json_is(root, JSON_OBJECT)) error_set(e, "expected " A_LINE ": found %s", names[root->type]);
     else if (!text) error_set(e, "expected " A_LINE ": found an object without \"text\" and \"messages\"");

@@ -3,32 +3,48 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void add(Conversation *v, ChatRole role, const char *text, size_t bytes) {
+static void add(Conversation *v, const char *role, const char *text, size_t bytes) {
     char *copy = mem_alloc(bytes + 1);
     memcpy(copy, text, bytes);
-    v->message = mem_grow(v->message, (v->count + 1) * sizeof *v->message);
-    v->message[v->count++] = (ChatMessage){ role, copy, bytes };
+    v->text = mem_grow(v->text, (v->texts + 1) * sizeof *v->text);
+    v->text[v->texts++] = copy;
+    JsonValue *m = json_append(v->messages, NULL, json_make(v->json, JSON_OBJECT));
+    json_append(m, "role", json_make_string(v->json, role, strlen(role)));
+    json_append(m, "content", json_make_string(v->json, copy, bytes));
 }
-static void drop(Conversation *v, size_t i) {
-    free((char *)v->message[i].text);
-    memmove(&v->message[i], &v->message[i + 1], (--v->count - i) * sizeof *v->message);
+static void begin(Conversation *v, const char *system, size_t bytes) {
+    v->json = json_empty();
+    v->talk = json_make(v->json, JSON_OBJECT);
+    v->messages = json_append(v->talk, "messages", json_make(v->json, JSON_ARRAY));
+    if (bytes) add(v, "system", system, bytes);
 }
-static size_t kept(const Conversation *v) { return v->count && v->message->role == CHAT_SYSTEM; }
+static void end(Conversation *v) {
+    for (size_t i = 0; i < v->texts; i++) free(v->text[i]);
+    free(v->text);
+    json_free(v->json);
+    v->text = NULL;
+    v->texts = 0;
+}
 
 int converse_open(Conversation *v, const char *name, const char *folder, const char *system, Error *e) {
     *v = (Conversation){ 0 };
     if (!chat_open(&v->chat, name, folder, e)) return 0;
     v->chat.today = 1;
-    if (*system) add(v, CHAT_SYSTEM, system, strlen(system));
+    begin(v, system, strlen(system));
     return 1;
 }
 void converse_close(Conversation *v) {
-    while (v->count) drop(v, v->count - 1);
-    free(v->message);
+    end(v);
     chat_close(&v->chat);
 }
 void converse_reset(Conversation *v) {
-    while (v->count > kept(v)) drop(v, v->count - 1);
+    Conversation old = *v;
+    const JsonValue *first = json_first(v->messages);
+    const int kept = first && !strcmp(json_string(json_get(first, "role"), ""), "system");
+    v->text = NULL;
+    v->texts = 0;
+    begin(v, kept ? old.text[0] : "", kept ? json_get(first, "content")->length : 0);
+    end(&old);
     v->forgotten = 0;
 }
 
@@ -45,15 +61,16 @@ const char *converse_end(const Conversation *v, const Tokenizer *t, int *ids, in
  * (chat_oldest) until it fits. -1 and a message if the last one alone does not. */
 static int64_t encode(Conversation *v, const Tokenizer *t, int most, int **ids, Error *e) {
     for (;;) {
-        const int64_t n = chat_encode(&v->chat, t, v->message, v->count, 1, ids, NULL, e);
+        const int64_t n = chat_encode(&v->chat, t, v->talk, 1, ids, NULL, e);
         if (n < 0 || n <= most) return n;
         free(*ids);
         *ids = NULL;
-        size_t first, gone = chat_oldest(v->message, v->count, &first);
+        size_t first, gone = chat_oldest(v->messages, &first);
         if (!gone)
             return error_set(e, "the message has %lld tokens with all that is around it; %d fit into the context and "
                              "leave room for an answer", (long long)n, most) - 1;
-        for (; gone; gone--, v->forgotten++) drop(v, first);
+        json_cut(v->messages, first, gone);
+        v->forgotten += (int)gone;
     }
 }
 
@@ -76,17 +93,17 @@ static void add_answer(Conversation *v, const Generator *g, int n) {
         if (g->window[g->d.length - 1] == g->end_token[i]) { count--; break; }
     char *text = tokenizer_decode(style->tokenizer, g->window + n, (size_t)count, &bytes);
     const char *stop = *style->stop ? strstr(text, style->stop) : NULL;
-    add(v, CHAT_ASSISTANT, text, stop ? (size_t)(stop - text) : bytes);
+    add(v, "assistant", text, stop ? (size_t)(stop - text) : bytes);
     free(text);
 }
 int converse_say(Conversation *v, Generator *g, const char *text, size_t bytes, int limit, Error *e) {
     Stream *o = &g->stream[0];
     int *ids = NULL;
     const int reserve = g->capacity / 4 < 64 ? g->capacity / 4 : 64;            /* for an answer */
-    add(v, CHAT_USER, text, bytes);
+    add(v, "user", text, bytes);
     const int n = (int)encode(v, o->style->tokenizer, g->capacity - (reserve > 1 ? reserve : 1), &ids, e);
     if (n <= 0) {
-        drop(v, v->count - 1);
+        json_cut(v->messages, v->messages->length - 1, 1);
         free(ids);
         return n < 0 ? 0 : error_set(e, "the chat template makes no tokens of it");
     }

@@ -7,8 +7,10 @@
 
 typedef struct {
     Chat         chat;                  /* form NULL: no template is known */
-    ChatMessage *message;               /* the first is the system's, if there is one; texts are owned */
-    size_t       count;
+    Json        *json;                  /* the memory of the conversation */
+    JsonValue   *talk, *messages;       /* {"messages": [...]}; the first is the system's, if there is one */
+    char       **text;                  /* what the messages say; owned */
+    size_t       texts;
     int          forgotten;             /* messages that were dropped because the context was full */
 } Conversation;
 

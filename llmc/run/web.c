@@ -131,21 +131,19 @@ static int query_read(const Server *s, const JsonValue *body, Query *query, Erro
 static int conversation_read(const Server *s, Client *c, const JsonValue *list, size_t *count, Error *e) {
     const size_t most = (size_t)s->slot[0].g->capacity * 3 / 4;
     const Chat *chat = s->w->chat;
-    ChatMessage *m;
     int64_t tokens, all = -1;
-    if (!chat || !*chat_name(chat)) return error_set(e, "messages: this model has no chat template that is known");
-    size_t n = json_is(list, JSON_ARRAY) ? chat_read(list, &m, e) : (size_t)error_set(e, "messages: expected a list");
-    if (!n) return 0;
     size_t first, gone;
-    while ((tokens = chat_encode(chat, s->w->tokenizer, m, n, 1, &c->ids, NULL, e)) > (int64_t)most
-           && (gone = chat_oldest(m, n, &first))) {
-        n -= gone;
-        memmove(m + first, m + first + gone, (n - first) * sizeof *m);
+    if (!chat || !*chat_name(chat)) return error_set(e, "messages: this model has no chat template that is known");
+    if (!json_is(list, JSON_ARRAY)) return error_set(e, "messages: expected a list");
+    JsonValue *talk = json_make(c->json, JSON_OBJECT),
+        *messages = json_append(talk, "messages", json_copy(c->json, list));
+    while ((tokens = chat_encode(chat, s->w->tokenizer, talk, 1, &c->ids, NULL, e)) > (int64_t)most
+           && (gone = chat_oldest(messages, &first))) {
+        json_cut(messages, first, gone);
         if (all < 0) all = tokens;
         free(c->ids);
         c->ids = NULL;
     }
-    free(m);
     if (tokens < 0) return 0;
     c->dropped = all > tokens ? (size_t)(all - tokens) : 0;
     *count = (size_t)tokens;

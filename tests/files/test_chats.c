@@ -37,21 +37,19 @@ static int same_ints(const JsonValue *list, const int *x, const unsigned char *b
 }
 static void test_case(const Chat *c, const Tokenizer *t, const char *name, const JsonValue *golden) {
     Error e = { 0 };
-    ChatMessage *messages;
     Text text = { 0 };
     int *ids = NULL;
     unsigned char *counts = NULL;
     const JsonValue *expected = json_get(golden, "text"), *mask = json_get(golden, "counts");
     const int prompt = (int)json_int(json_get(golden, "prompt"), 0);
-    const size_t n = chat_read(json_get(golden, "messages"), &messages, &e);
-    const int written = n && chat_write(c, messages, n, prompt, &text, NULL, &e);
+    const int written = chat_write(c, golden, prompt, &text, NULL, &e);
     check(written && text.length == expected->length && !memcmp(text.at, expected->is.string, text.length),
           "%s: wrote %s%.300s, expected %.300s", name, e.text, text.at ? text.at : "", expected->is.string);
-    const int64_t made = n ? chat_encode(c, t, messages, n, prompt, &ids, &counts, &e) : -1;
+    const int64_t made = chat_encode(c, t, golden, prompt, &ids, &counts, &e);
     check(same_ints(json_get(golden, "ids"), ids, NULL, made), "%s: other tokens of %.200s", name, expected->is.string);
     if (json_is(mask, JSON_ARRAY))
         check(same_ints(mask, NULL, counts, made), "%s: other tokens count of %.200s", name, expected->is.string);
-    free(ids), free(counts), free(messages), free(text.at);
+    free(ids), free(counts), free(text.at);
 }
 
 /* How many tokens count of a conversation of so many equal turns. */
@@ -60,15 +58,16 @@ static int64_t counted(const Chat *c, const Tokenizer *t, size_t turns) {
     int *ids = NULL;
     unsigned char *counts = NULL;
     int64_t sum = 0;
-    ChatMessage *m = mem_alloc(2 * turns * sizeof *m);
-    for (size_t i = 0; i < turns; i++) {
-        m[2*i] = (ChatMessage){ .role = CHAT_USER, .text = "Why?", .bytes = 4 };
-        m[2*i + 1] = (ChatMessage){ .role = CHAT_ASSISTANT, .text = "It is\n\n so", .bytes = 10 };
-    }
-    const int64_t n = chat_encode(c, t, m, 2 * turns, 0, &ids, &counts, &e);
+    Text talk = { 0 };
+    for (size_t i = 0; i < turns; i++)
+        text_add(&talk, "%s{\"role\": \"user\", \"content\": \"Why?\"}, {\"role\": \"assistant\", "
+                 "\"content\": \"It is\\n\\n so\"}", i ? ", " : "{\"messages\": [");
+    text_add_string(&talk, "]}");
+    Json *json = json_parse(talk.at, talk.length, &e);
+    const int64_t n = chat_encode(c, t, json_root(json), 0, &ids, &counts, &e);
     if (n < 0) fail(EXIT_INPUT, "%s", e.text);
     for (int64_t i = 0; i < n; i++) sum += counts[i];
-    free(ids), free(counts), free(m);
+    free(ids), free(counts), free(talk.at), json_free(json);
     return sum;
 }
 /* In a long one each turn has as many as in a short one. */
@@ -131,16 +130,21 @@ static void test_own_templates(void) {
     check(own == 13, "%d templates as Jinja", own);
 }
 
+static Json *say_hi(void) {
+    static const char talk[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}";
+    Error e;
+    return json_parse(talk, strlen(talk), &e);
+}
 static void test_unknown(void) {
     static const char jinja[] = "{% for m in messages %}<|turn|>{{ m['role'] }}: {{ m['content'] }}{% endfor %}";
     Error e;
     Chat c;
     Text text = { 0 };
-    const ChatMessage hi = { CHAT_USER, "hi", 2 };
+    Json *hi = say_hi();
     check(!chat_open(&c, "nonesuch", NULL, &e) && strstr(e.text, "nonesuch") && strstr(e.text, "granite"),
           "-ct of an unknown name: %s", e.text);
     free(scratch_put("chat_template.jinja", jinja, strlen(jinja)));
-    check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown && !chat_write(&c, &hi, 1, 1, &text, NULL, &e)
+    check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown && !chat_write(&c, json_root(hi), 1, &text, NULL, &e)
           && strstr(e.text, "<|turn|>") && strstr(e.text, "-ct"), "an unknown template is named: %s", e.text);
     chat_close(&c);
     /* Early versions of two published ones, which write something else than those that followed. */
@@ -157,12 +161,12 @@ static void test_unknown(void) {
         check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown, "an early template is not %s", chat_name(&c));
         chat_close(&c);
     }
-    check(chat_open(&c, "zephyr", NULL, &e) && !chat_write(&c, &hi, 1, 1, &text, NULL, &e)
+    check(chat_open(&c, "zephyr", NULL, &e) && !chat_write(&c, json_root(hi), 1, &text, NULL, &e)
           && strstr(e.text, "eos_token"), "no eos: %s", e.text);
     chat_close(&c), free(text.at);
     char *path = scratch_path("chat_template.jinja");
     remove(path);
-    free(path);
+    free(path), json_free(hi);
 }
 
 /* Where templates write dates, training has one and a chat today's. */
@@ -170,13 +174,13 @@ static void test_dates(void) {
     Error e;
     Chat c;
     Text one = { 0 }, other = { 0 };
-    const ChatMessage hi = { CHAT_USER, "hi", 2 };
-    check(chat_open(&c, "granite3.1", NULL, &e) && chat_write(&c, &hi, 1, 1, &one, NULL, &e)
+    Json *hi = say_hi();
+    check(chat_open(&c, "granite3.1", NULL, &e) && chat_write(&c, json_root(hi), 1, &one, NULL, &e)
           && strstr(one.at, "Date: July 26, 2024."), "the date in training");
     c.today = 1;
-    check(chat_write(&c, &hi, 1, 1, &other, NULL, &e) && !strstr(other.at, "2024.\nYou")
+    check(chat_write(&c, json_root(hi), 1, &other, NULL, &e) && !strstr(other.at, "2024.\nYou")
           && strstr(other.at, "Today's Date: "), "the date in a chat");
-    free(one.at), free(other.at), chat_close(&c);
+    free(one.at), free(other.at), chat_close(&c), json_free(hi);
 }
 
 /* ---- JSONL ----------------------------------------------------------------------------------- */
@@ -273,12 +277,9 @@ static Expected expect(const Chat *c, const Tokenizer *t, const char *line, size
     Error e;
     Expected x = { 0 };
     Json *json = json_parse(line, bytes, &e);
-    const JsonValue *root = json_root(json), *list = chat_list(root), *text = json_get(root, "text");
-    ChatMessage *m = NULL;
-    if (list) {
-        const size_t count = chat_read(list, &m, &e);
-        x.n = chat_encode(c, t, m, count, 0, &x.ids, &x.counts, &e);
-    } else {
+    const JsonValue *talk = chat_talk(json), *text = json_get(json_root(json), "text");
+    if (talk) x.n = chat_encode(c, t, talk, 0, &x.ids, &x.counts, &e);
+    else {
         x.n = (int64_t)tokenizer_encode(t, text->is.string, text->length, &x.ids);
         if (tokenizer_eos(t) >= 0) {
             x.ids = mem_grow(x.ids, (size_t)(x.n + 1) * sizeof *x.ids);
@@ -286,7 +287,7 @@ static Expected expect(const Chat *c, const Tokenizer *t, const char *line, size
         }
         memset(x.counts = mem_alloc((size_t)x.n + 1), 1, (size_t)x.n);
     }
-    free(m), json_free(json);
+    json_free(json);
     return x;
 }
 
@@ -406,19 +407,50 @@ static void test_oldest(void) {
         { "suauauauauauauauau", 1, 6 }, { "uuu", 0, 1 }, { "uu", 0, 1 }, { "uaaau", 0, 4 }, { "", 0, 0 },
     };
     for (size_t i = 0; i < COUNT(is); i++) {
-        const size_t n = strlen(is[i].roles);
-        ChatMessage m[32] = { { 0 } };
-        size_t first, gone;
-        for (size_t j = 0; j < n; j++)
-            m[j].role = is[i].roles[j] == 's' ? CHAT_SYSTEM : is[i].roles[j] == 'u' ? CHAT_USER : CHAT_ASSISTANT;
-        gone = chat_oldest(m, n, &first);
+        size_t first;
+        Json *json = json_empty();
+        JsonValue *list = json_make(json, JSON_ARRAY);
+        for (const char *r = is[i].roles; *r; r++) {
+            const char *role = *r == 's' ? "system" : *r == 'u' ? "user" : "assistant";
+            json_append(json_append(list, NULL, json_make(json, JSON_OBJECT)), "role",
+                        json_make_string(json, role, strlen(role)));
+        }
+        const size_t n = list->length, gone = chat_oldest(list, &first);
         check(gone == is[i].gone && first == is[i].first, "chats: of the messages %s those from %zu go, %zu",
               is[i].roles, first, gone);
+        json_cut(list, first, gone);
+        check(list->length == n - gone, "chats: cut");
+        json_free(json);
     }
+}
+/* Answers of weight 0 are read and not learned; other weights are refused. */
+static void test_weights(void) {
+    static const struct { const char *weight; int64_t counts; } is[] = {
+        { "0", 0 }, { "1", 11 }, { "true", -1 }, { "0.5", -1 }, { "1.0", 11 }, { "null", -1 },
+    };
+    Chat c;
+    Error e;
+    Tokenizer *t = tokenizer_bytes();
+    chat_open(&c, "chatml", NULL, &e);
+    for (size_t i = 0; i < COUNT(is); i++) {
+        int *ids = NULL;
+        unsigned char *counts = NULL;
+        int64_t sum = 0;
+        char *talk = text_format("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
+                                 "\"content\": \"b\", \"weight\": %s}]}", is[i].weight);
+        Json *json = json_parse(talk, strlen(talk), &e);
+        const int64_t n = chat_encode(&c, t, json_root(json), 0, &ids, &counts, &e);
+        for (int64_t k = 0; k < n; k++) sum += counts[k];
+        check(n < 0 ? is[i].counts < 0 && strstr(e.text, "weight") : sum == is[i].counts,
+              "weight %s: %lld tokens count", is[i].weight, (long long)sum);
+        free(ids), free(counts), free(talk), json_free(json);
+    }
+    tokenizer_free(t), chat_close(&c);
 }
 void test_chats(void) {
     PART(test_oldest()); PART(test_goldens()); PART(test_own_templates()); PART(test_unknown());
     PART(test_dates()); PART(test_bad_lines()); PART(test_lone()); PART(test_no_calls());
+    PART(test_weights());
     PART(test_unanswered(ONE "]}", 0));
     PART(test_unanswered(ONE ", {\"role\": \"assistant\", \"content\": \"y\"}]}", 1));
     PART(test_rows("", "bytes")); PART(test_rows("tests/reference/tokenizers/qwen2.json", "qwen2"));
