@@ -344,6 +344,10 @@ static int role_of(const char *name) {
         if (!strcmp(name, others[i].name)) return (int)others[i].role;
     return -1;
 }
+static double weight_of(const JsonValue *message) {
+    const JsonValue *v = json_get(message, "weight");
+    return !v || json_is(v, JSON_NULL) ? 1 : json_is(v, JSON_BOOL) ? json_bool(v, 0) : json_double(v, -1);
+}
 static int read_message(const JsonValue *v, size_t number, ChatMessage *m, Error *e) {
     const JsonValue *from = json_get(v, "role"), *text = json_get(v, "content"), *calls = json_get(v, "tool_calls");
     if (!from) from = json_get(v, "from");
@@ -359,10 +363,10 @@ static int read_message(const JsonValue *v, size_t number, ChatMessage *m, Error
                          number);
     if (!text || json_is(text, JSON_NULL)) return error_set(e, "message %zu has no \"content\"", number);
     if (!json_is(text, JSON_STRING)) return error_set(e, "message %zu has a \"content\" that is no string", number);
-    const JsonValue *weight = json_get(v, "weight");
-    if (weight && json_double(weight, 0) != 0 && json_double(weight, 0) != 1)
+    const double weight = weight_of(v);
+    if (weight != 0 && weight != 1)
         return error_set(e, "message %zu has a \"weight\" that is neither 0 nor 1", number);
-    *m = (ChatMessage){ (ChatRole)role, weight && json_double(weight, 0) == 0, text->is.string, text->length };
+    *m = (ChatMessage){ (ChatRole)role, weight == 0, text->is.string, text->length };
     return 1;
 }
 
@@ -587,7 +591,7 @@ static int is_answer(const JsonValue *messages) {
     const JsonValue *last = json_first(messages);
     while (last && last->next) last = last->next;
     return role_of(json_string(json_get(last, "role"), "")) == CHAT_ASSISTANT
-        && json_double(json_get(last, "weight"), 1) != 0;
+        && weight_of(last) != 0;
 }
 int64_t chat_encode(const Chat *c, const Tokenizer *t, const JsonValue *talk, int prompt, int **ids,
                     unsigned char **counts, Error *e) {

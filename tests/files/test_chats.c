@@ -426,7 +426,7 @@ static void test_oldest(void) {
 /* Answers of weight 0 are read and not learned; other weights are refused. */
 static void test_weights(void) {
     static const struct { const char *weight; int64_t counts; } is[] = {
-        { "0", 0 }, { "1", 11 }, { "true", -1 }, { "0.5", -1 }, { "1.0", 11 }, { "null", -1 },
+        { "0", 0 }, { "1", 11 }, { "true", 11 }, { "0.5", -1 }, { "false", 0 }, { "null", 11 }, { "\"1\"", -1 },
     };
     Chat c;
     Error e;
