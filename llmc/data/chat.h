@@ -41,7 +41,7 @@ char *chat_jinja(const Chat *c);
 
 /* A conversation is an object of JSON, {"messages": [{"role", "content"}...]}, as OpenAI's API has
  * it. A message with "weight": 0 or false is not learned. chat_talk: the conversation in a line of
- * JSONL: its root, or one built of {"conversations": [{"from", "value"}...]}; NULL: there is none. */
+ * JSONL: its root, or one built of {"conversations": [{"from", "value"}...]}; NULL: none. */
 const JsonValue *chat_talk(Json *line);
 
 /* The text of a conversation. prompt: 1: it ends where the assistant's turn begins. learned: NULL,
