@@ -538,7 +538,7 @@ static void example_is_computed(void) {
     static const double W[E * C * C] = { 1, 2, 0, 1, 1, 0, 1, -1, 2, 0, 0, 3 },
         dout[N * C] = { 1, 0, 1, 0, 1, 0, 1, 0 };
     double logits[N * E], weight[S], lse[N], grouped[S * C], out[N * C], dweight[S], dlogits[N * E];
-    int expert[S], load[E], start[E + 1], slot_of_row[S], token_of_row[S], row_of_slot[S];
+    int expert[S], load[E], tokens = N, start[E + 1], slot_of_row[S], token_of_row[S], row_of_slot[S];
     Plan p = { .N = N, .E = E, .K = K, .S = S, .start = start, .slot_of_row = slot_of_row, .token_of_row = token_of_row,
                .row_of_slot = row_of_slot };
     const Device *d = device_find("cpu-f64");
@@ -556,7 +556,7 @@ static void example_is_computed(void) {
     for (int s = 0; s < S; s++) dweight[s] = dout[s / K * C] * grouped[row_of_slot[s] * C]
         + dout[s / K * C + 1] * grouped[row_of_slot[s] * C + 1];
     d->router_backward((floatX *)dlogits, (real *)dweight, (real *)weight, (real *)lse, expert, NULL, (floatX *)logits,
-                       load, 0, 0, N, TOPK_SOFTMAX, N, E, K);
+                       load, 0, 0, (Counted){ NULL, &tokens, 1 }, TOPK_SOFTMAX, N, E, K);
     for (int n = 0; n < N; n++) {
         const double *l = logits + n * E, *w = weight + n * K;
         text_add(&line, "| %d | %g, %g, %g | %d, %d | %.3f, %.3f |", n, l[0], l[1], l[2], expert[n * K],

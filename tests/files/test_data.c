@@ -361,7 +361,7 @@ static void test_validation(void) {
                 int real = 0;
                 ok &= data_validation(d, i * B, B, T, in, out, NULL, &e);
                 for (int t = 0; t < B * T; t++) {
-                    if (out[t] < 0) { ok &= out[t] == -1 && in[t] == 0; continue; }
+                    if (out[t] < 0) { ok &= out[t] == -2 && in[t] == 0; continue; }
                     ok &= out[t] == in[t] + 1;
                     seen[out[t]]++;
                     real++;
@@ -375,7 +375,7 @@ static void test_validation(void) {
             }
             check(ok && once, "B=%d T=%d: every token but the first of each file is a target once", B, T);
             ok = data_validation(d, batches * B, B, T, in, out, NULL, &e);
-            for (int t = 0; t < B * T; t++) ok &= in[t] == 0 && out[t] == -1;
+            for (int t = 0; t < B * T; t++) ok &= in[t] == 0 && out[t] == -2;
             check(ok, "B=%d T=%d: past the last batch everything is padding", B, T);
             free(in);
         }
