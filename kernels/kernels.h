@@ -143,7 +143,7 @@ typedef struct { const floatX *weight; const real *bias; Scores scores; int E, K
 /* The tokens that routers' losses and loads count: those of a sample. Filler ends a row of samples;
  * its results are computed like all others, but nothing reads them. */
 typedef struct {
-    const int *target;      /* (N) FILLER: is that; others are tokens, a negative one has no loss. NULL: there is none */
+    const int *target;                  /* (N) FILLER: is that; other negative ones: a token. NULL: there is none */
     const int *tokens;      /* (1) those that are counted by load */
     int ranks;              /* which load counts together */
 } Counted;
@@ -313,8 +313,8 @@ struct Device {
      *           p: the softmax, or the sigmoid scores normalized over E. tokens: those that load
      *           counts, here or on all ranks.   Source: arXiv 2101.03961, eq. 4
      * z       = mean of lse^2.   Source: arXiv 2202.08906, eq. 5.   error: 16 eps_f32
-     * A mean is the sum over this rank's tokens without filler, divided by tokens / ranks: that over
-     * the tokens of all ranks is then the mean of their means, however many each has. tokens 0: 0 */
+     * A mean is the sum over this rank's tokens without filler, divided by tokens / ranks: the mean
+     * over all ranks' tokens is then that of their means, however many each has. tokens 0: 0 */
     void (*router_losses)(OUT real *loss, const floatX *logits, const real *lse, const int *load, Counted counted,
                           Scores scores, int N, int E, int K);
 
@@ -381,8 +381,8 @@ struct Device {
     /* ---- cross entropy: loss[n] = -log softmax(logits[n])[target[n]] ----------------------------
      * logits (N,V); with gradient they become scale * dloss/dlogits in place; scale (1), NULL: 1.
      * Only the first `used` columns count; the others are padding and get gradient 0. target[n] <
-     * used; negative (FILLER, too): loss and gradient 0. cap: of the soft_cap that made the logits, which the
-     * gradient passes, too; 0: none.   error: loss 4 eps_f32, gradient 4 eps */
+     * used; negative (FILLER, too): loss and gradient 0. cap: of the soft_cap that made the logits,
+     * which the gradient passes, too; 0: none.   error: loss 4 eps_f32, gradient 4 eps */
     void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, const real *scale, float cap, int gradient,
                           int N, int V, int used);
 

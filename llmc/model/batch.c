@@ -116,7 +116,8 @@ void results_free(StepResults *r) {
 }
 uint64_t model_state(const Model *m) {
     const double all[] = { m->batch.B, m->batch.T, m->forced, m->rounds, m->fp8, m->used_vocab, m->batch.phase,
-                           m->batch.packed, m->batch.filled, (double)m->dropout, (double)m->balance_coef, (double)m->z_coef };
+                           m->batch.packed, m->batch.filled, (double)m->dropout, (double)m->balance_coef,
+                           (double)m->z_coef };
     return hash_bytes(0, all, sizeof all);
 }
 void model_clear_activations(Model *m) {

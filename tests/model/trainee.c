@@ -100,7 +100,8 @@ static void draw(Trainee *t, int number) {
 }
 void trainee_send(Trainee *t, int number) {
     if (number != t->drawn) draw(t, number);
-    model_send(&t->m, t->tokens, t->targets, t->options.filled ? t->positions : NULL, t->keys, t->options.B, t->options.T);
+    model_send(&t->m, t->tokens, t->targets, t->options.filled ? t->positions : NULL, t->keys, t->options.B,
+               t->options.T);
     model_scale_loss(&t->m, (double)(t->loss_factor / ((float)t->m.batch.all_micro_batches * (float)t->m.batch.N)));
     optimizer_set(&t->o, &t->m, t->adamw);
 }

@@ -601,8 +601,8 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
 #define NAIVE(op) { #op, naive_##op }
     NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope), NAIVE(residual), NAIVE(dropout), NAIVE(scale),
     NAIVE(matmul_forward), NAIVE(parallel_linear_forward), NAIVE(router_forward), NAIVE(router_losses),
-    NAIVE(route_plan), NAIVE(route_discount), NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward), NAIVE(norm_rope_forward),
-    NAIVE(norm_rope_backward), NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take),
+    NAIVE(route_plan), NAIVE(route_discount), NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward),
+    NAIVE(norm_rope_forward), NAIVE(norm_rope_backward), NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take),
     NAIVE(shared_keys_forward), NAIVE(scale_weights), NAIVE(soft_cap), NAIVE(activation_forward),
     NAIVE(activation_backward), NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(sink_forward),
     NAIVE(expert_bias_forward), NAIVE(cache_store), NAIVE(sample), NAIVE(advance), NAIVE(cross_entropy), NAIVE(sum),
