@@ -117,8 +117,9 @@ OPERATION(router_losses,
      int K), (loss, logits, lse, load, counted, scores, N, E, K), 0, N * (E * unit.fx + unit.re), "N=%d E=%d", N, E)
 OPERATION(router_backward, (floatX *dlogits, const real *dweight, const real *weight, const real *lse,
     const int *expert, const int *first, const floatX *logits, const int *load, float balance, float zloss,
-    Counted counted, Scores scores, int N, int E, int K), (dlogits, dweight, weight, lse, expert, first, logits, load, balance, zloss,
-    counted, scores, N, E, K), 0, N * (2 * E * unit.fx + K * (4 + 2 * unit.re) + unit.re), "N=%d E=%d K=%d", N, E, K)
+    Counted counted, Scores scores, int N, int E, int K), (dlogits, dweight, weight, lse, expert, first, logits, load,
+    balance, zloss, counted, scores, N, E, K), 0, N * (2 * E * unit.fx + K * (4 + 2 * unit.re) + unit.re),
+    "N=%d E=%d K=%d", N, E, K)
 OPERATION(scale_weights, (real *out, const real *weight, float scale, size_t n), (out, weight, scale, n), 0,
     2.0 * (double)n * unit.re, "n=%zu", n)
 OPERATION(route_plan, (Plan *plan, int *load, const int *expert), (plan, load, expert), 0, 4 * 4 * slots(plan),
