@@ -82,8 +82,8 @@ static const Option table[] = {
     { "views",    "x",  "perplexity",    OPTION_TEXT,   FIELD(file),        "",           0, 0,       NULL,
       "instead of generating: perplexity and bits per byte of a file" },
     { "views",    "ev", "evaluate",      OPTION_TEXT,   FIELD(questions),   "",           0, 0,       NULL,
-      "instead of generating: answer the multiple-choice questions of a file (HellaSwag, or JSONL of context, "
-      "choices, answer)" },
+      "instead of generating: answer the multiple-choice questions of a file (HellaSwag, ARC, OpenBookQA, "
+      "MMLU, or JSON of context, choices, answer)" },
     { "views",    "eo", "details",       OPTION_TEXT,   FIELD(details),     "",           0, 0,       NULL,
       "a file to write: for each question of -ev a line of JSON with the log-likelihood of every choice" },
     { "views",    "v",  "verbose",       OPTION_INT,    FIELD(verbose),     "1",          0, 3,       NULL,

@@ -221,7 +221,16 @@ expect 0 'text as bytes' $train -i odd.dat -ab 1 -t 16 -x 0
 printf '\377\376a\000' > 'two words.txt'
 expect 3 "iconv.* 'two words.txt' > utf-8.txt" $train -i 'two words.txt' -o new
 { printf '{"text": "'; tr -d '"\n\\' < page.txt; printf '"}\n'; } > odd.json
-expect 0 'looks like JSON' $train -i odd.json -t 16 -x 0
+cp odd.json odd.txt && expect 0 'odd.txt looks like JSON' $train -i odd.txt -t 16 -x 0
+expect 0 'text as bytes, 1 file' $train -i odd.json -t 16 -x 0
+printf '[{"instruction": "a",\n"output": "b"},\n{"instruction": "c", "output": "d"}]\n' > forms.json
+expect 0 'forms.json: conversations, 1 file' $train -i forms.json -ct chatml -t 64 -b 1 -x 0
+expect 3 'forms.json.*no chat template' $train -i forms.json -t 64 -x 0
+cp forms.json forms.txt && expect 3 'forms.txt holds JSON of texts or conversations.*-ab 1' $train -i forms.txt -t 16 -x 0
+expect 0 'text as bytes' $train -i forms.txt -ab 1 -t 4 -x 0
+printf '{"body": "%060d", "n": 1}\n{"body": "%060d"}\n' 1 2 > body.jsonl
+expect 3 'body.jsonl: line 1: .*found "body", "n".*-tf' $train -i body.jsonl -t 16 -x 0
+expect 0 'text as bytes' $train -i body.jsonl -tf body -t 16 -x 0
 printf 'na\357ve %.0s' $(seq 200) > latin.txt
 expect 0 'latin.txt is not UTF-8: byte 2 is 0xef.* iconv -f ISO-8859-1 -t UTF-8 latin.txt' $train -i latin.txt -t 16 -x 0
 ok "bytes are asked for" sh -c "$train -i latin.txt -t 16 -x 0 -ab 1 2>&1 | grep -q 'not UTF-8'; test \$? = 1"

@@ -52,6 +52,7 @@ void test_files(void);                                      /* json, safetensors
 void test_outside(void);                                    /* part of the group files */
 void test_data(void);
 void test_texts(void);                                      /* raw text, part of the group data */
+void test_forms(void);                                      /* forms of data, part of the group data */
 void test_chats(void);                                      /* conversations, part of the group data */
 void test_kernels(void);                                    /* ops/test_ops.c */
 void test_model(void);

@@ -10,12 +10,13 @@
 /* ---- parser ---------------------------------------------------------------------------------- */
 
 typedef struct Block { struct Block *next; size_t used, capacity; } Block;
-struct Json { char *text; Block *blocks; const JsonValue *root; };
+struct Json { char *text; Block *blocks; const JsonValue *root; Json *inner; };
 
 typedef struct {
     Json *json;
     const char *original;               /* the text before unescaping, to count lines for errors */
     char *at, *end;
+    int python;                         /* NaN, Infinity and -Infinity are numbers, as in Python's json */
     Error *e;
 } Parser;
 
@@ -53,6 +54,9 @@ static int hex4(const char *s, uint32_t *value) {
     }
     return 1;
 }
+
+/* Hugging Face's tokenizers take no such text, either. */
+#define HALF "half of a surrogate pair, which is no character: write \\ufffd in its place, or leave the text out"
 /* After a backslash: writes the meaning of the escape at *to and advances both. */
 static int escape(Parser *p, char **to) {
     static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
@@ -60,11 +64,11 @@ static int escape(Parser *p, char **to) {
     uint32_t code, low;
     if (found) { *(*to)++ = meanings[found - letters]; p->at++; return 1; }
     if (*p->at != 'u' || !hex4(p->at + 1, &code)) return wrong(p, "unknown escape in a string");
-    if (code >= 0xDC00 && code < 0xE000) return wrong(p, "second half of a surrogate pair without the first");
+    if (code >= 0xDC00 && code < 0xE000) return wrong(p, HALF);
     p->at += 5;
     if (code >= 0xD800 && code < 0xDC00) {
         if (p->at[0] != '\\' || p->at[1] != 'u' || !hex4(p->at + 2, &low) || low < 0xDC00 || low > 0xDFFF)
-            return wrong(p, "first half of a surrogate pair without the second");
+            return wrong(p, HALF);
         code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
         p->at += 6;
     }
@@ -144,6 +148,8 @@ static int index_members(Parser *p, JsonValue *object) {
 static int value(Parser *p, JsonValue *v) {
     static const struct { const char *word; size_t bytes; JsonType type; int64_t is; } words[] = {
         { "null", 4, JSON_NULL, 0 }, { "true", 4, JSON_BOOL, 1 }, { "false", 5, JSON_BOOL, 0 }, };
+    static const struct { const char *word; size_t bytes; double is; } numbers[] = {
+        { "NaN", 3, NAN }, { "Infinity", 8, INFINITY }, { "-Infinity", 9, -INFINITY }, };
     switch (*p->at) {
     case '{': p->at++; v->type = JSON_OBJECT; return 1;
     case '[': p->at++; v->type = JSON_ARRAY; return 1;
@@ -154,6 +160,13 @@ static int value(Parser *p, JsonValue *v) {
             v->type = words[i].type;
             v->is.integer = words[i].is;
             p->at += words[i].bytes;
+            return 1;
+        }
+    for (size_t i = 0; p->python && i < sizeof numbers / sizeof *numbers; i++)
+        if (!strncmp(p->at, numbers[i].word, numbers[i].bytes)) {
+            v->type = JSON_DOUBLE;
+            v->is.number = numbers[i].is;
+            p->at += numbers[i].bytes;
             return 1;
         }
     return number(p, v);
@@ -201,31 +214,34 @@ static int document(Parser *p) {
     return p->at == p->end ? 1 : wrong(p, "something follows the end of the value");
 }
 
-Json *json_parse(const char *text, size_t bytes, Error *e) {
+static Json *parse(const char *text, size_t bytes, int python, Error *e) {
     size_t valid = utf8_valid(text, bytes);
     if (valid < bytes) { error_set(e, "byte %zu: not UTF-8", valid); return NULL; }
     Json *json = mem_alloc(sizeof *json);
     json->text = mem_grow(NULL, bytes + 1);
     if (bytes) memcpy(json->text, text, bytes);
     json->text[bytes] = 0;
-    Parser p = { json, text, json->text, json->text + bytes, e };
+    Parser p = { json, text, json->text, json->text + bytes, python, e };
     int ok = document(&p);
     if (!ok) { json_free(json); json = NULL; }
     return json;
 }
-Json *json_parse_line(const char *line, size_t bytes, Error *e) {
+Json *json_parse(const char *text, size_t bytes, Error *e) { return parse(text, bytes, 0, e); }
+Json *json_parse_record(const char *text, size_t bytes, Error *e) {
     static const char first[] = "line 1, ";
-    Json *json = json_parse(line, bytes, e);
+    Json *json = parse(text, bytes, 1, e);
     if (!json && !strncmp(e->text, first, strlen(first)))
         memmove(e->text, e->text + strlen(first), strlen(e->text + strlen(first)) + 1);
     return json;
 }
 
 void json_free(Json *json) {
-    if (!json) return;
-    for (Block *b = json->blocks, *next; b; b = next) { next = b->next; free(b); }
-    free(json->text);
-    free(json);
+    for (Json *next; json; json = next) {
+        next = json->inner;
+        for (Block *b = json->blocks, *before; b; b = before) { before = b->next; free(b); }
+        free(json->text);
+        free(json);
+    }
 }
 
 const JsonValue *json_root(const Json *json) { return json->root; }
@@ -233,6 +249,20 @@ const JsonValue *json_root(const Json *json) { return json->root; }
 /* ---- building -------------------------------------------------------------------------------- */
 
 Json *json_empty(void) { return mem_alloc(sizeof(Json)); }
+char *json_keep(Json *json, const char *text, size_t bytes) {
+    char *copy = arena(json, (bytes + 8) / 8 * 8);                       /* what follows stays aligned */
+    memcpy(copy, text, bytes);
+    copy[bytes] = 0;
+    return copy;
+}
+const JsonValue *json_parse_inner(Json *json, const char *text, size_t bytes, Error *e) {
+    Json *inner = json_parse(text, bytes, e), *last = inner;
+    if (!inner) return NULL;
+    while (last->inner) last = last->inner;
+    last->inner = json->inner;
+    json->inner = inner;
+    return inner->root;
+}
 JsonValue *json_make(Json *json, JsonType type) {
     JsonValue *v = arena(json, sizeof *v);
     *v = (JsonValue){ .type = type };

@@ -29,16 +29,21 @@ typedef struct JsonValue {
 } JsonValue;
 
 Json *json_parse(const char *text, size_t bytes, Error *e);
-Json *json_parse_line(const char *line, size_t bytes, Error *e);    /* of JSONL; messages name no line */
+/* Of a data file: messages do not name its first line; NaN, Infinity and -Infinity, which Python's
+ * json reads and writes, are doubles. */
+Json *json_parse_record(const char *text, size_t bytes, Error *e);
 void  json_free(Json *json);
 const JsonValue *json_root(const Json *json);
 
 /* Building, in the memory of a Json; keys and strings are not copied and must live as long.
+ * json_parse_inner: the root of a text of its own.
  * json_empty: a Json without a text and a root. json_make: null, 0, an empty array or object.
  * json_copy: a value, or NULL, that can be appended elsewhere; what it contains is not copied.
  * json_append: key: NULL for arrays; a member of this key may not be there. json_cut: takes `count`
  * elements out of an array, from number `first` on. */
 Json *json_empty(void);
+char *json_keep(Json *json, const char *text, size_t bytes);                    /* a copy, with a NUL */
+const JsonValue *json_parse_inner(Json *json, const char *text, size_t bytes, Error *e);
 JsonValue *json_make(Json *json, JsonType type);
 JsonValue *json_make_string(Json *json, const char *text, size_t bytes);        /* a NUL must follow it */
 JsonValue *json_copy(Json *json, const JsonValue *v);

@@ -183,7 +183,7 @@ int data_validation(const Data *d, int64_t first, int B, int T, int *inputs, int
             n = p->tokens - 1 - w * T < T ? p->tokens - 1 - w * T : T;
             if (!data_read_tokens(p, w * T, n, inputs, e) || !data_read_tokens(p, w * T + 1, n, targets, e)) return 0;
         }
-        for (; n < T; n++) { inputs[n] = 0; targets[n] = NO_TOKEN; }
+        for (; n < T; n++) { inputs[n] = 0; targets[n] = -1; }
     }
     return 1;
 }

@@ -6,11 +6,11 @@
  *              one *.txt, any other files (text, a document in each; no *.bin)
  *   a pattern  whose matches are files as below: 'fineweb_train_*.bin'
  *   a file     an llm.c shard by its first four bytes; nanoGPT's headerless uint16 if it is called
- *              train.bin or val.bin; a document in each line, {"text": "..."}, or a conversation,
- *              {"messages": [{"role", "content"}...]}, if it ends in .jsonl; anything else that
- *              does not end in .bin is text, one document
+ *              train.bin or val.bin; JSON, a document or conversation in each line or element of an
+ *              array (forms.h), if it ends in .jsonl, .ndjson or .json; anything else that does not
+ *              end in .bin is text, one document
  * Without validation data the last tenth of every training file is held out, or every tenth of
- * several documents. Documents of folders and JSONL are joined, each followed by the tokenizer's
+ * several documents. Documents of folders and JSON are joined, each followed by the tokenizer's
  * end-of-text token if it has one.
  *
  * A sample is a window of T+1 tokens of one file: T inputs, and T targets one further on. Training
@@ -24,8 +24,8 @@
  * or replaced stays readable through its open descriptor.
  *
  * Conversations (chat.h) are samples of their own: a row has as many as fit, one after another
- * (packing.c), their positions begin at 0, and only what the assistant says is a target. In a JSONL
- * file that holds conversations its texts are samples, too. */
+ * (packing.c), their positions begin at 0, and only what the assistant says is a target. So are
+ * prompts with their completions. In a file that holds any its texts are samples, too. */
 #ifndef DATA_H
 #define DATA_H
 #include "llmc/base/base.h"
@@ -46,6 +46,7 @@ typedef struct {
     const char *pattern;                /* how a trained one cuts text into words (bpe.h) */
     const char *trained;                /* NULL, or the tokenizer.json that an earlier start trained and saved */
     const char *chat;               /* NULL or "": the chat template beside the tokenizer.json; or the name of one */
+    const char *field;                  /* NULL, "", or the key of JSON that holds the text or messages */
     const char *cache;                  /* NULL, or a folder that data_keep may have written to */
     int show;                           /* progress of long work, on stderr */
     int any_bytes;              /* 1: archives, pictures and other files that are no text are read as if they were */
@@ -75,8 +76,7 @@ int         data_check(Data *data, int T, int vocab, Error *e);
 /* An epoch visits every window once, the same number in each. Windows start at a random phase in
  * each file, so that epochs cut the text differently. */
 int64_t     data_epoch_samples(const Data *data, int T);
-/* Samples first ... first+B-1; inputs, targets, positions (B,T). Targets that do not count are -1,
- * those of filler behind the last sample of a row -2, with input 0.
+/* Samples first ... first+B-1; inputs, targets, positions (B,T). Targets that do not count are -1.
  * Where a position is 0 something begins that does not see what is before it; positions may be NULL
  * if the data hold no conversations. */
 int         data_batch(const Data *data, int64_t first, int B, int T, uint64_t seed, int *inputs,
@@ -85,7 +85,7 @@ int         data_batch(const Data *data, int64_t first, int B, int T, uint64_t s
 int64_t     data_counted(const Data *data, int64_t first, int B, int T, uint64_t seed, Error *e);
 
 /* Validation: consecutive windows, so that every token but the first of each file is a target
- * exactly once. Past the end of a file or of the last batch, inputs are 0 and targets -2. */
+ * exactly once. Past the end of a file or of the last batch, inputs are 0 and targets -1. */
 int64_t     data_validation_batches(const Data *data, int B, int T);
 int data_validation(const Data *data, int64_t first, int B, int T, int *inputs, int *targets, int *positions, Error *e);
 #endif

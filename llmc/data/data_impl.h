@@ -32,6 +32,7 @@ struct Data {
     uint64_t tokenizer_hash;            /* of its file; 0: not trained yet */
     int   cached;                       /* the tokens were read from a cache */
     Chat  chat;                         /* how conversations are written */
+    const char *field;                  /* see form_read; "": none; while texts are encoded */
 };
 
 Segment *data_add_segment(Data *d, Split split, const char *path, int width);

@@ -2,7 +2,9 @@
 #define _POSIX_C_SOURCE 200809L
 #define _FILE_OFFSET_BITS 64
 #include "data_impl.h"
+#include "forms.h"
 #include "kinds.h"
+#include "records.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
@@ -46,6 +48,43 @@ static const char *base_name(const char *path) {
     return slash ? slash + 1 : path;
 }
 
+/* Tokens of programs that call their files *.bin, too. 1 and a message: what they are. */
+static int foreign_tokens(const char *path, Error *e) {
+    enum { MAGIC = 9, TYPE = 17, UINT16 = 8 };              /* of Megatron-LM's index: magic, version, type */
+    const size_t n = strlen(path);
+    const char *name = base_name(path), *digits = name + 4;
+    char *index = text_format("%.*s.idx", (int)(n > 4 ? n - 4 : n), path);
+    FILE *f = fopen(index, "rb");
+    char head[TYPE + 1] = "";
+    Text word = { 0 };
+    text_add_word(&word, path);
+    const int megatron = f && fread(head, 1, sizeof head, f) == sizeof head && !memcmp(head, "MMIDIDX\0\0", MAGIC),
+        llama2 = !strncmp(name, "data", 4) && *digits && !strcmp(digits + strspn(digits, "0123456789"), ".bin");
+    if (megatron && head[TYPE] == UINT16)
+        error_set(e, "%s: found tokens of Megatron-LM (%s), uint16 without a header, as nanoGPT has them: mkdir "
+                  "tokens && cp %s tokens/train.bin, then -i tokens", path, index, word.at);
+    else if (megatron)
+        error_set(e, "%s: found tokens of Megatron-LM (%s). Write them as uint16, as nanoGPT has them: mkdir tokens && "
+                  "python3 -c 'import sys, numpy; numpy.fromfile(sys.argv[1], \"int32\").astype(\"uint16\")"
+                  ".tofile(\"tokens/train.bin\")' %s, then -i tokens (for ids below 65536)", path, index, word.at);
+    else if (llama2)
+        error_set(e, "%s: found tokens of llama2.c, uint16 without a header, as nanoGPT has them: mkdir tokens && "
+                  "cat data*.bin > tokens/train.bin, then -i tokens; its tokenizer.model is not read", path);
+    if (f) fclose(f);
+    free_each(index, word.at);
+    return megatron || llama2;
+}
+
+/* nanoGPT's tokens of characters. */
+static void warn_of_meta(const char *path) {
+    const char *name = base_name(path);
+    char *meta = text_format("%.*smeta.pkl", (int)(name - path), path);
+    if (is_file(meta))
+        warn("%s says which characters these tokens are. It is not read: text can be neither shown nor given. To train "
+             "on characters, give the text itself (-i input.txt)", meta);
+    free(meta);
+}
+
 /* The format of a file; NULL if it only looks like one. */
 static const Format *recognize(const char *path, const uint32_t header[3], int64_t size, Error *e) {
     const char *name = base_name(path);
@@ -75,6 +114,7 @@ static const Format *recognize(const char *path, const uint32_t header[3], int64
                          path, (long long)size), NULL;
     }
     if (length < 4 || strcmp(name + length - 4, ".bin")) return &formats[TEXT];
+    if (foreign_tokens(path, e)) return NULL;
     if (size < 4) error_set(e, "%s: found %lld bytes, expected the header of an llm.c shard", path, (long long)size);
     else error_set(e, "%s: found magic %u, expected %u (llm.c, uint16) or %u (llm.c, uint32). nanoGPT's files, which "
                    "have none, must be called train.bin and val.bin; text must not end in .bin", path, header[0],
@@ -87,6 +127,13 @@ static void fingerprint(Data *d, int use, const char *name, int64_t size, const 
     uint64_t h = hash_bytes(d->fingerprint + (uint64_t)use, name, strlen(name));
     h = hash_bytes(h, &size, sizeof size);
     d->fingerprint = hash_bytes(hash_bytes(h, head, bytes), tail, bytes);
+}
+
+/* Before forms.h only *.jsonl was read as JSON, and what has another name trained on as it is. */
+static void fingerprint_form(Data *d, const TextFile *f) {
+    const size_t n = strlen(f->path);
+    if (f->records && (n < 6 || strcmp(f->path + n - 6, ".jsonl")))
+        d->fingerprint = hash_bytes(d->fingerprint, "records", 7);
 }
 
 /* The beginning tells: an encoding holds for a whole file. */
@@ -104,21 +151,13 @@ static void check_utf8(const Source *s) {
 }
 /* 0: it is another kind of file, whose bytes nobody wants to train on. */
 static int is_text(const Data *d, const Source *s, Error *e) {
-    const char *remedy, *what = d->any_bytes ? NULL : kind_of_binary(s->text, s->bytes, &remedy),
-        *name = strstr(what ? remedy : "", "%s");
-    if (what) {
-        Text command = { 0 };
-        text_add_bytes(&command, remedy, name ? (size_t)(name - remedy) : strlen(remedy));
-        if (name) text_add_word(&command, s->path);
-        if (name) text_add_string(&command, name + 2);
-        error_set(e, "%s is %s, not plain text. %s. To train on its bytes as they are: -ab 1", s->path, what,
-                  command.at);
-        free(command.at);
-        return 0;
-    }
+    const char *remedy, *what = d->any_bytes ? NULL : kind_of_binary(s->text, s->bytes, &remedy);
+    if (what) return kind_refuse(s->path, what, remedy, ". To train on its bytes as they are: -ab 1", e);
+    if (!d->any_bytes && !s->separate && forms_held(s->text, s->bytes))
+        return error_set(e, "%s holds JSON of texts or conversations, but its name does not end in .jsonl, .ndjson or "
+                         ".json: call it so. To train on the JSON itself: -ab 1", s->path);
     if (!d->any_bytes && !s->separate && kind_is_json(s->text, s->bytes))
-        warn("%s looks like JSON, and is read as plain text. Of files called *.jsonl, a document is read from each "
-             "line: {\"text\": \"...\"}", s->path);
+        warn("%s looks like JSON, and is read as plain text", s->path);
     if (!d->any_bytes && !s->separate) check_utf8(s);
     return 1;
 }
@@ -129,6 +168,7 @@ static int use_open_file(Data *d, int use, const char *path, int fd, int64_t siz
     if (!data_read_at(&entire, header, size < 12 ? (size_t)size : 12, 0, e)) return 0;
     const Format *format = recognize(path, header, size, e);
     if (!format) return 0;
+    if (!d->format && format == &formats[NANOGPT]) warn_of_meta(path);
     if (!d->format) d->format = format;
     if (d->format->width != format->width)
         return error_set(e, "%s: found %s, expected %s as in the files before it; all data must be of one kind", path,
@@ -142,8 +182,10 @@ static int use_open_file(Data *d, int use, const char *path, int fd, int64_t siz
     if (!ok) return 0;
     if (format == &formats[TEXT]) {
         Source *text = add_source(d, use);
-        return source_read_file(text, path, e) && (text->bytes || error_set(e, "%s: became empty", path))
+        ok = source_read_file(text, path, e) && (text->bytes || error_set(e, "%s: became empty", path))
             && is_text(d, text, e);
+        if (ok) fingerprint_form(d, &text->file[0]);
+        return ok;
     }
     int64_t tokens = (size - format->header) / format->width, at = use == BOTH ? cut(d, path, tokens, e) : tokens;
     if (!at) return 0;
@@ -232,18 +274,23 @@ static int use_documents(Data *d, int use, const char *folder, Error *e) {
         const TextFile *f = &s->file[i];
         const size_t bytes = f->to - f->from, ends = bytes < PRINTED ? bytes : PRINTED;
         fingerprint(d, use, f->path + strlen(folder), (int64_t)bytes, s->text + f->from, s->text + f->to - ends, ends);
+        fingerprint_form(d, f);
     }
     d->files += (int)s->files;
     return 1;
 }
 
 static int no_data(const char *folder, int use, int shakespeare, Error *e) {
+    glob_t bins;
+    const int foreign = matches(folder, "*.bin", &bins) && foreign_tokens(bins.gl_pathv[0], e);
+    globfree(&bins);
+    if (foreign) return 0;
     char *fetch = text_format("%s/fetch.sh", folder);
     char *hint = shakespeare || is_file(fetch) ? text_format("; fetch it: sh %s", fetch) : text_format("%s", "");
     error_set(e, "%s: a folder with no data, expected one of\n"
               "  %-29s shards of llm.c\n  %-29s nanoGPT, uint16 without a header\n"
               "  %-29s text\n  input.txt                     text\n  any files but *.bin           text, a document in "
-              "each, or in each line of a *.jsonl; or name a file, or a pattern in quotes%s", folder,
+              "each, or in each record of JSON; or name a file, or a pattern in quotes%s", folder,
               use == DATA_VALIDATION ? "*_val*.bin" : "*_train*.bin and *_val*.bin",
               use == DATA_VALIDATION ? "val.bin" : "train.bin and val.bin", "train.txt and val.txt", hint);
     free_each(fetch, hint);
@@ -349,6 +396,7 @@ static Data *open_all(const char *train, const char *validation, const DataReque
     Data *d = mem_alloc(sizeof *d);
     const int apart = validation && validation[0];
     d->any_bytes = !request || request->any_bytes;
+    d->field = request && request->field ? request->field : "";
     int ok = use_path(d, apart ? DATA_TRAIN : BOTH, train, e)
         && (!apart || use_path(d, DATA_VALIDATION, validation, e));
     d->is_text = d->format == &formats[TEXT];
@@ -364,6 +412,9 @@ static Data *open_all(const char *train, const char *validation, const DataReque
             d->has_chats |= d->segment[s][i].is_chats;
         }
     if (d->has_chats) d->fingerprint = hash_bytes(d->fingerprint, chat_name(&d->chat), strlen(chat_name(&d->chat)));
+    if (d->has_chats) d->fingerprint += FORMS_VERSION;
+    if (*d->field) d->fingerprint = hash_bytes(d->fingerprint, d->field, strlen(d->field));
+    d->field = NULL;
     describe(d);
     free_texts(d);
     return d;

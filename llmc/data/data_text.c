@@ -2,6 +2,7 @@
  * out, trains a tokenizer if asked to, and encodes; or reads token_cache.c's tokens. */
 #include "data_impl.h"
 #include "bpe.h"
+#include "forms.h"
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -16,15 +17,18 @@ static void add_portion(Portions *p, Split split, const Source *source, Document
     for (size_t i = 0; i < documents.count; i++) portion.bytes += documents.at[i].bytes;
     p->at[p->count++] = portion;
 }
-static int find_documents(Data *d, Portions *p, Error *e) {
+static int find_documents(Data *d, const DataRequest *r, Portions *p, Error *e) {
     int has_chats = 0;
     p->at = mem_alloc(2 * (size_t)d->texts.count * sizeof *p->at);
     for (int i = 0; i < d->texts.count; i++) {
         Source *s = &d->texts.at[i];
         const int use = d->texts.use[i];
         Documents train, held_out;
-        if (!source_parse(s, &d->chat, e)) return 0;
+        if (!source_parse(s, &d->chat, d->field, e)) return 0;
         has_chats |= s->has_chats;
+        if (s->has_pairs && *chat_name(&d->chat) && r && r->show)
+            warn("%s: prompts and completions that are strings are read as they are, as TRL does, without the chat "
+                 "template; lists of messages are written with it", s->path);
         if (use != BOTH) {
             Documents all = { mem_alloc(s->documents * sizeof(Document)), s->documents };
             memcpy(all.at, s->document, s->documents * sizeof(Document));
@@ -51,20 +55,31 @@ static int tokens_wanted(const char *name) {
     return n > INT_MAX ? INT_MAX : (int)n;
 }
 
-/* The conversation of a document; json_free(*json). */
-static const JsonValue *read_chat(const Document *d, Json **json, Error *e) {
-    *json = json_parse(d->at, d->bytes, e);
-    return *json ? chat_talk(*json) : NULL;
+/* A document that is a record, which source_parse accepted; json_free the result. */
+static Json *read_record(const Document *d, const char *field, Form *f) {
+    Error e;
+    Json *json = json_parse_record(d->at, d->bytes, &e);
+    if (!json || !form_read(f, json, field, &e)) fail(EXIT_INPUT, "a record that was accepted: %s", e.text);
+    return json;
 }
 
-/* A conversation as text. NULL: it is no conversation. */
-static char *write_chat(const Chat *chat, const Document *d, size_t *bytes) {
-    Error e;
-    Json *json;
+/* A prompt and its completion. */
+static Text join_pair(const Form *f) {
     Text text = { 0 };
-    if (!d->is_chat) return NULL;
-    const JsonValue *talk = read_chat(d, &json, &e);
-    if (!talk || !chat_write(chat, talk, 0, &text, NULL, &e))
+    text_add_bytes(&text, f->prompt.at, f->prompt.bytes);
+    text_add_bytes(&text, f->completion.at, f->completion.bytes);
+    return text;
+}
+
+/* A record as text. NULL: it is none. */
+static char *write_record(const Data *data, const Document *d, size_t *bytes) {
+    Error e;
+    Text text = { 0 };
+    if (!d->is_record) return NULL;
+    Form f;
+    Json *json = read_record(d, data->field, &f);
+    if (!f.chat) text = join_pair(&f);
+    else if (!chat_write(&data->chat, f.chat, 0, &text, NULL, &e))
         fail(EXIT_INPUT, "a conversation that was accepted: %s", e.text);
     json_free(json);
     *bytes = text.length;
@@ -83,7 +98,7 @@ static Tokenizer *train_tokenizer(const Data *data, const Portions *p, const Dat
     }
     char **written = mem_alloc((count + 1) * sizeof *written);
     for (size_t i = 0; i < count; i++)
-        if ((written[i] = write_chat(&data->chat, &all[i], &all[i].bytes))) all[i].at = written[i];
+        if ((written[i] = write_record(data, &all[i], &all[i].bytes))) all[i].at = written[i];
     Tokenizer *t = bpe_train(all, count, tokens_wanted(r->tokenizer), r->pattern, r->show, e);
     for (size_t i = 0; i < count; i++) free(written[i]);
     free_each(written, all);
@@ -92,35 +107,53 @@ static Tokenizer *train_tokenizer(const Data *data, const Portions *p, const Dat
 
 /* ---- samples --------------------------------------------------------------------------------- */
 
-/* A conversation, or a text with the token that ends it, as tokens with flags; free(*tokens). */
-static size_t encode_sample(const Chat *chat, const Tokenizer *t, const Document *d, uint32_t **tokens) {
+/* A pair's tokens: those of both texts as one; the prompt's own, as far as they are the same, do
+ * not count. */
+static int64_t encode_pair(const Tokenizer *t, const Form *f, int **ids, unsigned char **counts) {
+    int *own;
+    Text text = join_pair(f);
+    const size_t n = tokenizer_encode(t, text.at, text.length, ids),
+        prompt = tokenizer_encode(t, f->prompt.at, f->prompt.bytes, &own);
+    size_t same = 0;
+    while (same < n && same < prompt && own[same] == (*ids)[same]) same++;
+    memset(*counts = mem_alloc(n + 1), 1, n + 1);
+    memset(*counts, 0, same);
+    free_each(text.at, own);
+    return (int64_t)n;
+}
+
+/* A conversation, or a text or a pair with the token that ends it, as tokens with flags;
+ * free(*tokens). */
+static size_t encode_sample(const Data *data, const Tokenizer *t, const Document *d, uint32_t **tokens) {
     Error e;
-    Json *json = NULL;
     int *ids = NULL;
     unsigned char *counts = NULL;
-    const JsonValue *talk = d->is_chat ? read_chat(d, &json, &e) : NULL;
-    const int64_t made = !d->is_chat ? (int64_t)tokenizer_encode(t, d->at, d->bytes, &ids)
-                       : talk ? chat_encode(chat, t, talk, 0, &ids, &counts, &e) : -1;
+    Form f = { 0 };
+    Json *json = d->is_record ? read_record(d, data->field, &f) : NULL;
+    const int is_chat = f.chat != NULL;
+    const int64_t made = is_chat ? chat_encode(&data->chat, t, f.chat, 0, &ids, &counts, &e)
+                       : json ? encode_pair(t, &f, &ids, &counts)
+                       : (int64_t)tokenizer_encode(t, d->at, d->bytes, &ids);
     if (made < 0) fail(EXIT_INPUT, "a conversation that was accepted: %s", e.text);
-    const size_t ends = !d->is_chat && tokenizer_eos(t) >= 0, count = (size_t)made + ends;
+    const size_t ends = !is_chat && tokenizer_eos(t) >= 0, count = (size_t)made + ends;
     *tokens = mem_alloc((count + 1) * sizeof **tokens);
     for (size_t i = 0; i < count; i++)
         (*tokens)[i] = (uint32_t)(i < (size_t)made ? ids[i] : tokenizer_eos(t))
-            | (counts && !counts[i] ? 0 : TOKEN_COUNTS);
+            | (counts && i < (size_t)made && !counts[i] ? 0 : TOKEN_COUNTS);
     (*tokens)[0] |= TOKEN_FIRST;
     free_each(ids, counts);
     json_free(json);
     return count;
 }
 
-static size_t encode_samples(const Chat *chat, const Tokenizer *t, const Documents *documents, Meter *meter,
+static size_t encode_samples(const Data *data, const Tokenizer *t, const Documents *documents, Meter *meter,
                              void **to) {
     const int64_t n = (int64_t)documents->count;
     struct { uint32_t *tokens; size_t count; } *done = mem_alloc(((size_t)n + 1) * sizeof *done);
     size_t all = 0;
     #pragma omp parallel for schedule(dynamic, 16)
     for (int64_t i = 0; i < n; i++) {
-        done[i].count = encode_sample(chat, t, &documents->at[i], &done[i].tokens);
+        done[i].count = encode_sample(data, t, &documents->at[i], &done[i].tokens);
         meter_add(meter, (int64_t)documents->at[i].bytes);
     }
     for (int64_t i = 0; i < n; i++) all += done[i].count;
@@ -148,7 +181,7 @@ static int encode_portion(Data *d, const Portion *p, const Tokenizer *t, Meter *
     if (!chats) d->bytes[p->split] += s->bytes = (int64_t)p->bytes;
     if (chats) {
         Tokenizer *bytes = t ? NULL : tokenizer_bytes();
-        s->tokens = (int64_t)encode_samples(&d->chat, t ? t : bytes, &p->documents, meter, &s->memory);
+        s->tokens = (int64_t)encode_samples(d, t ? t : bytes, &p->documents, meter, &s->memory);
         tokenizer_free(bytes);
     } else if (d->is_bytes) {
         char *next = s->memory = mem_alloc(p->bytes);
@@ -198,10 +231,11 @@ int data_encode_texts(Data *d, const DataRequest *r, Tokenizer **tokenizer, Erro
             d->text_hash = source_hash(&d->texts.at[i], d->text_hash + (uint64_t)d->texts.use[i]);
         if (wanted >= 0) d->recipe_hash = hash_bytes((uint64_t)wanted, r->pattern, strlen(r->pattern));
         if (*tokenizer) d->tokenizer_hash = tokenizer_hash(*tokenizer);
+        if (*d->field) d->text_hash = hash_bytes(d->text_hash, d->field, strlen(d->field));
         if (*chat_name(&d->chat)) d->text_hash = chat_hash(&d->chat, d->text_hash);
         if (r->cache && cache_read(d, r->cache, tokenizer)) return 1;
     }
-    const int ok = find_documents(d, &p, e) && encode(d, r, tokenizer, &p, e);
+    const int ok = find_documents(d, r, &p, e) && encode(d, r, tokenizer, &p, e);
     for (int i = 0; i < p.count; i++) free(p.at[i].documents.at);
     free(p.at);
     return ok;

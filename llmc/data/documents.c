@@ -2,31 +2,29 @@
 #define _POSIX_C_SOURCE 200809L
 #include "chat.h"
 #include "documents.h"
+#include "forms.h"
 #include "kinds.h"
+#include "records.h"
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-static int is_jsonl(const char *path) {
-    const size_t n = strlen(path);
-    return n > 6 && !strcmp(path + n - 6, ".jsonl");
-}
-
 static void add_file(Source *s, const char *path, size_t bytes) {
     s->file = mem_grow(s->file, (s->files + 1) * sizeof *s->file);
-    s->file[s->files++] = (TextFile){ text_format("%s", path), s->bytes, s->bytes + bytes };
+    s->file[s->files++] = (TextFile){ .path = text_format("%s", path), .from = s->bytes, .to = s->bytes + bytes };
     s->bytes += bytes;
 }
 void source_take_text(Source *s, const char *path, char *text, size_t bytes) {
     s->path = text_format("%s", path);
     s->text = text;
-    s->separate = is_jsonl(path);
     add_file(s, path, bytes);
+    s->separate = s->file->records = records_named(path);
 }
 
 int source_read_file(Source *s, const char *path, Error *e) {
@@ -69,6 +67,21 @@ static int list_files(const char *folder, Paths *paths, Error *e) {
     return ok;
 }
 
+/* In a folder, where settings of programs may lie, *.json may be a text like others. */
+static int is_data(const char *path, const char *text, size_t bytes) {
+    const char *dot = strrchr(path, '.');
+    return records_named(path) && (strcasecmp(dot, ".json") || forms_held(text, bytes));
+}
+
+/* Is it data that would be missed: a table, or texts that are packed? */
+static int is_meant(const char *path, const char *what) {
+    static const char *const names[] = { ".json", ".ndjson", ".txt" };
+    const char *slash = strrchr(path, '/'), *name = slash ? slash : path;
+    int is = kind_is_table(what);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) is |= strstr(name, names[i]) != NULL;
+    return is;
+}
+
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 int source_read_folder(Source *s, const char *folder, Error *e) {
     Paths paths = { 0 };
@@ -82,11 +95,14 @@ int source_read_folder(Source *s, const char *folder, Error *e) {
         size_t bytes = 0;
         char *text = file_read(paths.at[i], &bytes, e);
         ok = text != NULL;
-        if (ok && kind_of_binary(text, bytes, &remedy)) { if (!binary++) first_binary = paths.at[i]; }
+        const char *what = ok ? kind_of_binary(text, bytes, &remedy) : NULL;
+        if (what && is_meant(paths.at[i], what)) ok = kind_refuse(paths.at[i], what, remedy, "", e);
+        else if (what) { if (!binary++) first_binary = paths.at[i]; }
         else if (ok && bytes) {
             if (s->bytes + bytes > capacity) s->text = mem_grow(s->text, capacity = 2 * capacity + bytes);
             memcpy(s->text + s->bytes, text, bytes);
             add_file(s, paths.at[i], bytes);
+            s->file[s->files - 1].records = is_data(paths.at[i], text, bytes);
         }
         free(text);
     }
@@ -107,7 +123,7 @@ void source_free(Source *s) {
 uint64_t source_hash(const Source *s, uint64_t seed) {
     uint64_t h = hash_bytes(seed, &s->separate, sizeof s->separate);
     for (size_t i = 0; i < s->files; i++) {
-        const int lines = is_jsonl(s->file[i].path);
+        const int lines = s->file[i].records;
         h = hash_bytes(h, &s->file[i].to, sizeof s->file[i].to);
         h = hash_bytes(h, &lines, sizeof lines);
     }
@@ -122,84 +138,85 @@ static void add_document(Source *s, size_t *capacity, const char *at, size_t byt
     s->document[s->documents++] = (Document){ at, bytes, 0 };
 }
 
+typedef struct { const Chat *chat; const char *field; } Reading;
+
+/* What chat.c does not write must not be lost. */
+static int is_written(const JsonValue *talk, Error *e) {
+    static const char *const lost[] = { "reasoning_content", "thinking", "tool_calls" };
+    size_t n = 1;
+    for (const JsonValue *m = json_first(json_get(talk, "messages")); m; m = m->next, n++)
+        for (size_t i = 0; i < sizeof lost / sizeof *lost; i++)
+            if (json_get(m, lost[i]))
+                return error_set(e, "message %zu has \"%s\", which is not implemented; write it as a part of its "
+                                 "\"content\"", n, lost[i]);
+    return !json_get(talk, "tools") || error_set(e, "it has tools, which are not implemented; write them into the "
+                                                 "message of the system");
+}
 static int check_chat(const JsonValue *talk, const Chat *chat, Error *e) {
     Text text = { 0 };
-    const int ok = chat_write(chat, talk, 0, &text, NULL, e);
+    const int ok = is_written(talk, e) && chat_write(chat, talk, 0, &text, NULL, e);
     free(text.at);
     return ok;
 }
 
-#define A_LINE "{\"text\": \"...\"} or {\"messages\": [{\"role\": \"...\", \"content\": \"...\"}, ...]}"
-
-/* Decodes a line in place (a string is never longer than its JSON). A conversation stays. */
-static int parse_line(Document *line, const Chat *chat, Error *e) {
+/* Decodes a text in place: a string is never longer than its JSON. Other records stay. */
+static int parse_record(Document *record, const Reading *how, Error *e) {
     Error why;
-    Json *json = json_parse_line(line->at, line->bytes, &why);
-    if (!json) return error_set(e, "expected " A_LINE ": %.400s", why.text);
-    const JsonValue *root = json_root(json), *text = json_get(root, "text"), *talk = chat_talk(json);
-    static const char *const names[] = { "null", "true or false", "a number", "a number", "a string", "an array",
-                                         "an object" };
-    int ok = talk ? line->is_chat = check_chat(talk, chat, e) : json_is(text, JSON_STRING);
-    if (talk) {}
-    else if (ok) memmove((char *)line->at, text->is.string, line->bytes = text->length);
-    else if (!json_is(root, JSON_OBJECT)) error_set(e, "expected " A_LINE ": found %s", names[root->type]);
-    else if (!text) error_set(e, "expected " A_LINE ": found an object without \"text\" and \"messages\"");
-    else error_set(e, "expected " A_LINE ": found %s as \"text\"", names[text->type]);
+    Form f = { 0 };
+    Json *json = json_parse_record(record->at, record->bytes, &why);
+    int ok = json ? form_read(&f, json, how->field, e)
+                  : error_set(e, "expected JSON, {\"text\": \"...\"} or {\"messages\": [...]}: %.400s", why.text);
+    record->is_record = !ok || f.text.at ? 0 : f.chat ? RECORD_CHAT : RECORD_PAIR;
+    if (ok && f.chat) ok = check_chat(f.chat, how->chat, e);
+    if (ok && f.text.at) memmove((char *)record->at, f.text.at, record->bytes = f.text.bytes);
     json_free(json);
     return ok;
 }
 
-/* Documents first ... are the lines of a JSONL file. The message is about the first wrong line. */
-static int parse_lines(Source *s, size_t first, const size_t *line_number, const char *path,
-                       const Chat *chat, Error *e) {
-    const int64_t n = (int64_t)(s->documents - first);
+/* Documents first ... are the records of a file. The message is about the first wrong one. */
+static int parse_records(Source *s, size_t first, const Records *r, const char *path, const Reading *how, Error *e) {
+    const int64_t n = (int64_t)r->count;
     int64_t bad = n;
     Error why = { 0 };
     #pragma omp parallel for schedule(dynamic, 64)
     for (int64_t i = 0; i < n; i++) {
         Error mine;
-        Document line = s->document[first + (size_t)i];
-        if (parse_line(&line, chat, &mine)) { s->document[first + (size_t)i] = line; continue; }
+        Document record = s->document[first + (size_t)i];
+        if (parse_record(&record, how, &mine)) { s->document[first + (size_t)i] = record; continue; }
         #pragma omp critical
         if (i < bad) bad = i, why = mine;
     }
     if (bad == n) return 1;
     char found[64];
-    const Document *line = &s->document[first + (size_t)bad];
-    snprintf(found, sizeof found, "%.*s", (int)(line->bytes < 60 ? line->bytes : 60), line->at);
-    return error_set(e, "%s: line %zu: %.600s: %s%s", path, line_number[bad], why.text, found,
-                     line->bytes > 60 ? "..." : "");
+    const Record *record = &r->at[bad];
+    snprintf(found, sizeof found, "%.*s", (int)(record->bytes < 60 ? record->bytes : 60), record->at);
+    return error_set(e, "%s: line %zu: %.700s: %s%s", path, record->line, why.text, found,
+                     record->bytes > 60 ? "..." : "");
 }
 
-static int parse_file(Source *s, const TextFile *f, size_t *capacity, const Chat *chat, Error *e) {
-    const char *at = s->text + f->from, *end = s->text + f->to;
-    size_t first = s->documents, *number = NULL, numbers = 0;
-    if (!is_jsonl(f->path)) { add_document(s, capacity, at, (size_t)(end - at)); return 1; }
-    if (end - at >= 3 && !memcmp(at, "\xEF\xBB\xBF", 3)) at += 3;        /* a byte-order mark, as Windows writes it */
-    for (size_t line = 1; at < end; line++) {
-        const char *next = memchr(at, '\n', (size_t)(end - at));
-        const size_t bytes = (size_t)((next ? next : end) - at);
-        if (!text_is_blank(at, bytes)) {
-            const size_t n = s->documents - first;
-            if (n == numbers) number = mem_grow(number, (numbers = 2 * numbers + 16) * sizeof *number);
-            number[n] = line;
-            add_document(s, capacity, at, bytes);
-        }
-        at += bytes + 1;
-    }
-    const int ok = s->documents > first ? parse_lines(s, first, number, f->path, chat, e)
-                 : error_set(e, "%s: found no lines, expected {\"text\": \"...\"} or {\"messages\": [...]} in each",
-                             f->path);
-    free(number);
+static int parse_file(Source *s, const TextFile *f, size_t *capacity, const Reading *how, Error *e) {
+    Records r;
+    Error why;
+    const char *at = s->text + f->from;
+    const size_t first = s->documents, bytes = f->to - f->from;
+    if (!f->records) { add_document(s, capacity, at, bytes); return 1; }
+    int ok = records_find(&r, at, bytes, &why) || error_set(e, "%s: %.700s", f->path, why.text);
+    for (size_t i = 0; ok && i < r.count; i++) add_document(s, capacity, r.at[i].at, r.at[i].bytes);
+    ok = ok && parse_records(s, first, &r, f->path, how, e);
+    free(r.at);
     return ok;
 }
 
-int source_parse(Source *s, const Chat *chat, Error *e) {
+int source_parse(Source *s, const Chat *chat, const char *field, Error *e) {
+    const Reading how = { chat, field };
     size_t capacity = 0, kept = 0;
-    for (size_t i = 0; i < s->files; i++) if (!parse_file(s, &s->file[i], &capacity, chat, e)) return 0;
+    for (size_t i = 0; i < s->files; i++) if (!parse_file(s, &s->file[i], &capacity, &how, e)) return 0;
     for (size_t i = 0; i < s->documents; i++) if (s->document[i].bytes) s->document[kept++] = s->document[i];
     s->documents = kept;
-    for (size_t i = 0; i < kept; i++) s->has_chats |= s->document[i].is_chat;
+    for (size_t i = 0; i < kept; i++) {
+        s->has_chats |= s->document[i].is_record != 0;
+        s->has_pairs |= s->document[i].is_record == RECORD_PAIR;
+    }
     return kept > 0 || error_set(e, "%s: all its documents are empty", s->path);
 }
 

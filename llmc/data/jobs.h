@@ -3,7 +3,9 @@
 #define JOBS_H
 #include "llmc/base/base.h"
 
-typedef struct { const char *at; size_t bytes; int is_chat; } Document;     /* is_chat: the JSON of a conversation */
+/* is_record: 0: a text; else it is JSON of forms.h, as follows. */
+enum { RECORD_CHAT = 1, RECORD_PAIR };
+typedef struct { const char *at; size_t bytes; int is_record; } Document;
 
 /* About a megabyte for a thread: `count` documents, from a byte of the first to one of the last. */
 typedef struct { const Document *first; size_t count, from, to, bytes; } Job;

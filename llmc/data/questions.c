@@ -1,6 +1,7 @@
 /* questions.c: see questions.h. */
 #include "questions.h"
-#include "llmc/base/json.h"
+#include "forms.h"
+#include "records.h"
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,22 +24,35 @@ static int characters(const char *text, size_t bytes) {
     return (int)n;
 }
 
-/* ---- JSONL ----------------------------------------------------------------------------------- */
+/* ---- JSON ------------------------------------------------------------------------------------ */
 
-static const struct { const char *context, *choices, *answer; } forms[] = {
-    { "ctx", "endings", "label" }, { "context", "choices", "answer" },
+/* What a model reads before a choice, as lm-eval's tasks have it: the context; "Question: ...
+ * Answer:"; or that with all choices as a list of letters, which then are the choices. */
+typedef enum { PLAIN, QUESTION, LETTERS } Style;
+static const struct { const char *context, *choices, *answer; Style style; } forms[] = {
+    { "ctx",           "endings", "label",     PLAIN },                 /* HellaSwag */
+    { "context",       "choices", "answer",    PLAIN },
+    { "question_stem", "choices", "answerKey", PLAIN },                 /* OpenBookQA */
+    { "question",      "choices", "answerKey", QUESTION },                  /* ARC */
+    { "question",      "choices", "answer",    LETTERS },               /* MMLU */
 };
+enum { FORMS = sizeof forms / sizeof *forms };
+#define EXPECTED "expected {\"context\": \"...\", \"choices\": [\"...\", ...], \"answer\": 0} or the keys of " \
+    "HellaSwag, ARC, OpenBookQA or MMLU"
+/* What is there besides, and means nothing. */
+static const char *const besides[] = { "ind", "activity_label", "ctx_a", "ctx_b", "split_type", "fact1", "humanScore",
+                                       "clarity", "turkIdAnonymized" };
 
 /* White space at the end of the context belongs to the choice. 0: the choice has no tokens. */
-static int encode_choice(Candidate *c, const Tokenizer *t, const JsonValue *context, const JsonValue *choice) {
-    size_t n = context->length;
-    while (n && text_is_white(context->is.string[n - 1])) n--;
+static int encode_choice(Candidate *c, const Tokenizer *t, Words context, Words choice) {
+    size_t n = context.bytes;
+    while (n && text_is_white(context.at[n - 1])) n--;
     Text full = { 0 };
     int *ids;
-    text_add_bytes(&full, context->is.string, context->length);
-    if (n == context->length && !text_is_white(choice->is.string[0])) text_add_string(&full, " ");
-    text_add_bytes(&full, choice->is.string, choice->length);
-    size_t before = tokenizer_encode(t, context->is.string, n, &ids);
+    text_add_bytes(&full, context.at, context.bytes);
+    if (n == context.bytes && !text_is_white(*choice.at)) text_add_string(&full, " ");
+    text_add_bytes(&full, choice.at, choice.bytes);
+    size_t before = tokenizer_encode(t, context.at, n, &ids);
     free(ids);
     size_t count = tokenizer_encode(t, full.at, full.length, &ids);
     free(full.at);
@@ -50,87 +64,163 @@ static int encode_choice(Candidate *c, const Tokenizer *t, const JsonValue *cont
     }
     if (before >= count) before = count - 1;                /* the last token of the context reaches into the choice */
     *c = (Candidate){ .ids = ids, .count = (int)count, .scored = (int)(count - before),
-                   .characters = characters(choice->is.string, choice->length) };
+                   .characters = characters(choice.at, choice.bytes) };
     return count > 1;
 }
 
-static int check_choices(const JsonValue *choices, const char *key, Error *e) {
-    int k = 0;
-    if (!json_is(choices, JSON_ARRAY)) return error_set(e, "\"%s\" is not a list", key);
-    if (choices->length < 2 || choices->length > MOST_CHOICES)
-        return error_set(e, "\"%s\" has %zu choices; it has 2 to %d", key, choices->length, MOST_CHOICES);
-    for (const JsonValue *v = json_first(choices); v; v = v->next, k++)
-        if (!json_is(v, JSON_STRING) || text_is_blank(v->is.string, v->length))
-            return error_set(e, "choice %d of \"%s\" is %s", k, key,
-                             json_is(v, JSON_STRING) ? "empty" : "not a string");
+/* Choices with their labels, of which .at is NULL if they have none. */
+typedef struct { Words *text, *label; int count; } Choices;
+
+static int add_choice(Choices *c, const JsonValue *text, const JsonValue *label, const char *key, Error *e) {
+    const int k = c->count++;
+    if (!json_is(text, JSON_STRING) || text_is_blank(text->is.string, text->length))
+        return error_set(e, "choice %d of \"%s\" is %s", k, key, json_is(text, JSON_STRING) ? "empty" : "not a string");
+    if (label && (!json_is(label, JSON_STRING) || !label->length))
+        return error_set(e, "choice %d of \"%s\" has a label that is not a string", k, key);
+    c->text[k] = (Words){ text->is.string, text->length };
+    c->label[k] = label ? (Words){ label->is.string, label->length } : (Words){ 0 };
+    return 1;
+}
+/* A list of strings or of {"text", "label"}; or {"text": [...], "label": [...]}. */
+static int read_choices(Choices *c, const JsonValue *v, const char *key, Error *e) {
+    const JsonValue *list = json_is(v, JSON_OBJECT) && json_get(v, "text") ? json_get(v, "text") : v,
+        *labels = list == v ? NULL : json_get(v, "label");
+    if (!json_is(list, JSON_ARRAY)) return error_set(e, "\"%s\" is not a list", key);
+    if (list->length < 2 || list->length > MOST_CHOICES)
+        return error_set(e, "\"%s\" has %zu choices; it has 2 to %d", key, list->length, MOST_CHOICES);
+    if (list != v && (!json_is(labels, JSON_ARRAY) || labels->length != list->length))
+        return error_set(e, "\"%s\" does not have a \"label\" for each \"text\"", key);
+    *c = (Choices){ mem_alloc(list->length * sizeof *c->text), mem_alloc(list->length * sizeof *c->label), 0 };
+    labels = json_first(labels);
+    for (const JsonValue *one = json_first(list); one; one = one->next, labels = labels ? labels->next : NULL) {
+        const int is_object = json_is(one, JSON_OBJECT);
+        const JsonValue *text = is_object ? json_get(one, "text") : one, *label = is_object ? json_get(one, "label")
+                                                                                            : labels;
+        if (!add_choice(c, text, label, key, e)) return 0;
+    }
     return 1;
 }
 
-/* A number, or a string of one, as some copies of HellaSwag have it. */
-static int read_answer(const JsonValue *v, const char *key, int choices, int *answer, Error *e) {
+static int same_words(Words w, const JsonValue *v) {
+    return w.at && w.bytes == v->length && !memcmp(w.at, v->is.string, w.bytes);
+}
+/* The number of a string: that of the label, if there are labels; else a letter from A on, or
+ * digits, from 0 on, as some copies of HellaSwag have them. -1: it is neither. */
+static long number_of(const JsonValue *v, const Choices *c) {
     const char *text = json_string(v, "");
     char *end;
-    const long number = json_is(v, JSON_INT) ? (long)json_int(v, -1) : strtol(text, &end, 10);
+    for (int k = 0; k < c->count; k++) if (same_words(c->label[k], v)) return k;
+    if (c->label->at || !*text) return -1;
+    if (*text >= 'A' && *text <= 'Z' && !text[1]) return *text - 'A';
+    const long number = strtol(text, &end, 10);
+    return *end ? -1 : number;
+}
+static int read_answer(const JsonValue *v, const char *key, const Choices *c, int *answer, Error *e) {
     if (!v) return error_set(e, "\"%s\" is missing", key);
-    if (!json_is(v, JSON_INT) && (!*text || *end)) return error_set(e, "\"%s\" is no whole number", key);
-    if (number < 0 || number >= choices)
-        return error_set(e, "\"%s\" is %ld, but the choices are 0 to %d", key, number, choices - 1);
+    const int is_string = json_is(v, JSON_STRING);
+    const long number = json_is(v, JSON_INT) ? (long)json_int(v, -1) : is_string ? number_of(v, c) : -1;
+    if (number < 0 && !json_is(v, JSON_INT) && (c->label->at || strcmp(json_string(v, ""), "-1")))
+        return error_set(e, c->label->at ? "\"%s\" is none of the labels of the choices"
+                                         : "\"%s\" is no whole number and no letter", key);
+    if (number < 0 || number >= c->count)
+        return error_set(e, "\"%s\" is %ld, but the choices are 0 to %d", key, number, c->count - 1);
+    for (int k = 0; k < c->count; k++)
+        if (k != number && is_string && same_words(c->text[k], v))
+            return error_set(e, "\"%s\" is the text of choice %d, and stands for choice %ld, too: write the number, "
+                             "from 0 on", key, k, number);
     *answer = (int)number;
     return 1;
 }
 
-static int read_question(Question *q, const JsonValue *root, const Tokenizer *t, Error *e) {
-    const int f = json_get(root, forms[0].choices) ? 0 : 1;
-    const JsonValue *context = json_get(root, forms[f].context), *choices = json_get(root, forms[f].choices);
-    if (!choices || !json_is(context, JSON_STRING))
-        return error_set(e, "expected {\"context\": \"...\", \"choices\": [\"...\", ...], \"answer\": 0} or "
-                            "HellaSwag's \"ctx\", \"endings\" and \"label\"");
-    if (context->length > INT_MAX / 8) return error_set(e, "\"%s\" is too long", forms[f].context);
-    if (!check_choices(choices, forms[f].choices, e)) return 0;
-    if (!read_answer(json_get(root, forms[f].answer), forms[f].answer, (int)choices->length, &q->answer, e)) return 0;
-    q->choice = mem_alloc(choices->length * sizeof *q->choice);
-    for (const JsonValue *v = json_first(choices); v; v = v->next)
-        if (!encode_choice(&q->choice[q->choices++], t, context, v))
-            return error_set(e, "choice %d has no tokens", q->choices - 1);
-    return 1;
+/* What is read before a choice; choices become letters where they are listed. */
+static Text write_context(const JsonValue *root, Words context, Choices *c, Style style) {
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    const char *subject = json_string(json_get(root, "subject"), "");
+    Text text = { 0 };
+    if (style == LETTERS) {
+        while (context.bytes && text_is_white(*context.at)) context.at++, context.bytes--;
+        while (context.bytes && text_is_white(context.at[context.bytes - 1])) context.bytes--;
+        if (*subject) text_add_string(&text, "The following are multiple choice questions (with answers) about ");
+        for (const char *s = subject; *s; s++) text_add_bytes(&text, *s == '_' ? " " : s, 1);
+        if (*subject) text_add_string(&text, ".\n\n");
+    }
+    if (style == QUESTION) text_add_string(&text, "Question: ");
+    text_add_bytes(&text, context.at, context.bytes);
+    for (int k = 0; k < c->count && style == LETTERS; k++) {
+        text_add(&text, "\n%c. ", letters[k]);
+        text_add_bytes(&text, c->text[k].at, c->text[k].bytes);
+        c->text[k] = (Words){ letters + k, 1 };
+    }
+    if (style != PLAIN) text_add_string(&text, "\nAnswer:");
+    return text;
 }
 
-static int read_line(Question *q, const char *line, size_t bytes, const Tokenizer *t, Error *e) {
+static int check_keys(const JsonValue *root, int form, Error *e) {
+    for (const JsonValue *v = json_first(root); v; v = v->next) {
+        size_t i = 0;
+        while (i < sizeof besides / sizeof *besides && strcmp(v->key, besides[i])) i++;
+        if (i == sizeof besides / sizeof *besides && strcmp(v->key, forms[form].context)
+            && strcmp(v->key, forms[form].choices) && strcmp(v->key, forms[form].answer) && !form_is_harmless(v)
+            && v->type != JSON_NULL)
+            return error_set(e, "found the key \"%.60s\", which is not known: take it out if it means nothing to the "
+                             "question", v->key);
+    }
+    return 1;
+}
+static int read_question(Question *q, const JsonValue *root, const Tokenizer *t, Error *e) {
+    const JsonValue *inner = json_get(json_get(root, "question"), "stem") ? json_get(root, "question") : root;
+    int f = -1;
+    for (int i = 0; i < FORMS; i++)                         /* the first with an answer, or just the first */
+        if (json_get(root, forms[i].context) && json_get(inner, forms[i].choices)
+            && (f < 0 || (!json_get(root, forms[f].answer) && json_get(root, forms[i].answer)))) f = i;
+    const JsonValue *context = f < 0 ? NULL : inner == root ? json_get(root, forms[f].context)
+                                            : json_get(inner, "stem");
+    Choices c = { 0 };
+    if (!json_is(context, JSON_STRING)) return error_set(e, EXPECTED);
+    if (context->length > INT_MAX / 8) return error_set(e, "\"%s\" is too long", forms[f].context);
+    int ok = check_keys(root, f, e) && read_choices(&c, json_get(inner, forms[f].choices), forms[f].choices, e)
+        && read_answer(json_get(root, forms[f].answer), forms[f].answer, &c, &q->answer, e)
+        && (forms[f].style != LETTERS || c.count <= 26 || error_set(e, "more choices than letters"));
+    if (ok) {
+        Text before = write_context(root, (Words){ context->is.string, context->length }, &c, forms[f].style);
+        q->choice = mem_alloc((size_t)c.count * sizeof *q->choice);
+        for (int k = 0; ok && k < c.count; k++, q->choices++)
+            ok = encode_choice(&q->choice[k], t, (Words){ before.at, before.length }, c.text[k])
+                || error_set(e, "choice %d has no tokens", k);
+        free(before.at);
+    }
+    free_each(c.text, c.label);
+    return ok;
+}
+
+static int read_record(Question *q, const Record *r, const Tokenizer *t, Error *e) {
     Error why;
-    Json *json = json_parse_line(line, bytes, &why);
-    const int ok = json ? read_question(q, json_root(json), t, e)
-                 : error_set(e, "expected {\"context\": \"...\", \"choices\": [\"...\", ...], \"answer\": 0} or "
-                             "HellaSwag's form: %.400s", why.text);
+    Json *json = json_parse_record(r->at, r->bytes, &why);
+    const int ok = json ? read_question(q, json_root(json), t, e) : error_set(e, EXPECTED ": %.400s", why.text);
     json_free(json);
     return ok;
 }
-static int parse_lines(Questions *q, const char *path, const char *text, size_t bytes, const Tokenizer *t, Error *e) {
-    const char **at = NULL, *end = text + bytes;
-    size_t lines = 0, capacity = 0;
-    if (!t) return error_set(e, "%s: its texts need a tokenizer (-z)", path);
-    for (const char *from = text, *next; from < end; from = next + 1) {
-        if (!(next = memchr(from, '\n', (size_t)(end - from)))) next = end;
-        if (lines + 1 >= capacity) at = mem_grow(at, (capacity = 2 * capacity + 16) * sizeof *at);
-        at[lines++] = from;
-        at[lines] = next + 1;
-    }
-    Question *all = mem_alloc(lines * sizeof *all);
-    int64_t bad = INT64_MAX;
+static int parse_records(Questions *q, const char *path, const char *text, size_t bytes, const Tokenizer *t, Error *e) {
+    Records r = { 0 };
     Error why = { 0 };
+    if (!t) return error_set(e, "%s: its texts need a tokenizer (-z)", path);
+    if (text_is_blank(text, bytes)) return error_set(e, "%s: it holds no questions", path);
+    int64_t bad = records_find(&r, text, bytes, &why) ? INT64_MAX : -1;
+    q->at = mem_alloc((r.count + 1) * sizeof *q->at);
+    q->count = r.count;
     #pragma omp parallel for schedule(dynamic, 8)
-    for (int64_t i = 0; i < (int64_t)lines; i++) {
+    for (int64_t i = 0; i < (bad < 0 ? 0 : (int64_t)r.count); i++) {
         Error mine;
-        const size_t n = (size_t)(at[i + 1] - at[i]) - 1;
-        if (text_is_blank(at[i], n) || read_line(&all[i], at[i], n, t, &mine)) continue;
+        q->at[i].line = r.at[i].line;
+        if (read_record(&q->at[i], &r.at[i], t, &mine)) continue;
         #pragma omp critical(questions)
         if (i < bad) bad = i, why = mine;
     }
-    for (size_t i = 0; i < lines; i++) all[i].line = i + 1;
-    for (size_t i = 0; i < lines; i++) if (all[i].choices) all[q->count++] = all[i];
-    q->at = all;
-    free(at);
-    if (bad == INT64_MAX) return q->count > 0 || error_set(e, "%s: it holds no questions", path);
-    return error_set(e, "%s: line %lld: %.800s", path, (long long)bad + 1, why.text);
+    if (bad < 0) error_set(e, "%s: %.800s", path, why.text);
+    else if (bad < INT64_MAX) error_set(e, "%s: line %zu: %.800s", path, r.at[bad].line, why.text);
+    else if (!r.count) bad = error_set(e, "%s: it holds no questions", path);
+    free(r.at);
+    return bad == INT64_MAX;
 }
 
 /* ---- llm.c's binary: 256 int32, then numbers of 16 bits -------------------------------------- */
@@ -209,7 +299,7 @@ int questions_parse(Questions *q, const char *path, const char *text, size_t byt
                     int vocab, Error *e) {
     *q = (Questions){ 0 };
     const int ok = bytes >= 4 && word32(text) == MAGIC ? parse_binary(q, path, text, bytes, t, vocab, e)
-                                                       : parse_lines(q, path, text, bytes, t, e);
+                                                       : parse_records(q, path, text, bytes, t, e);
     if (!ok) questions_free(q);
     return ok;
 }

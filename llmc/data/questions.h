@@ -1,11 +1,16 @@
 /* questions.h: multiple-choice questions, which measure a model: each has a context, choices that
  * could follow it, and the number of the right one.
  *
- * Three forms, told apart by their content:
+ * Forms, told apart by their content:
  *   llm.c      its binary of HellaSwag (dev/data/hellaswag.py): tokens of GPT-2, version 1
- *   HellaSwag  its own JSONL: {"ctx": "...", "endings": ["...", ...], "label": 2}
- *   any other  JSONL of {"context": "...", "choices": ["...", ...], "answer": 2}; answers count
- *              from 0
+ *   JSON       records (records.h) with the keys of HellaSwag (ctx, endings, label), ARC (question,
+ *              choices {text, label}, answerKey; also with the question's stem and choices in an
+ *              object), OpenBookQA, MMLU (question, choices, answer, subject), or plain ones:
+ *              {"context": "...", "choices": ["...", ...], "answer": 2}. An answer is a number
+ *              from 0 on, a letter from A on, or the label of a choice.
+ * lm-eval's tasks say what stands before a choice: for ARC "Question: ...\nAnswer:", for MMLU the
+ * question, its choices as a list from A on, and "\nAnswer:", after which letters are the choices
+ * (in front of it the line that names the subject, if there is one; no examples).
  * Texts are encoded as lm-eval does: context and choice as one text, with a space between them
  * unless there is white space already; what remains after the context's own number of tokens is the
  * choice's. A context without tokens becomes the token that begins a text (tokenizer_first). */

@@ -123,14 +123,12 @@ typedef struct {                        /* what the model reads */
     int *tokens, *targets, *position;   /* (N) */
     int *reach;                         /* (N) min(position, window - 1), if the model has a window */
     int  packed;                        /* 1: sequences are rows of several samples, whose positions begin at 0 */
-    int  filled;                        /* 1: some tokens may be filler (Counted): their target is FILLER */
     real *loss_scale;                   /* (1) of gradients of the loss */
     uint64_t *key;                      /* of its dropout */
     Phase phase;
     int  micro_batches, all_micro_batches;  /* of a step, here and on all ranks. That of rank r: index m*ranks + r */
     int *step_tokens, *step_targets, *step_positions, *step_reaches;    /* (micro_batches, N); the last two if packed */
     uint64_t *step_keys;                /* (micro_batches) */
-    int *step_counted;                  /* (micro_batches) tokens without filler */
 } Batch;
 
 typedef struct {                        /* the results of a step, one block of device memory that the host reads */
@@ -138,8 +136,7 @@ typedef struct {                        /* the results of a step, one block of d
     real *step_losses;                  /* (all_micro_batches) sums of loss */
     real *losses;                       /* (routers, 2) */
     real *grad_sq_norms;                /* (tensors + 1) */
-    int  *load;                 /* (routers, E) choices of each expert in the last micro-batch, of all ranks */
-    int  *tokens;                       /* (1) that made them: without filler; follows load */
+    int  *load;                         /* (routers, E) slots per expert in the last micro-batch, of all ranks */
 } ResultBuffers;
 typedef struct { double *step_losses, *losses, *grad_sq_norms; int *load; } StepResults;    /* the same on the host */
 

@@ -209,7 +209,7 @@ void run_end_log(Run *r) {
     Text folder = { 0 };
     char *best = text_format("%s%s", r->s.out, r->s.keep_best && r->progress.best.step >= 0 ? "/best" : "");
     text_add_word(&folder, r->finished ? best : r->s.out);
-    if (r->finished && data_has_chats(r->data))
+    if (r->finished && data_has_chats(r->data) && *chat_name(data_chat(r->data)))
         log_line(&r->log, "\nto talk to it:  make infer_moe && ./infer_moe %s -m chat", folder.at);
     else if (r->finished)
         log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s -i %s%s", folder.at,

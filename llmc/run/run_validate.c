@@ -100,7 +100,7 @@ static int validation_sums(Run *r, double *total, double *count, int *load) {
 }
 
 /* The mean loss per token over the validation batches, which are split across the ranks. Leaves the
- * loads of all of them in ResultBuffers.load. 0: interrupted. */
+ * loads of all of them, with the padding of the last one, in ResultBuffers.load. 0: interrupted. */
 static int validation_loss(Run *r, double *loss, double *tokens) {
     Model *m = &r->model;
     const size_t loads = router_offset(m, m->routers);

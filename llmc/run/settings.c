@@ -12,7 +12,7 @@
 static const Option options[] = {
     /* group       letter name               kind          field              default, range */
     { "data",      "i",  "train",            OPTION_TEXT,  AT(train),         "data/tinyshakespeare", 0,    0,     NULL,
-      "training data: text, JSONL of texts or conversations, a folder of them, llm.c or nanoGPT tokens" },
+      "training data: text, JSON of texts or conversations, a folder of them, llm.c or nanoGPT tokens" },
     { "data",      "j",  "val",              OPTION_TEXT,  AT(val),           "",                    0,    0,     NULL,
       "validation data; not given: a tenth of the training data" },
     { "data",      "tk", "tokenizer",        OPTION_TEXT,  AT(tokenizer),     "",                    0,    0,     NULL,
@@ -22,6 +22,9 @@ static const Option options[] = {
       "how the BPE of -tk NUMBER cuts text into words: as GPT-4 or as GPT-2" },
     { "data",      "ct", "chat-template",    OPTION_TEXT,  AT(chat),          "",                    0,    0,     NULL,
       "how conversations are written; not given: by the template in the folder of -e. One of " CHAT_NAMES },
+    { "data",      "tf", "text-field",       OPTION_TEXT,  AT(field),         "",                    0,    0,     NULL,
+      "the key of JSON data that holds the text, or the messages, of each record; not given: the form says it "
+      "(docs/finetune.md)" },
     { "data",      "ad", "allow-data-change", OPTION_INT,  AT(allow_data),    "0",                   0,    1,     NULL,
       "1: resume even if the data changed" },
     { "data",      "ab", "any-bytes",        OPTION_INT,   AT(any_bytes),     "0",                   0,    1,     NULL,
@@ -281,7 +284,7 @@ static void explain_here(Options o) {
     Tokenizer *bytes;
     const int is_model = is_folder(s->model);
     const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = "",
-                                  .chat = *s->chat ? s->chat : "chatml", .any_bytes = 1 };
+                                  .chat = *s->chat ? s->chat : "chatml", .field = s->field, .any_bytes = 1 };
     if (is_model && !hf_load_config(s->model, &c, &e)) fail_with(&e, EXIT_INPUT);
     Data *data = data_open_text(&request, &bytes, &e);
     if (!data) fail_with(&e, EXIT_INPUT);

@@ -361,7 +361,7 @@ static void test_validation(void) {
                 int real = 0;
                 ok &= data_validation(d, i * B, B, T, in, out, NULL, &e);
                 for (int t = 0; t < B * T; t++) {
-                    if (out[t] < 0) { ok &= out[t] == -2 && in[t] == 0; continue; }
+                    if (out[t] < 0) { ok &= out[t] == -1 && in[t] == 0; continue; }
                     ok &= out[t] == in[t] + 1;
                     seen[out[t]]++;
                     real++;
@@ -375,7 +375,7 @@ static void test_validation(void) {
             }
             check(ok && once, "B=%d T=%d: every token but the first of each file is a target once", B, T);
             ok = data_validation(d, batches * B, B, T, in, out, NULL, &e);
-            for (int t = 0; t < B * T; t++) ok &= in[t] == 0 && out[t] == -2;
+            for (int t = 0; t < B * T; t++) ok &= in[t] == 0 && out[t] == -1;
             check(ok, "B=%d T=%d: past the last batch everything is padding", B, T);
             free(in);
         }
@@ -429,7 +429,7 @@ static void test_bad_files(void) {
     refused("path through a file", at("good.bin/x"), NULL, "good.bin/x|Not a directory");
     refused("empty text", put_text("empty.txt", ""), NULL, "empty.txt|0 bytes");
     refused("empty shard", put_text("empty.bin", ""), NULL, "empty.bin|0 bytes");
-    refused("empty folder", put_folder("void"), NULL, "void|no data|*_train*.bin|train.bin|input.txt|*.jsonl");
+    refused("empty folder", put_folder("void"), NULL, "void|no data|*_train*.bin|train.bin|input.txt|record of JSON");
     refused("empty folder for validation", good, put_folder("void"), "void|*_val*.bin|val.bin|input.txt");
     refused("folder that ends in .bin", put_folder("dir.bin"), NULL, "dir.bin|no data");
     refused("pattern that matches a folder", at("di?.bin"), NULL, "dir.bin|files alone");
@@ -569,7 +569,7 @@ static void test_large_file(void) {
         check(data_validation_batches(d, 1, T) == (held - 1 + T - 1) / T, "windows of the last tenth");
         check(data_validation(d, (held - 1) / T - 1, 2, T, in, out, NULL, &e), "the last two windows: %s", e.text);
         for (int i = 0; i < 2 * T; i++) {                       /* target i is `back` tokens before the end */
-            int back = T + last - i, expected = back < 1 ? -2 : back <= MARKS ? 1000 + MARKS - back : 0;
+            int back = T + last - i, expected = back < 1 ? -1 : back <= MARKS ? 1000 + MARKS - back : 0;
             ok &= out[i] == expected;
         }
         check(ok && last > 0, "the last tokens are the ones that were written");
@@ -633,6 +633,7 @@ static void test_fetch(void) {
 void test_data(void) {
     PART(test_layouts()); PART(test_text());
     test_texts();
+    test_forms();
     test_chats();
     PART(test_tokenized()); PART(test_fallback()); PART(test_epochs());
     PART(test_every_token()); PART(test_uniform_order()); PART(test_stateless()); PART(test_validation());

@@ -297,10 +297,10 @@ static void test_refused(void) {
         { "JSONL without text", "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n",
           "bad.jsonl: line 2|without \"text\"|{\"txt\": \"b\"}" },
         { "JSONL with a number as text", "{\"text\": 17}\n", "bad.jsonl: line 1|a number as \"text\"|17" },
-        { "JSONL of arrays", "{\"text\": \"a\"}\r\n[\"text\"]\r\n", "bad.jsonl: line 2|found an array" },
+        { "JSONL of arrays", "{\"text\": \"a\"}\r\n[\"text\"]\r\n", "bad.jsonl: line 2|found a list" },
         { "JSONL with a raw tab", "{\"text\": \"a\tb\"}\n", "bad.jsonl: line 1|byte 11" },
         { "JSONL that is not UTF-8", "{\"text\": \"a\"}\n{\"text\": \"\xFF\"}\n", "bad.jsonl: line 2|UTF-8" },
-        { "JSONL of blank lines", "\n \n", "bad.jsonl|no lines" },
+        { "JSONL of blank lines", "\n \n", "bad.jsonl|nothing but white space" },
         { "JSONL of empty texts", "{\"text\": \"\"}\n", "bad.jsonl|empty" },
     };
     char *path = NULL;

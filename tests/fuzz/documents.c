@@ -45,7 +45,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     if (size) memcpy(text, data, size);
     source_take_text(&s, "x.jsonl", text, size);
     source_hash(&s, 1);
-    if (source_parse(&s, &chat, &e)) {
+    if (source_parse(&s, &chat, "", &e)) {
         const char *before = s.text;
         for (size_t i = 0; i < s.documents; i++) {
             const Document d = s.document[i];

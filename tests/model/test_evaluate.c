@@ -144,6 +144,19 @@ static void test_wrong_lines(void) {
         { "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"-1\"}", "\"label\" is -1" },
         { "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"\"}", "\"label\" is no whole number" },
         { "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"]}", "\"label\" is missing" },
+        { "{\"context\": \"a\", \"choices\": [\"b\", \"c\"], \"answer\": \"C\"}", "\"answer\" is 2" },
+        { "{\"context\": \"a\", \"choices\": [\"b\", \"c\"], \"answer\": \"b\"}", "no whole number and no letter" },
+        { "{\"context\": \"a\", \"choices\": [\"B\", \"A\"], \"answer\": \"A\"}",
+          "text of choice 1, and stands for choice 0" },
+        { "{\"context\": \"a\", \"choices\": [\"b\", \"c\"], \"answer\": 1, \"shots\": 5}", "key \"shots\"" },
+        { "{\"context\": \"a\", \"choices\": [\"b\", \"c\"], \"answer\": NaN}", "no whole number" },
+        { "{\"question\": \"a\", \"choices\": {\"text\": [\"b\", \"c\"], \"label\": [\"A\"]}, "
+          "\"answerKey\": \"A\"}",
+          "\"label\" for each" },
+        { "{\"question\": \"a\", \"choices\": {\"text\": [\"b\", \"c\"], \"label\": [\"A\", \"B\"]}, "
+          "\"answerKey\": \"1\"}",
+          "none of the labels" },
+        { "[\n" GOOD ",\n{}]", "line 3: expected {\"context\"" },
     };
     Tokenizer *t = tokenizer_bytes();
     for (size_t i = 0; i < COUNT(wrong); i++) {
@@ -162,6 +175,48 @@ static void test_wrong_lines(void) {
           "too long a choice: %s", e.text);
     check(questions_cut(&q, "f", 2, &cut, &e) && !cut, "3 tokens, of which 2 are read, are not cut");
     questions_free(&q), tokenizer_free(t);
+}
+
+/* Published forms are what lm-eval makes of them, written as the plain form. */
+static void test_published(void) {
+#define PLAIN "{'context': 'Question: Why?\\nAnswer:', 'choices': ['a', 'b c'], 'answer': 1}"
+    static const char *const same[][2] = {
+        { "{'id': 'x', 'question': 'Why?', 'choices': {'text': ['a', 'b c'], 'label': ['A', 'B']}, 'answerKey': 'B'}",
+          PLAIN },
+        { "{'question': 'Why?', 'choices': {'text': ['a', 'b c'], 'label': ['1', '2']}, 'answerKey': '2'}", PLAIN },
+        { "{'id': 'x', 'question': {'stem': 'Why?', 'choices': [{'text': 'a', 'label': 'A'}, {'text': 'b c', 'label': "
+          "'B'}]}, 'answerKey': 'B'}", PLAIN },
+        { "{'question_stem': 'It is', 'choices': {'text': ['a', 'b'], 'label': ['A', 'B']}, 'answerKey': 'A'}",
+          "{'context': 'It is', 'choices': ['a', 'b'], 'answer': 0}" },
+        { "{'question': ' Why? ', 'subject': 'high_school_law', 'choices': ['x', 'y', 'z'], 'answer': 2}",
+          "{'context': 'The following are multiple choice questions (with answers) about high school law.\\n\\nWhy?"
+          "\\nA. x\\nB. y\\nC. z\\nAnswer:', 'choices': ['A', 'B', 'C'], 'answer': 2}" },
+        { "{'question': 'Why?', 'choices': ['x', 'y'], 'answer': 'B'}",
+          "{'context': 'Why?\\nA. x\\nB. y\\nAnswer:', 'choices': ['A', 'B'], 'answer': 1}" },
+        { "[\n{'context': 'a', 'choices': ['b', 'c'],\n 'answer': 'A'}]",
+          "{'context': 'a', 'choices': ['b', 'c'], 'answer': 0}" },
+    };
+    Tokenizer *t = tokenizer_bytes();
+    for (size_t i = 0; i < COUNT(same); i++) {
+        Questions q[2];
+        Error e = { 0 };
+        int ok = 1;
+        for (int k = 0; k < 2; k++) {
+            char *json = text_format("%s", same[i][k]);
+            for (char *c = json; *c; c++) if (*c == '\'') *c = '"';
+            ok &= questions_parse(&q[k], "f", json, strlen(json), t, 256, &e);
+            free(json);
+        }
+        ok = ok && q[0].at->choices == q[1].at->choices && q[0].at->answer == q[1].at->answer;
+        for (int k = 0; ok && k < q[0].at->choices; k++) {
+            const Candidate *a = &q[0].at->choice[k], *b = &q[1].at->choice[k];
+            ok = a->count == b->count && a->scored == b->scored
+                && !memcmp(a->ids, b->ids, (size_t)a->count * sizeof *a->ids);
+        }
+        check(ok, "%s is %s: %s", same[i][0], same[i][1], e.text);
+        questions_free(&q[0]), questions_free(&q[1]);
+    }
+    tokenizer_free(t);
 }
 
 static void put(char *file, size_t at, int number) {
@@ -199,6 +254,7 @@ static void test_wrong_binary(void) {
 void test_evaluate(void) {
     PART(test_answers());
     PART(test_scores());
+    PART(test_published());
     PART(test_wrong_lines());
     PART(test_wrong_binary());
 }
