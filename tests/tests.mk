@@ -10,7 +10,7 @@ SHARED  := $B/tests/ops/cases.o $B/tests/ops/cost.o $B/tests/model/trainee.o
 # How many jobs mutate, fuzz and platforms start.
 JOBS := $(or $(JOBS),$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
 # Parts that need nothing of each other, so that make -j2 runs two at a time. run_tests is two of them.
-TEST_PARTS := test_groups test_cases test_programs test_faults test_report test_web test_smoe
+TEST_PARTS := test_groups test_cases test_programs test_faults test_report test_web test_smoe test_readers
 .PHONY: run_tests test $(TEST_PARTS) test_gpu \
         faults sanitize races cuda_check emulate quick bench pays ladder mutate fuzz fuzz_targets platforms ci size
 
@@ -36,7 +36,7 @@ test_groups:
 	@./run_tests -p 1/2
 test_cases:
 	@./run_tests -p 2/2 kernels ladder
-test_programs test_faults test_report test_web test_smoe: test_%:
+test_programs test_faults test_report test_web test_smoe test_readers: test_%:
 	@sh tests/$*.sh
 # The longest parts first (.ci/run). A job of each kind at a time: make -j starts several kinds.
 #: make ci            all that a change must pass: test, emulate (a part), fuzz, platforms, mutate

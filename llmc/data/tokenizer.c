@@ -378,6 +378,18 @@ int tokenizer_bos(const Tokenizer *t)      { return t->bos; }
 int tokenizer_is_bytes(const Tokenizer *t) { return t->is_bytes; }
 void tokenizer_set_chat(Tokenizer *t, char *jinja) { free(t->chat); t->chat = jinja; }
 const char *tokenizer_chat(const Tokenizer *t) { return t->chat; }
+void tokenizer_set_answer_end(Tokenizer *t, const char *end) {
+    free(t->answer_end);
+    t->answer_end = text_format("%s", end);
+}
+const char *tokenizer_answer_end(const Tokenizer *t) { return t->answer_end; }
+const char *tokenizer_added(const Tokenizer *t, int id, size_t *bytes) {
+    int i = 0;
+    while (i < t->added_count && t->added[i].id != id) i++;
+    if (i == t->added_count) return NULL;
+    *bytes = t->added[i].content.bytes;
+    return t->added[i].content.at;
+}
 uint64_t tokenizer_hash(const Tokenizer *t) { return hash_bytes(0, t->json, t->json_bytes); }
 const char *tokenizer_json(const Tokenizer *t, size_t *bytes) { *bytes = t->json_bytes; return t->json; }
 

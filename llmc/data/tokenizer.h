@@ -31,6 +31,9 @@ const char *tokenizer_json(const Tokenizer *t, size_t *bytes);           /* what
 /* a chat template to be saved beside it; NULL: none. It takes it */
 void   tokenizer_set_chat(Tokenizer *t, char *jinja);
 const char *tokenizer_chat(const Tokenizer *t);
+/* the string that ends an answer in conversations that the model learns; NULL: it learns none */
+void   tokenizer_set_answer_end(Tokenizer *t, const char *end);
+const char *tokenizer_answer_end(const Tokenizer *t);
 uint64_t tokenizer_hash(const Tokenizer *t);                             /* of that text */
 int    tokenizer_is_bytes(const Tokenizer *t);
 int    tokenizer_vocab(const Tokenizer *t);                              /* ids are 0 .. vocab-1 */
@@ -53,6 +56,8 @@ size_t tokenizer_encode_documents(const Tokenizer *t, const Document *documents,
 int    tokenizer_width(const Tokenizer *t);
 /* The bytes of a token; none for special tokens and unused ids. */
 const char *tokenizer_piece(const Tokenizer *t, int id, size_t *bytes);
+/* The text that an added token stands for, special or not; NULL: it is no such token. */
+const char *tokenizer_added(const Tokenizer *t, int id, size_t *bytes);
 /* The bytes of all of them, NUL at the end; free it. */
 char  *tokenizer_decode(const Tokenizer *t, const int *ids, size_t n, size_t *bytes);
 #endif

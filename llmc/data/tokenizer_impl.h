@@ -13,7 +13,7 @@ enum { ADDED_MOST = 256 };              /* bytes of an added token: a position o
 
 struct Tokenizer {
     char *json; size_t json_bytes;
-    char *chat;                         /* tokenizer_set_chat */
+    char *chat, *answer_end;            /* tokenizer_set_chat, tokenizer_set_answer_end */
     int vocab, model_vocab, bos, eos, is_bytes;
     /* what happens to text, in this order */
     int nfc, prepend, replace;          /* normalizers: NFC; U+2581 before it; U+2581 for spaces */

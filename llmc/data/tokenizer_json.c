@@ -412,5 +412,5 @@ Tokenizer *tokenizer_bytes(void) {
 void tokenizer_free(Tokenizer *t) {
     if (!t) return;
     for (int i = 0; i < t->added_count; i++) free(t->added[i].at);
-    free_each(t->json, t->chat, t->arena, t->symbol, t->piece, t->words, t->merges, t->added, t);
+    free_each(t->json, t->chat, t->answer_end, t->arena, t->symbol, t->piece, t->words, t->merges, t->added, t);
 }

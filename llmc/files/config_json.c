@@ -123,10 +123,10 @@ static const JsonValue *member(const JsonValue *object, const char *key) {  /* n
     const JsonValue *v = json_get(object, key);
     return json_is(v, JSON_NULL) ? NULL : v;
 }
-/* Describes positions: rope_parameters, or, in older files, rope_scaling beside rope_theta. */
+/* Describes positions: rope_parameters. Transformers takes older files' rope_scaling before it. */
 static const JsonValue *rope_of(const JsonValue *root) {
-    return json_is(json_get(root, "rope_parameters"), JSON_OBJECT) ? json_get(root, "rope_parameters")
-                                                                   : json_get(root, "rope_scaling");
+    const JsonValue *older = json_get(root, "rope_scaling");
+    return json_is(older, JSON_OBJECT) && json_first(older) ? older : member(root, "rope_parameters");
 }
 static const JsonValue *find_key(const JsonValue *root, int i) {
     const JsonValue *v = keys[i].kind == RANK ? json_get(root, keys[i].key) : member(root, keys[i].key);
@@ -269,28 +269,28 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
     return 1;
 }
 
-static void write_rope(const Config *c, Text *out) {
+static double rotated_part(const Config *c) { return c->rotated ? (double)c->rotated / c->head_size : 1; }
+/* with_theta: as Transformers 5 has it; 4 has rope_theta beside it. */
+static void write_rope(const Config *c, int with_theta, Text *out) {
     const RopeScaling *s = &c->rope;
-    text_add(out, ",\n  \"rope_parameters\": {\"rope_type\": \"%s\", \"rope_theta\": ", rope_names[s->kind]);
-    text_add_real(out, c->rope_theta);
-    const struct { const char *key; double value; int kinds; } numbers[] = {
-        { "factor", s->factor, 1 << ROPE_LINEAR | 1 << ROPE_LLAMA3 | 1 << ROPE_YARN },
-        { "original_max_position_embeddings", s->original, 1 << ROPE_LLAMA3 | 1 << ROPE_YARN },
-        { "low_freq_factor", s->low, 1 << ROPE_LLAMA3 }, { "high_freq_factor", s->high, 1 << ROPE_LLAMA3 },
-        { "beta_slow", s->low, 1 << ROPE_YARN }, { "beta_fast", s->high, 1 << ROPE_YARN },
-        { "attention_factor", s->attention, 1 << ROPE_YARN }, { "mscale_all_dim", s->scores, s->scores > 0 ? ~0 : 0 },
+    text_add(out, "{\"rope_type\": \"%s\"", rope_names[s->kind]);
+    const struct { const char *key; double value; int kinds, integer; } numbers[] = {
+        { "rope_theta", c->rope_theta, with_theta ? ~0 : 0, 0 },
+        { "factor", s->factor, 1 << ROPE_LINEAR | 1 << ROPE_LLAMA3 | 1 << ROPE_YARN, 0 },
+        { "original_max_position_embeddings", s->original, 1 << ROPE_LLAMA3 | 1 << ROPE_YARN, 1 },
+        { "low_freq_factor", s->low, 1 << ROPE_LLAMA3, 0 }, { "high_freq_factor", s->high, 1 << ROPE_LLAMA3, 0 },
+        { "beta_slow", s->low, 1 << ROPE_YARN, 0 }, { "beta_fast", s->high, 1 << ROPE_YARN, 0 },
+        { "attention_factor", s->attention, 1 << ROPE_YARN, 0 },
+        { "mscale_all_dim", s->scores, s->scores > 0 ? ~0 : 0, 0 },
+        { "partial_rotary_factor", rotated_part(c), with_theta && config_family(c) == FAMILY_GLM ? ~0 : 0, 0 },
     };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (numbers[i].kinds >> s->kind & 1) {
             text_add(out, ", \"%s\": ", numbers[i].key);
-            text_add_real(out, numbers[i].value);
+            if (numbers[i].integer) text_add_double(out, numbers[i].value);
+            else text_add_real(out, numbers[i].value);
         }
-    if (s->exact) text_add(out, ", \"truncate\": false");
-    if (config_family(c) == FAMILY_GLM) {
-        text_add(out, ", \"partial_rotary_factor\": ");
-        text_add_real(out, c->rotated ? (double)c->rotated / c->head_size : 1);
-    }
-    text_add(out, "}");
+    text_add(out, s->exact ? ", \"truncate\": false}" : "}");
 }
 
 /* How a deepseek_v2 chooses experts, if not of all of them. */
@@ -571,6 +571,26 @@ static void write_value(const Config *c, int i, Text *out) {
 #define AUTO_MAP "\"auto_map\": {\n    \"AutoConfig\": \"modeling_smoe.SmoeConfig\",\n" \
                  "    \"AutoModelForCausalLM\": \"modeling_smoe.SmoeForCausalLM\"\n  }"
 
+/* What older versions of Transformers, and what reads files as they do, call it: written beside the
+ * newer keys, if the file (NULL: a new one) does not have it. */
+static void write_older(const Config *c, const JsonValue *origin, const char *separator, Text *out) {
+    const Family f = config_family(c);
+    const int newer = !origin || json_is(member(origin, "rope_parameters"), JSON_OBJECT);
+    if (f & Q3M && !json_get(origin, "num_experts"))          /* before 5.8 */
+        text_add(out, "%s\"num_experts\": %d", separator, c->experts);
+    if (newer && origin && !json_get(origin, "rope_theta")) {
+        text_add(out, "%s\"rope_theta\": ", separator);
+        text_add_real(out, c->rope_theta);
+    }
+    if (newer && c->rope.kind && !json_get(origin, "rope_scaling")) {
+        text_add(out, "%s\"rope_scaling\": ", separator);
+        write_rope(c, 0, out);
+    }
+    if (newer && f == FAMILY_GLM && !json_get(origin, "partial_rotary_factor")) {
+        text_add(out, "%s\"partial_rotary_factor\": ", separator);
+        text_add_real(out, rotated_part(c));
+    }
+}
 void config_to_json(const Config *c, const char *dtype, int in_memory, Text *out) {
     const Family f = config_family(c);
     char descriptor[128];
@@ -586,7 +606,9 @@ void config_to_json(const Config *c, const char *dtype, int in_memory, Text *out
     if (f == FAMILY_JETMOE) text_add(out, ",\n  \"num_attention_heads\": %d", c->kv_heads * c->query_heads);
     write_layers(c, out);
     write_windows(c, out);
-    write_rope(c, out);
+    text_add_string(out, ",\n  \"rope_parameters\": ");
+    write_rope(c, 1, out);
+    if (!in_memory) write_older(c, NULL, ",\n  ", out);
     text_add(out, ",\n  \"dtype\": \"%s\",\n  \"descriptor\": \"%s\"\n}\n", config_type(dtype), descriptor);
 }
 
@@ -632,6 +654,7 @@ int config_to_json_like(const Config *c, const char *dtype, const JsonValue *ori
         text_add(out, "%s\"%s\": ", separator, keys[i].key);
         write_value(c, i, out);
     }
+    write_older(c, origin, separator, out);
     text_add_string(out, "\n}\n");
     return 1;
 }

@@ -152,10 +152,12 @@ static char *own_tokenizer(const Run *r) {
     return path;
 }
 
-/* The template that -ct names is saved with a model that came with none. */
+/* What ends an answer is saved; and the template that -ct names, with a model that has none. */
 static void keep_chat_template(Run *r) {
     Error e;
     Chat own;
+    if (data_has_chats(r->data) && r->tokenizer)
+        tokenizer_set_answer_end(r->tokenizer, chat_end(data_chat(r->data)));
     if (!*r->s.chat || !data_has_chats(r->data)
         || !chat_open(&own, "", r->from ? r->s.out : is_folder(r->s.model) ? r->s.model : NULL, &e)) return;
     if (own.ours || (!own.form && !own.unknown)) tokenizer_set_chat(r->tokenizer, chat_jinja(data_chat(r->data)));

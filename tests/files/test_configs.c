@@ -266,6 +266,29 @@ static void default_configs(void) {
     check(families == 16 && accepted > 160, "%d families, %d keys may be missing", families, accepted);
     json_free(json), free(text);
 }
+/* The two ways in which files describe positions, and the two names of a number of experts. */
+static void older_and_newer_keys(void) {
+    static const char both[] = "{\"model_type\": \"qwen3_moe\", " SIZES ", \"moe_intermediate_size\": 8, "
+        "\"num_key_value_heads\": 4, \"num_experts\": 4, \"num_experts_per_tok\": 2, "
+        "\"rope_theta\": 300.0, \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.0, "
+        "\"original_max_position_embeddings\": 32}, "
+        "\"rope_parameters\": {\"rope_type\": \"linear\", \"rope_theta\": 20.0, \"factor\": 3.0}}";
+    static const char *const written[] = { "\"num_experts\": 4", "\"num_local_experts\": 4",
+        "\"rope_theta\": 300.0,", "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2.0, "
+        "\"original_max_position_embeddings\": 32,",
+        "\"rope_parameters\": {\"rope_type\": \"yarn\", \"rope_theta\": 300.0, \"factor\": 2.0, " };
+    Config c, again;
+    Error e = { 0 };
+    Text json = { 0 };
+    check(from_text(&c, both, &e) && c.rope.kind == ROPE_YARN && c.rope_theta == 300,
+          "rope_scaling counts before rope_parameters, as in Transformers: %s", e.text);
+    config_to_json(&c, "BF16", 0, &json);
+    for (size_t i = 0; i < COUNT(written); i++)
+        check(strstr(json.at, written[i]) != NULL, "%s is in %s", written[i], json.at);
+    check(from_text(&again, json.at, &e) && config_same(&c, &again, &e), "which is read as the same: %s", e.text);
+    free(json.at);
+}
 void test_configs(void) {
-    PART(configs()); PART(refused_configs()); PART(windows_of_configs()); PART(default_configs());
+    PART(older_and_newer_keys()); PART(configs()); PART(refused_configs()); PART(windows_of_configs());
+    PART(default_configs());
 }
