@@ -108,7 +108,7 @@ int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, int ids[MOST_E
  * "": there is none. */
 typedef struct { int ids[MOST_ENDS], count; const char *stop; } Ends;
 
-/* generation: the file's, or NULL. origin: NULL if the tokenizer is not the one that it came with. */
+/* generation: the file, or NULL. origin: NULL if the tokenizer is not the one that it came with. */
 static Ends ends_of(const JsonValue *generation, const HfOrigin *origin, const Tokenizer *t) {
     Ends ends = { .stop = "" };
     ends.count = read_ends(generation, ends.ids);
