@@ -23,7 +23,7 @@
 
 static AdamW adamw(const Settings *s, int64_t step) {
     return (AdamW){ .lr = s->lr * (float)schedule_rate(s->schedule, (long)step, (long)s->steps, (long)s->warmup,
-                                                       (double)s->final_lr),
+                                                       (double)s->final_lr, (double)s->decay_part),
                     .beta1 = s->beta1, .beta2 = s->beta2, .eps = 1e-8f, .decay = s->decay, .clip = s->clip,
                     .key = random_key(~(uint64_t)s->seed, (uint64_t)step) };
 }
@@ -48,6 +48,7 @@ static void send_step(Run *r) {
     model_send(&r->model, r->inputs, r->targets, data_has_chats(r->data) ? r->positions : NULL, r->keys,
                s->batch, s->seq);
     const float scale = 1.0f / (float)r->counted;
+    schedule_further((double)step / (double)s->steps, (double)s->further, r->model.further_weight);
     model_scale_loss(&r->model, (double)scale);
     optimizer_set(&r->optimizer, &r->model, adamw(s, step));
 }

@@ -369,9 +369,14 @@ struct Device {
      * logits (N,V); with gradient they become scale * dloss/dlogits in place; scale (1), NULL: 1.
      * Only the first `used` columns count; the others are padding and get gradient 0. target[n] <
      * used; negative: loss and gradient 0. cap: of the soft_cap that made the logits, which the
-     * gradient passes, too; 0: none.   error: loss 4 eps_f32, gradient 4 eps */
-    void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, const real *scale, float cap, int gradient,
-                          int N, int V, int used);
+     * gradient passes, too; 0: none.
+     * position: NULL, or the gradient, not the loss, has further targets, target[n+1] and then
+     * target[n+2], as far as the position of neither is 0, where another text begins: it is that of
+     *     sum over i of scale[i] * -log softmax(logits[n])[target[n+i]]     i = 0, 1, 2
+     * target, position (N+2)   scale (3). A negative one of these does not count.
+     * error: loss 4 eps_f32, gradient 4 eps.   Source: arXiv 2404.19737, here of one head */
+    void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, const int *position, const real *scale,
+                          float cap, int gradient, int N, int V, int used);
 
     void (*sum)(OUT real *out, const real *inp, size_t n);          /* fixed order.   error: 4 eps_f32 norm-wise */
     void (*accumulate)(ACC real *acc, const real *x, size_t n);     /* acc += x.   error: exact, rounded once */

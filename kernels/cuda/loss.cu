@@ -67,10 +67,31 @@ __device__ static inline LogSum block_log_sum(LogSum s) {
     return s;
 }
 
+// The targets of a row, -1 if there is none, and how much each counts.
+struct Goals { int at[3]; real weight[3]; };
+template<bool FURTHER> __device__ static inline Goals goals_of(const int *target, const int *position,
+                                                               const real *scale) {
+    Goals g = { { *target, -1, -1 }, { scale ? *scale : 1, 0, 0 } };
+    for (int i = 1; FURTHER && i < 3 && position[i]; i++) {
+        g.at[i] = target[i];
+        g.weight[i] = target[i] < 0 ? 0 : scale[i];
+    }
+    return g;
+}
+
+// d.x[at] -= less, if there is such an element; registers have no index.
+template<int W> __device__ static inline void subtract_at(Reals<W> &d, int at, real less) {
+    if (at < 0 || at >= W) return;
+    #pragma unroll
+    for (int i = 0; i < W; i++) if (i == at) d.x[i] -= less;
+}
+
 // kept: how many elements of the row are copied to shared memory.
 // steep: 1/cap^2. With CAP the gradient passes y = cap tanh(x / cap) too, dy/dx = 1 - y^2 steep.
-template<int W, bool CAP> static __global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(real *loss,
-        floatX *logits, const int *target, const real *scale_at, real steep, int gradient, int V, int used, int kept) {
+// FURTHER: there are positions, and more targets.
+template<int W, bool CAP, bool FURTHER> static __global__ void __launch_bounds__(ROW_THREADS)
+cross_entropy_kernel(real *loss, floatX *logits, const int *target, const int *position, const real *scale_at,
+        real steep, int gradient, int V, int used, int kept) {
     extern __shared__ uint4 shared_row[];                   // (kept) elements
     const size_t n = blockIdx.x;
     const int goal = target[n], first = threadIdx.x * W, step = blockDim.x * W, full = used / W * W;
@@ -90,7 +111,7 @@ template<int W, bool CAP> static __global__ void __launch_bounds__(ROW_THREADS) 
         cp_async_wait<0>();
         return;
     }
-    const real hit = goal < 0 ? 0 : R(x[goal]);             // all threads read it before one of them writes
+    const real hit = goal < 0 ? 0 : R(x[goal]);
     const int near = kept < full ? kept : full, far = first + (kept + step - 1 - first) / step * step;
     LogSum s = { -FLT_MAX, 0 };
     auto add = [&](int, const Pack<W> &a) { add_pack<W>(s, a); };
@@ -112,31 +133,36 @@ template<int W, bool CAP> static __global__ void __launch_bounds__(ROW_THREADS) 
     if (threadIdx.x == 0) loss[n] = goal < 0 ? 0 : logf(s.sum) + s.max - hit;
     if (!gradient) return;
 
-    const real scale = scale_at ? *scale_at : 1, norm = scale / s.sum;
+    const Goals g = goals_of<FURTHER>(target + n, position + n, scale_at);
+    const real norm = (g.weight[0] + g.weight[1] + g.weight[2]) / s.sum;
     auto derive = [&](int v, const Pack<W> &a) {
-        Reals<W> d = unpack(a);
+        const Reals<W> y = unpack(a);
+        Reals<W> d;
         #pragma unroll
-        for (int i = 0; i < W; i++)
-            d.x[i] = exp_difference(d.x[i], s.max) * norm * (CAP ? 1 - d.x[i] * d.x[i] * steep : 1);
-        if (v + W > used) for (int i = 0; i < W; i++) if (v + i >= used) d.x[i] = 0;
+        for (int i = 0; i < W; i++) d.x[i] = exp_difference(y.x[i], s.max) * norm;
+        for (int i = 0; i < (FURTHER ? 3 : 1); i++) subtract_at<W>(d, g.at[i] - v, g.weight[i]);
+        #pragma unroll
+        for (int i = 0; i < W && CAP; i++) d.x[i] *= 1 - y.x[i] * y.x[i] * steep;
+        for (int i = 0; i < W && v + W > used; i++) if (v + i >= used) d.x[i] = 0;
         store(x + v, pack(d));
-        if (goal - v >= 0 && goal - v < W)
-            x[goal] = X((exp_difference(hit, s.max) * norm - scale) * (CAP ? 1 - hit * hit * steep : 1));
     };
     each_pack<W>(row, first, kept, step, derive);
     each_pack<W>(x, far, V, step, derive);
 }
-static void cross_entropy(real *loss, floatX *logits, const int *target, const real *scale, float cap, int gradient,
-        int N, int V, int used) {
+template<bool FURTHER> static auto kernel_of(bool w, bool capped) {
+    return w ? capped ? cross_entropy_kernel<VECTOR, true, FURTHER> : cross_entropy_kernel<VECTOR, false, FURTHER>
+             : capped ? cross_entropy_kernel<1, true, FURTHER> : cross_entropy_kernel<1, false, FURTHER>;
+}
+static void cross_entropy(real *loss, floatX *logits, const int *target, const int *position, const real *scale,
+        float cap, int gradient, int N, int V, int used) {
     const bool w = wide(V, logits);
     const int units = w ? V / VECTOR : V, capacity = (context()->max_shared / 2 - 1024) / (int)sizeof(floatX);
     const int kept = !w || !gradient ? 0 : V < capacity ? V : capacity / VECTOR * VECTOR;   // 0 if the row is read once
     const unsigned threads = units < ROW_THREADS ? (unsigned)divide_up(units, 32) * 32 : ROW_THREADS;
-    auto kernel = w ? cap > 0 ? cross_entropy_kernel<VECTOR, true> : cross_entropy_kernel<VECTOR, false>
-                    : cap > 0 ? cross_entropy_kernel<1, true> : cross_entropy_kernel<1, false>;
+    auto kernel = position ? kernel_of<true>(w, cap > 0) : kernel_of<false>(w, cap > 0);
     if (w) CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            (int)(kept * sizeof(floatX))));
-    LAUNCH(kernel, N, threads, kept * sizeof(floatX), loss, logits, target, scale,
+    LAUNCH(kernel, N, threads, kept * sizeof(floatX), loss, logits, target, position, scale,
            cap > 0 ? 1 / (cap * cap) : 0, gradient, V, used, kept);
 }
 

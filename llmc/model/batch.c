@@ -14,18 +14,19 @@ static void upload_reach(const Model *m, int *reach, const int *position, size_t
     m->dev->upload(reach, host, count * sizeof *host);
     free(host);
 }
-void model_position(Model *m, const int *position) {
-    m->dev->upload(m->batch.position, position, (size_t)m->batch.N * sizeof *position);
+static void upload_position(Model *m, const int *position, size_t count) {
+    m->dev->upload(m->batch.position, position, count * sizeof *position);
     upload_reach(m, m->batch.reach, position, (size_t)m->batch.N);
 }
+void model_position(Model *m, const int *position) { upload_position(m, position, (size_t)m->batch.N); }
 
 static void set_shape(Model *m, int B, int T) {
     const size_t N = (size_t)B * (size_t)T;
-    int *position = mem_alloc(N * sizeof *position);
+    int *position = mem_alloc((N + 1) * sizeof *position);     /* the last is 0 */
     m->batch.B = B, m->batch.T = T, m->batch.N = B * T;
     m->batch.packed = 0;
     for (size_t n = 0; n < N; n++) position[n] = (int)(n % (size_t)T);
-    model_position(m, position);
+    upload_position(m, position, N + 1);
     free(position);
 }
 void model_batch(Model *m, const int *tokens, const int *targets, int B, int T) {
@@ -37,7 +38,10 @@ void model_pack(Model *m, const int *position) {
     m->batch.packed = 1;
     model_position(m, position);
 }
-void model_scale_loss(Model *m, double scale) { m->dev->reals_from_double(m->batch.loss_scale, &scale, 1); }
+void model_scale_loss(Model *m, double scale) {
+    const double all[] = { scale, scale * (double)m->further_weight[0], scale * (double)m->further_weight[1] };
+    m->dev->reals_from_double(m->batch.loss_scale, all, 3);
+}
 
 void model_send(Model *m, const int *tokens, const int *targets, const int *positions, const uint64_t *keys, int B,
                 int T) {
@@ -102,7 +106,8 @@ void results_free(StepResults *r) {
 }
 uint64_t model_state(const Model *m) {
     const double all[] = { m->batch.B, m->batch.T, m->forced, m->rounds, m->fp8, m->used_vocab, m->batch.phase,
-                           m->batch.packed, (double)m->dropout, (double)m->balance_coef, (double)m->z_coef };
+                           m->batch.packed, m->further, (double)m->dropout, (double)m->balance_coef,
+                           (double)m->z_coef };
     return hash_bytes(0, all, sizeof all);
 }
 void model_clear_activations(Model *m) {

@@ -120,10 +120,10 @@ typedef enum { PHASE_MIDDLE = 0, PHASE_FIRST = 1, PHASE_LAST = 2, PHASE_ONLY = P
 
 typedef struct {                        /* what the model reads */
     int  B, T, N;                       /* sequences, tokens in each, B*T; at most what was planned for */
-    int *tokens, *targets, *position;   /* (N) */
+    int *tokens, *targets, *position;   /* (N); after the last position 0 */
     int *reach;                         /* (N) min(position, window - 1), if the model has a window */
     int  packed;                        /* 1: sequences are rows of several samples, whose positions begin at 0 */
-    real *loss_scale;                   /* (1) of gradients of the loss */
+    real *loss_scale;                   /* (3) of gradients of the loss, by the next token and further targets */
     uint64_t *key;                      /* of its dropout */
     Phase phase;
     int  micro_batches, all_micro_batches;  /* of a step, here and on all ranks. That of rank r: index m*ranks + r */
@@ -163,6 +163,8 @@ struct Model {
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
     float     dropout;
     float     balance_coef, z_coef;     /* of the losses added to the cross entropy */
+    int       further;                  /* 1: gradients are those of further targets, too (cross_entropy), */
+    float     further_weight[2];        /* of these weights; the next token's is 1. Losses are of that alone */
     Dtype     matrix_gradients;         /* what gradients of layers' matrices are stored as */
     int       routers;                  /* 2 a layer, or fewer */
     int       decodes;                  /* 1: the last forward pass was by layer_decode.c */

@@ -148,8 +148,8 @@ void model_loss(Model *m, int gradient) {
         const int rows = N - n < m->head_rows ? N - n : m->head_rows;
         real *loss = real_at(m, m->loss, (size_t)n);
         model_logits(m, n, rows);
-        dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, m->batch.loss_scale, (float)m->config.logit_cap,
-                           gradient, rows, V, m->used_vocab);
+        dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, m->further ? m->batch.position + n : NULL,
+                           m->batch.loss_scale, (float)m->config.logit_cap, gradient, rows, V, m->used_vocab);
         if (!gradient) continue;
         dev->matmul_backward_input(row(m, m->dfinal, n), m->s.logits, m->p.head, rows, C, V, SET);
         dev->matmul_backward_weight(m->g.head, m->s.logits, row(m, m->final, n), rows, C, V,

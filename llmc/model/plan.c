@@ -354,13 +354,13 @@ static void plan_batch(Model *m) {
     Arena *a = &m->arena;
     arena_add(a, MEM_DATA, "tokens", &b->tokens, N*I);
     arena_add(a, MEM_DATA, "targets", &b->targets, N*I);
-    arena_add(a, MEM_DATA, "position", &b->position, N*I);
+    arena_add(a, MEM_DATA, "position", &b->position, (N + 1)*I);    /* then 0 */
     if (m->config.window) arena_add(a, MEM_DATA, "reach", &b->reach, N*I);
     arena_add(a, MEM_DATA, "loss", &m->loss, N*Re);
     arena_add(a, MEM_DATA, "loss_sum", &m->loss_sum, Re);
     arena_add(a, MEM_DATA, "dropout key", &b->key, sizeof *b->key);
     if (m->mode == MODEL_TRAIN) {
-        arena_add(a, MEM_DATA, "loss scale", &b->loss_scale, Re);
+        arena_add(a, MEM_DATA, "loss scale", &b->loss_scale, 3*Re);
         arena_add(a, MEM_DATA, "tokens of a step", &b->step_tokens, M*N*I);
         arena_add(a, MEM_DATA, "targets of a step", &b->step_targets, M*N*I);
         arena_add(a, MEM_DATA, "positions of a step", &b->step_positions, M*N*I);

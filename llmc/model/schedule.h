@@ -1,11 +1,18 @@
-/* schedule.h: the learning rate as a function of the step. */
+/* schedule.h: what changes in the course of a run, as a function of the step: the learning rate. */
 #ifndef SCHEDULE_H
 #define SCHEDULE_H
 #define SCHEDULES "cosine|linear|constant|wsd"
 typedef enum { COSINE, LINEAR, CONSTANT, WSD } Schedule;     /* in the order of the words */
 
 /* A factor of the peak rate: linear warm-up over `warmup` steps to 1, then cosine or a straight
- * line down to `final`; constant; or wsd (warm-up, stable, decay): 1 until the last fifth, then a
- * straight line to `final`. step counts from 0; the lines end at `steps`, one after the last. */
-double schedule_rate(Schedule s, long step, long steps, long warmup, double final);
+ * line down to `final`; constant; or wsd (warm-up, stable, decay): 1, and in the last `decay` of
+ * the steps after warm-up a straight line to `final`. step counts from 0; the lines end at `steps`,
+ * one after the last. */
+double schedule_rate(Schedule s, long step, long steps, long warmup, double final, double decay);
+
+/* Weights of the second and the third next token as targets (Model.further_weight) when the part
+ * `done` of a run is done: first and first / 2. The third's falls to 0 in the first third of the
+ * run, then the second's in the second: the further away, the sooner the model is too small for it.
+ * Source: modded-nanogpt, github.com/KellerJordan/modded-nanogpt */
+void schedule_further(double done, double first, float weight[2]);
 #endif

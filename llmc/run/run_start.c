@@ -53,6 +53,7 @@ void run_allocate(Run *r) {
     r->model.balance_coef = s->balance;
     r->model.z_coef = s->z;
     r->model.forced = s->forced;
+    r->model.further = s->further > 0;
     const Snapshot what = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer,
                             .origin = r->origin };
     saves_open(&r->saves, s, &r->progress, &r->log, &r->parallel, what, r->saves.copy_bytes);

@@ -58,6 +58,11 @@ static const Option options[] = {
       "steps to reach the peak" },
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
       "final learning rate, as a fraction of the peak" },
+    { "schedule",  "kd", "decay-part",       OPTION_FLOAT, AT(decay_part),    "0.2",                 0.001, 1,   NULL,
+      "-k wsd: the last part of the steps, in which the rate falls in a straight line to the final one" },
+    { "schedule",  "ft", "further-targets",  OPTION_FLOAT, AT(further),       "0",                   0,    10,    NULL,
+      "also learn to predict the second next token, with this weight, and the third, with half of it (try 0.5); both "
+      "fall to 0, in the first two thirds of the run. Losses that are printed are of the next token alone. 0: no" },
     { "optimizer", "wo", "optimizer",        OPTION_CHOICE, AT(optimizer),     "muon",               0, 0, "adamw|muon",
       "what updates the layers' matrices; embedding, head, norms, biases and routers are always updated by adamw" },
     { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.8",                0.01, 0.99999, NULL,

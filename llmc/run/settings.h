@@ -9,7 +9,7 @@
 #include "llmc/model/schedule.h"
 #include "options.h"
 
-enum { SETTINGS = 71 };
+enum { SETTINGS = 73 };
 /* Values of choices, in the order of their words in the table. */
 typedef enum { ADAMW, MUON } Updates;
 typedef enum { BIAS_BY_SIGN, BIAS_RELATIVE } BiasLaw;
@@ -26,7 +26,7 @@ typedef struct {
     int         resume, batch, seq;
     int64_t     total, steps;
     Schedule    schedule;
-    float       lr, final_lr;
+    float       lr, final_lr, decay_part, further;
     int64_t     warmup;
     Updates     optimizer;
     float       momentum, decay, clip, beta1, beta2, dropout;

@@ -21,23 +21,38 @@ static void schedules(void) {
         { WSD, 5, 6/21. }, { WSD, 20, 1 }, { WSD, 83, 1 }, { WSD, 84, 1 }, { WSD, 92, 0.55 }, { WSD, 100, 0.1 },
     };
     for (size_t i = 0; i < COUNT(points); i++)
-        check_error(fabs(schedule_rate(points[i].kind, points[i].step, 100, 20, 0.1) - points[i].rate), 1e-12,
+        check_error(fabs(schedule_rate(points[i].kind, points[i].step, 100, 20, 0.1, 0.2) - points[i].rate), 1e-12,
                     "%s at step %ld is %g", names[points[i].kind], points[i].step, points[i].rate);
     for (int k = 0; k < 4; k++) {
         int rises = 1, falls = 1, inside = 1;
         for (long s = 0; s < 1000; s++) {
-            const double a = schedule_rate((Schedule)k, s, 1000, 100, 0.2);
-            const double b = schedule_rate((Schedule)k, s + 1, 1000, 100, 0.2);
+            const double a = schedule_rate((Schedule)k, s, 1000, 100, 0.2, 0.6);
+            const double b = schedule_rate((Schedule)k, s + 1, 1000, 100, 0.2, 0.6);
             rises &= s >= 100 || b > a;
             falls &= s < 100 || b <= a;
             inside &= a > 0 && a <= 1 && (s < 100 || a >= 0.2);
         }
         check(rises && falls && inside, "%s rises only during warm-up and stays above its final rate", names[k]);
-        check_error(fabs(schedule_rate((Schedule)k, 0, 10, 0, 0.5) - 1), 0, "%s without warm-up", names[k]);
-        check_error(fabs(schedule_rate((Schedule)k, 9, 10, 50, 0.5) - 10/51.), 1e-12,
+        check_error(fabs(schedule_rate((Schedule)k, 0, 10, 0, 0.5, 1) - 1), 0, "%s without warm-up", names[k]);
+        check_error(fabs(schedule_rate((Schedule)k, 9, 10, 50, 0.5, 1) - 10/51.), 1e-12,
                     "%s with a warm-up longer than the run is warm-up to the end", names[k]);
-        check_error(fabs(schedule_rate((Schedule)k, 10, 10, 10, 0.5) - (k == 2 ? 1 : 0.5)), 1e-12,
+        check_error(fabs(schedule_rate((Schedule)k, 10, 10, 10, 0.5, 1) - (k == 2 ? 1 : 0.5)), 1e-12,
                     "%s with a warm-up as long as the run does not divide by zero", names[k]);
+    }
+}
+
+/* Constant, and linear over the last 60 %; the weights of further targets. */
+static void stages(void) {
+    for (int i = 0; i <= 5; i++)
+        check_error(fabs(schedule_rate(WSD, 20 + 16 * i, 100, 20, 0.15, 0.6) - (i <= 2 ? 1 : 1 - 0.85 * (i - 2) / 3)),
+                    1e-12, "wsd that decays over 0.6, at %d fifths", i);
+    static const struct { double done; float second, third; } points[] = {
+        { 0, 0.5f, 0.25f }, { 1/6., 0.5f, 0.125f }, { 0.5, 0.25f, 0 }, { 0.7, 0, 0 }, { 1, 0, 0 } };
+    for (size_t i = 0; i < COUNT(points); i++) {
+        float weight[2];
+        schedule_further(points[i].done, 0.5, weight);
+        check_error((double)(fabsf(weight[0] - points[i].second) + fabsf(weight[1] - points[i].third)), 1e-6,
+                    "weights of further targets when %g of a run is done", points[i].done);
     }
 }
 
@@ -344,6 +359,7 @@ static void fine_tuning_defaults(void) {
     }
 }
 void test_settings(void) {
-    PART(schedules()); PART(sampling()); PART(odd_logits()); PART(windows()); PART(options()); PART(defaults());
+    PART(schedules()); PART(stages()); PART(sampling()); PART(odd_logits()); PART(windows()); PART(options());
+    PART(defaults());
     PART(fine_tuning_defaults());
 }

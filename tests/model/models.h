@@ -24,7 +24,7 @@ int steps_agree(const Device *dev, const Config *c, int B, Sampler s);
 
 /* The error of the gradients of two rows of several samples against the sum of those of each sample
  * alone. *loss: of the loss. */
-double packing_error(const Device *dev, const Config *c, double *loss);
+double packing_error(const Device *dev, const Config *c, int further, double *loss);
 
 /* 1: after model_clear_activations a batch has the same gradients, whatever the buffers held. */
 int forgets(const Device *dev, const Config *c, int B);

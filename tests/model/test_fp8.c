@@ -168,7 +168,7 @@ static void not_finite(void) {
 static void packed(const Device *dev) {
     const Config c = config_of("m2:c128h4e4k2f128a4x2n0", FP8_ALL);
     double loss;
-    check_error(packing_error(dev, &c, &loss), 0.05, "%s: gradients of packed samples in 8 bits", dev->name);
+    check_error(packing_error(dev, &c, 0, &loss), 0.05, "%s: gradients of packed samples in 8 bits", dev->name);
     check_error(loss, 1e-5, "%s: their loss", dev->name);
 }
 static void learning(void) {

@@ -157,7 +157,7 @@ static void decoding(const Device *dev) {
         Config c = configuration(i);
         double loss;
         if (is_missing(&c, dev)) continue;
-        check_error(packing_error(dev, &c, &loss), bf16 ? 0.1 : 1e-4,
+        check_error(packing_error(dev, &c, 1, &loss), bf16 ? 0.1 : 1e-4,
                     "%s %s: gradients of packed samples against each alone", dev->name, name_of(i));
         check_error(loss, bf16 ? 1e-2 : 1e-5, "%s %s: their loss", dev->name, name_of(i));
         for (int k = 0; k < (quick ? 2 : 4); k++) {

@@ -367,12 +367,17 @@ static void memory_promise(void) {
     }
 }
 
+static void look_further(Model *m, int further) {
+    m->further = further;
+    m->further_weight[0] = 0.5f, m->further_weight[1] = 0.25f;
+}
 /* The gradients of a step whose micro-batches are the rows (M,T), sent at once. */
-static double *gradients_sent(const Device *dev, const Config *c, int M, int T, const int *tokens, const int *targets,
-                              const int *position) {
+static double *gradients_sent(const Device *dev, const Config *c, int further, int M, int T, const int *tokens,
+                              const int *targets, const int *position) {
     const uint64_t keys[2] = { 0 };
     Model m;
     open_model(&m, dev, c, 1, T, M, REAL, 4);
+    look_further(&m, further);
     model_scale_loss(&m, 1.0 / (M * T));
     model_send(&m, tokens, targets, position, keys, 1, T);
     for (int micro = 0; micro < M; micro++) {
@@ -384,13 +389,14 @@ static double *gradients_sent(const Device *dev, const Config *c, int M, int T, 
     model_free(&m);
     return all;
 }
-double packing_error(const Device *dev, const Config *c, double *loss) {
+double packing_error(const Device *dev, const Config *c, int further, double *loss) {
     enum { T = 24, N = 2 * T };
     static const int lengths[] = { 9, 1, 14, 5, 19 };           /* of the first row, and of the second */
     int tokens[N], targets[N], position[N];
     double sums[2] = { 0, 0 }, one, *grads[3];
     Model m;
     open_model(&m, dev, c, 2, T, 1, REAL, 4);
+    look_further(&m, further);
     model_scale_loss(&m, 1.0 / N);
     for (int n = 0; n < N; n++) {
         tokens[n] = (int)(random_uniform(6, (uint64_t)n) * c->vocab);
@@ -409,7 +415,7 @@ double packing_error(const Device *dev, const Config *c, double *loss) {
         }
         grads[packed] = all_gradients(&m);
     }
-    grads[2] = gradients_sent(dev, c, 2, T, tokens, targets, position);
+    grads[2] = gradients_sent(dev, c, further, 2, T, tokens, targets, position);
     const double error = fmax(relative_error(grads[1], grads[0], m.manifest.total),
                               relative_error(grads[2], grads[0], m.manifest.total));
     *loss = fabs(sums[1] / sums[0] - 1);
@@ -421,7 +427,9 @@ static void packing(const Config *c, const char *model) {
     static const struct { const char *device; double bound; } devices[] = { { "cpu-f64", 1e-12 }, { "cpu-f32", 1e-5 } };
     for (int i = 0; i < 2; i++) {
         double loss;
-        check_error(packing_error(device_find(devices[i].device), c, &loss), devices[i].bound,
+        check_error(packing_error(device_find(devices[i].device), c, 1, &loss), devices[i].bound,
+                    "%s on %s: gradients of packed samples and further targets", model, devices[i].device);
+        check_error(packing_error(device_find(devices[i].device), c, 0, &loss), devices[i].bound,
                     "%s on %s: gradients of packed samples", model, devices[i].device);
         check_error(loss, devices[i].bound, "%s on %s: their loss", model, devices[i].device);
     }

@@ -1008,19 +1008,24 @@ static Case *advance(const Shape *s) {
 
 /* ---- loss and optimizer ---------------------------------------------------------------------- */
 
-CALL(cross_entropy, b[0], b[1], b[2], b[3], c->cap, c->gradient, c->N, c->s.V, c->used)
-static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int capped, int ignored) {
-    Case *c = BEGIN(cross_entropy, s, 0, "%s%s%sN=%d V=%d", gradient ? "gradient " : "", wide ? "wide " : "",
-                    capped ? "capped " : "", rows, s->V);
+CALL(cross_entropy, b[0], b[1], b[2], b[4], b[3], c->cap, c->gradient, c->N, c->s.V, c->used)
+static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int capped, int further, int ignored) {
+    Case *c = BEGIN(cross_entropy, s, 0, "%s%s%s%sN=%d V=%d", gradient ? "gradient " : "", wide ? "wide " : "",
+                    capped ? "capped " : "", further ? "further " : "", rows, s->V);
     const double spread = wide ? 40 : 2;                    /* wide: some probabilities are below the smallest float */
     const int padding = s->V / 10 < 47 ? s->V / 10 : 47;            /* 47: as for GPT-2's vocabulary */
     c->N = rows, c->gradient = gradient, c->scale = 0.25f, c->used = s->V - padding, c->cap = capped ? 12 : 0;
     out(c, REAL, "loss", (size_t)rows, 0, 4);
     if (gradient) acc(c, FLOATX, "logits", times(rows, s->V), 0, spread, 4, 0);
     else          in(c, FLOATX, "logits", times(rows, s->V), 0, spread);
-    double *target = integers(c, "target", (size_t)rows, c->used);
+    double *target = integers(c, "target", (size_t)rows + 2, c->used);
     for (int n = 3; ignored && n < rows; n += 5) target[n] = -1;
-    return in(c, REAL, "scale", 1, (double)c->scale, 0);
+    for (int n = 4; further && n < rows; n += 6) target[n] = target[n + 2] = target[n + 1];     /* twice the same */
+    in(c, REAL, "scale", 3, (double)c->scale, further ? 0.05 : 0);
+    double *position = further ? integers(c, "position", (size_t)rows + 2, 5) : NULL;
+    if (further) position[rows] = position[rows + 1] = 0;
+    else absent(c);
+    return c;
 }
 CALL(soft_cap, b[0], c->cap, c->buffer[0].n)
 static Case *soft_cap(const Shape *s, int rows) {
@@ -1386,10 +1391,12 @@ static void each_at_the_head(const Visit *v) {
         { .temperature = 3, .top_p = 0.9f, .top_k = 40, .min_p = 0.1f }, { .temperature = 2, .top_p = 0 },
     };
     const int rows = head_rows(v->s);
-    V(v, cross_entropy(v->s, rows, 0, 0, 0, v->all));
-    V(v, cross_entropy(v->s, rows, 1, 0, 0, v->all));
-    V(v, cross_entropy(v->s, rows, 1, 0, 1, v->all));
-    if (v->all) V(v, cross_entropy(v->s, rows, 1, 1, 0, v->all));
+    V(v, cross_entropy(v->s, rows, 0, 0, 0, 0, v->all));
+    V(v, cross_entropy(v->s, rows, 1, 0, 0, 0, v->all));
+    V(v, cross_entropy(v->s, rows, 1, 0, 1, 0, v->all));
+    V(v, cross_entropy(v->s, rows, 1, 0, 0, 1, v->all));
+    if (v->all) V(v, cross_entropy(v->s, rows, 1, 1, 0, 0, v->all));
+    if (v->all) V(v, cross_entropy(v->s, rows, 1, 0, 1, 1, v->all));
     V(v, soft_cap(v->s, rows));
     for (int i = 0; i < (v->all ? 6 : 2); i++) V(v, sample(v->s, rows, samplers[i]));
     V(v, advance(v->s));

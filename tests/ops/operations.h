@@ -227,8 +227,9 @@ OPERATION(advance, (int *position, int *row, int *log, const int *token, int N),
     24.0 * N, "N=%d", N)
 
 /* loss and optimizer */
-OPERATION(cross_entropy, (real *loss, floatX *logits, const int *target, const real *scale, float cap, int gradient,
-    int N, int V, int used), (loss, logits, target, scale, cap, gradient, N, V, used), 0,
+OPERATION(cross_entropy, (real *loss, floatX *logits, const int *target, const int *position, const real *scale,
+    float cap, int gradient, int N, int V, int used),
+    (loss, logits, target, position, scale, cap, gradient, N, V, used), 0,
     times(N, V) * (gradient ? 2 : 1) * unit.fx, "N=%d V=%d", N, V)
 OPERATION(soft_cap, (floatX *x, float cap, size_t n), (x, cap, n), 0, 2 * (double)n * unit.fx, "n=%zu", n)
 OPERATION(sum, (real *out, const real *inp, size_t n), (out, inp, n), 0, (double)n * unit.re, "n=%zu", n)

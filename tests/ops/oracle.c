@@ -502,12 +502,17 @@ static double slope_of(const Case *c, double y) {           /* of y = cap tanh(x
 static void naive_cross_entropy(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) {
         double *x = v[1] + n*c->s.V, sum = 0, relative = 0;
-        const int target = (int)v[2][n];
+        const int target = (int)v[2][n], further = c->buffer[4].n > 0;
+        double weight[3] = { v[3][0] };
+        for (int i = 1; further && i < 3 && v[4][n + i] > 0; i++) weight[i] = v[2][n + i] < 0 ? 0 : v[3][i];
         for (int i = 0; i < c->used; i++) { sum += exp(x[i]); if (target >= 0) relative += exp(x[i] - x[target]); }
         v[0][n] = target < 0 ? 0 : log(relative);
-        for (int i = 0; c->gradient && i < c->s.V; i++)
-            x[i] = target < 0
-                || i >= c->used ? 0 : (double)c->scale * (exp(x[i]) / sum - (i == target)) * slope_of(c, x[i]);
+        for (int i = 0; c->gradient && i < c->s.V; i++) {
+            double slope = 0;
+            for (int t = 0; t < 3 && target >= 0 && i < c->used; t++)
+                slope += weight[t] * (exp(x[i]) / sum - (weight[t] > 0 && i == (int)v[2][n + t]));
+            x[i] = slope * slope_of(c, x[i]);
+        }
     }
 }
 static void naive_sum(const Case *c, double **v) { for (size_t i = 0; i < c->buffer[1].n; i++) v[0][0] += v[1][i]; }

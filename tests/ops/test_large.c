@@ -300,7 +300,7 @@ enum { HEAD_C = 64, HEAD_V = 50304, HEAD_USED = 50257 };
 enum { HX, HEAD, TARGET, LOGITS, LOSS, HDX, DHEAD };
 static void run_head(const Device *d, int N, void *const *b) {
     d->matmul_forward(b[LOGITS], b[HX], b[HEAD], N, HEAD_C, HEAD_V);
-    d->cross_entropy(b[LOSS], b[LOGITS], b[TARGET], NULL, 0, 1, N, HEAD_V, HEAD_USED);
+    d->cross_entropy(b[LOSS], b[LOGITS], b[TARGET], NULL, NULL, 0, 1, N, HEAD_V, HEAD_USED);
     d->matmul_backward_input(b[HDX], b[LOGITS], b[HEAD], N, HEAD_C, HEAD_V, SET);
     d->matmul_backward_weight(b[DHEAD], b[LOGITS], b[HX], N, HEAD_C, HEAD_V, SET);
 }
