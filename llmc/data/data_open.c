@@ -411,7 +411,7 @@ static Data *open_all(const char *train, const char *validation, const DataReque
             if ((int)d->segment[s][i].max > d->max_id) d->max_id = (int)d->segment[s][i].max;
             d->has_chats |= d->segment[s][i].is_chats;
         }
-    if (d->has_chats) d->fingerprint = hash_bytes(d->fingerprint, chat_name(&d->chat), strlen(chat_name(&d->chat)));
+    if (d->has_chats) d->fingerprint = chat_hash(&d->chat, d->fingerprint);
     if (d->has_chats) d->fingerprint += FORMS_VERSION;
     if (*d->field) d->fingerprint = hash_bytes(d->fingerprint, d->field, strlen(d->field));
     d->field = NULL;
