@@ -49,8 +49,8 @@ static const Option table[] = {
     { "text",     "m",  "mode",          OPTION_CHOICE, FIELD(mode),        "generate",   0, 0,     "generate|chat|web",
       "chat answers every line of stdin; /reset, /quit. web serves a page to talk to the model" },
     { "text",     "ct", "chat-template", OPTION_TEXT,   FIELD(chat),        "",           0, 0,       NULL,
-      "how a chat is written; not given: by the template in the folder; without one each line is continued. A Jinja "
-      "file, a folder, or one of " CHAT_NAMES },
+      "how a chat is written; not given: by the template in the folder; without one each line is continued. One "
+      "of " CHAT_NAMES },
     { "text",     "st", "stop",          OPTION_TEXT,   FIELD(stop),        "",           0, 0,       NULL,
       "a text ends before this string (\\n: newline); default where a chat continues lines: an empty line" },
     { "text",     "e",  "echo",          OPTION_INT,    FIELD(echo),        "1",          0, 1,       NULL,
@@ -283,7 +283,6 @@ static void load_weights(Session *q, Model *m) {
     if (m->relay && s->verbose) list_devices(q, m, 0);
     load_part(m, q);
     if (m->relay) relay_each(m->relay, load_part, q);
-    if (q->tokenizer) m->used_vocab = tokenizer_vocab(q->tokenizer);
     if (s->verbose < 2) return;
     if (shown >= layers) fail(EXIT_USAGE, "-vl %d: the model has layers 0 to %d", shown, layers - 1);
     if (!m->routers) fail(EXIT_USAGE, "-v %d shows experts, but this model is dense", s->verbose);
@@ -480,7 +479,7 @@ static void measure_perplexity(Session *q) {
     if (!text) fail(EXIT_INPUT, "-x %s", e.text);
     if (kind_is_json(text, bytes))
         warn("%s looks like JSON; what is measured is all of its text, with names and braces", q->s.file);
-    const size_t tokens = tokenizer_encode(q->tokenizer, text, bytes, &ids);
+    const size_t tokens = tokenizer_begin(q->tokenizer, &ids, tokenizer_encode(q->tokenizer, text, bytes, &ids), 0);
     if (tokens < 2) fail(EXIT_INPUT, "-x %s: %zu tokens; at least two are needed", q->s.file, tokens);
     free(tokenizer_decode(q->tokenizer, ids, 1, &first_bytes));
 
@@ -546,7 +545,6 @@ static void answer_questions(Session *q) {
     evaluate_plan(&m, q->g.dev, &q->config, &all, q->g.relay);
     if (!model_allocate(&m)) out_of_memory(q, &m);
     load_weights(q, &m);
-    m.used_vocab = config_ids(&q->config);     /* likelihoods of all ids that the file has, as in other programs */
     listen_to_interrupts();
     const double start = now();
     if (!evaluate(&m, &all, &interrupts, s->verbose > 0, details, &v, &e)) fail(EXIT_NUMERICS, "-ev %s", e.text);

@@ -140,6 +140,15 @@ typedef struct {
  * chosen experts' weights, 0: none. weight NULL: no router, E = K = 1. */
 typedef struct { const floatX *weight; const real *bias; Scores scores; int E, K; Groups groups; float scale; } Router;
 
+/* The tokens that routers' losses and loads count: those of a sample. Filler ends a row of samples;
+ * its results are computed like all others, but nothing reads them. */
+typedef struct {
+    const int *target;                  /* (N) FILLER: is that; other negative ones: a token. NULL: there is none */
+    const int *tokens;      /* (1) those that are counted by load */
+    int ranks;              /* which load counts together */
+} Counted;
+enum { FILLER = -2 };
+
 /* A router's choice for N tokens: (N,K) each. */
 typedef struct { int *expert; real *weight; } Choice;
 
@@ -291,18 +300,22 @@ struct Device {
                             Scores scores, Groups groups, int forced, int N, int E, int K);
     void (*router_backward)(OUT floatX *dlogits, const real *dweight, const real *weight, const real *lse,
                             const int *expert, const int *first, const floatX *logits, const int *load, float balance,
-                            float zloss, int tokens, Scores scores, int N, int E, int K);
+                            float zloss, Counted counted, Scores scores, int N, int E, int K);
 
     /* ---- route_plan: stable counting sort of the S slots by expert.   error: exact --------------
      * Fills plan and load (E), slots per expert. The caller owns its arrays and set N, E, K, S. */
     void (*route_plan)(OUT Plan *plan, OUT int *load, const int *expert);
+    /* load (E) -= the choices (N,K) of filler, which a plan has like all others. error: exact */
+    void (*route_discount)(ACC int *load, const int *choice, const int *target, int N, int K);
 
     /* ---- router_losses: loss[0] = balance, loss[1] = z ------------------------------------------
-     * balance = E/K * sum over e of (load_e / tokens) * (mean over N of p_e): 1 if all loads are
-     *           equal. p: the softmax, or the sigmoid scores normalized over E. tokens: those that
-     *           load counts: N, or of all ranks.   Source: arXiv 2101.03961, eq. 4
-     * z       = mean over N of lse^2.   Source: arXiv 2202.08906, eq. 5.   error: 16 eps_f32 */
-    void (*router_losses)(OUT real *loss, const floatX *logits, const real *lse, const int *load, int tokens,
+     * balance = E/K * sum over e of (load_e / tokens) * (mean of p_e): 1 if all loads are equal.
+     *           p: the softmax, or the sigmoid scores normalized over E. tokens: those that load
+     *           counts, here or on all ranks.   Source: arXiv 2101.03961, eq. 4
+     * z       = mean of lse^2.   Source: arXiv 2202.08906, eq. 5.   error: 16 eps_f32
+     * A mean is the sum over this rank's tokens without filler, divided by tokens / ranks: the mean
+     * over all ranks' tokens is then that of their means, however many each has. tokens 0: 0 */
+    void (*router_losses)(OUT real *loss, const floatX *logits, const real *lse, const int *load, Counted counted,
                           Scores scores, int N, int E, int K);
 
     /* ---- ParallelLinear: every slot's row times its expert's matrix, out = inp weight[e]^T ------
@@ -368,8 +381,8 @@ struct Device {
     /* ---- cross entropy: loss[n] = -log softmax(logits[n])[target[n]] ----------------------------
      * logits (N,V); with gradient they become scale * dloss/dlogits in place; scale (1), NULL: 1.
      * Only the first `used` columns count; the others are padding and get gradient 0. target[n] <
-     * used; negative: loss and gradient 0. cap: of the soft_cap that made the logits, which the
-     * gradient passes, too; 0: none.
+     * used; negative (FILLER, too): loss and gradient 0. cap: of the soft_cap that made the logits,
+     * which the gradient passes, too; 0: none.
      * position: NULL, or the gradient, not the loss, has further targets, target[n+1] and then
      * target[n+2], as far as the position of neither is 0, where another text begins: it is that of
      *     sum over i of scale[i] * -log softmax(logits[n])[target[n+i]]     i = 0, 1, 2

@@ -93,12 +93,17 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
  *    SIGMOID_TOPK: a softmax over J of log s_e, and dlog s_e / dlogit_e = 1 - s_e, another factor.
  *    SIGMOID_EACH: dlogit_e = dweight_e s_e (1 - s_e).
  *  - balance: E/K sum over e of (load_e / tokens) mean(p_e), load constant, through the softmax:
- *        dlogit_e = balance E / (K N tokens) p_e (load_e - sum over j of p_j load_j),
- *    or through the normalized sigmoid p_e = s_e / sum: times (1 - s_e).
- *  - z: mean of lse^2, and dlse / dlogit_e = softmax_e: dlogit_e = zloss 2 lse / N softmax_e. */
+ *        dlogit_e = balance E / (K n tokens) p_e (load_e - sum over j of p_j load_j),
+ *    or through the normalized sigmoid p_e = s_e / sum: times (1 - s_e).   n = tokens / ranks
+ *  - z: mean of lse^2, and dlse / dlogit_e = softmax_e: dlogit_e = zloss 2 lse / n softmax_e.
+ * Filler has only the first. */
+static int counts(Counted c, int n) { return *c.tokens && !(c.target && c.target[n] == FILLER); }
+static double tokens_of_rank(Counted c) { return (double)*c.tokens / c.ranks; }
+
 static void router_backward(floatX *dlogits, const real *dweight, const real *weight, const real *lse,
                             const int *expert, const int *first, const floatX *logits, const int *load, float balance,
-                            float zloss, int tokens, Scores scores, int N, int E, int K) {
+                            float zloss, Counted counted, Scores scores, int N, int E, int K) {
+    const real tokens = (real)*counted.tokens, here = (real)tokens_of_rank(counted);
     #pragma omp parallel PARALLEL_IF((size_t)N*E*8)
     {
         real *p = scratch((size_t)E * 2 * sizeof *p), *d = p + E;
@@ -114,9 +119,10 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
             for (int e = 0; e < E; e++) pull += p[e] * (real)load[e];
             for (int e = 0; e < E; e++) {
                 real slope = scores >= SIGMOID_TOPK ? p[e] * sigmoid(-R(x[e])) : p[e];
-                d[e] = (real)balance * E / ((real)K * N * tokens) * ((real)load[e] - pull) * slope;
-                d[e] += (real)zloss * 2 * lse[n] / N * exp(R(x[e]) - lse[n]);
+                d[e] = (real)balance * E / ((real)K * here * tokens) * ((real)load[e] - pull) * slope;
+                d[e] += (real)zloss * 2 * lse[n] / here * exp(R(x[e]) - lse[n]);
             }
+            if (!counts(counted, n)) memset(d, 0, (size_t)E * sizeof *d);
             for (size_t k = 0; k < count && scores != SIGMOID_EACH; k++) dot += w[k] * dw[k];
             if (scores == SOFTMAX_TOPK) for (int e = 0; e < E; e++) d[e] -= p[e] * dot;
             for (size_t k = 0; k < count; k++)
@@ -148,10 +154,16 @@ static void route_plan(Plan *plan, int *load, const int *expert) {
     start[0] = 0;
 }
 
+static void route_discount(int *load, const int *choice, const int *target, int N, int K) {
+    for (int n = 0; n < N; n++)
+        for (int k = 0; k < K && target[n] == FILLER; k++) load[choice[(size_t)n*K + k]]--;
+}
+
 /* ---- losses and bias ------------------------------------------------------------------------- */
 
-static void router_losses(real *loss, const floatX *logits, const real *lse, const int *load, int tokens,
+static void router_losses(real *loss, const floatX *logits, const real *lse, const int *load, Counted counted,
                           Scores scores, int N, int E, int K) {
+    const double tokens = *counted.tokens, here = tokens_of_rank(counted);
     enum { ROWS = 256 };                                /* tokens of a partial sum; these are added in order */
     int blocks = (N + ROWS - 1) / ROWS;
     double *partial = zeroed_scratch((size_t)blocks * 2 * sizeof *partial);
@@ -162,6 +174,7 @@ static void router_losses(real *loss, const floatX *logits, const real *lse, con
         for (int b = 0; b < blocks; b++)
             for (int n = b * ROWS; n < N && n < (b + 1) * ROWS; n++) {
                 double inner = 0;
+                if (!counts(counted, n)) continue;
                 probabilities(p, logits + (size_t)n*E, lse[n], scores, E);
                 for (int e = 0; e < E; e++) inner += (double)p[e] * load[e];
                 partial[2*b] += inner;
@@ -172,8 +185,8 @@ static void router_losses(real *loss, const floatX *logits, const real *lse, con
     double balance = 0, z = 0;
     for (int b = 0; b < blocks; b++) { balance += partial[2*b]; z += partial[2*b + 1]; }
     free(partial);
-    loss[0] = (real)(N ? balance * E / ((double)K * N * tokens) : 0);
-    loss[1] = (real)(N ? z / N : 0);
+    loss[0] = (real)(here > 0 ? balance * E / ((double)K * here * tokens) : 0);
+    loss[1] = (real)(here > 0 ? z / here : 0);
 }
 
 static void router_bias(real *bias, const int *load, float rate, int relative, int E) {
@@ -215,5 +228,5 @@ static void scale_weights(real *out, const real *weight, float scale, size_t n) 
 PART(route) {
     d->router_forward = router_forward;  d->router_backward = router_backward;  d->router_losses = router_losses;
     d->route_plan = route_plan;          d->combine_forward = combine_forward;  d->router_bias = router_bias;
-    d->scale_weights = scale_weights;
+    d->scale_weights = scale_weights;    d->route_discount = route_discount;
 }

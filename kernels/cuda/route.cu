@@ -193,12 +193,23 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
             expert, weight, lse, logits, bias, scores, groups, forced, N, E, K);
 }
 
+// What the two losses' gradients of token n are multiplied by: 0 if it is filler. Their means are
+// over numbers of tokens that only the device knows.
+struct LossScales { real balance, z; };
+__device__ static inline double tokens_of_rank(Counted c) { return (double)*c.tokens / c.ranks; }
+__device__ static inline bool counts(Counted c, size_t n) { return !(c.target && c.target[n] == FILLER); }
+__device__ static inline LossScales loss_scales(Counted c, size_t n, real balance, real zloss, int E, int K) {
+    const real here = (real)tokens_of_rank(c);
+    if (!(here > 0) || !counts(c, n)) return { 0, 0 };
+    return { balance * E / ((real)K * here * (real)*c.tokens), zloss * 2 / here };
+}
+
 // A row of threads has a token. The gradients of balance and z loss are computed for all experts,
-// then those of weights added for the chosen ones, a lane each. balance and zloss include constant
-// factors. Rows past the last token store nothing. Moves 2*N*E floatX.
+// then those of weights added for the chosen ones, a lane each. Rows past the last token store
+// nothing. Moves 2*N*E floatX.
 static __global__ void router_backward_kernel(floatX *dlogits, const real *dweight, const real *weight,
         const real *lse, const int *expert, const int *first, const floatX *logits, const int *load_of, real balance,
-        real zloss, Scores scores, int N, int E, int K) {
+        real zloss, Counted counted, Scores scores, int N, int E, int K) {
     extern __shared__ real shared_p[];                      // (rows,pitch)
     const size_t own = (size_t)blockIdx.x * blockDim.y + threadIdx.y, n = own < N ? own : N - 1;
     const int lane = threadIdx.x;
@@ -207,6 +218,7 @@ static __global__ void router_backward_kernel(floatX *dlogits, const real *dweig
     const size_t slot = first ? first[n] : n*K;
     const int *chosen = expert + slot, count = first ? first[n + 1] - (int)slot : K;
     const real *w = weight + slot, *dw = dweight + slot, l = lse[n];
+    const LossScales scale = loss_scales(counted, n, balance, zloss, E, K);
     real pull = 0, dot = 0;
 
     probabilities(p, x, l, scores, E);
@@ -217,7 +229,7 @@ static __global__ void router_backward_kernel(floatX *dlogits, const real *dweig
     for (int e = lane; e < E; e += blockDim.x) {            // from here on p[e] is the gradient
         const bool sigmoids = scores >= SIGMOID_TOPK;
         const real slope = sigmoids ? p[e] * sigmoid(-R(x[e])) : p[e], softmax = sigmoids ? expf(R(x[e]) - l) : p[e];
-        real d = balance * ((real)load_of[e] - pull) * slope + zloss * l * softmax;
+        real d = scale.balance * ((real)load_of[e] - pull) * slope + scale.z * l * softmax;
         if (scores == SOFTMAX_TOPK) d -= p[e] * dot;
         p[e] = d;
     }
@@ -250,10 +262,12 @@ template<int LANES> struct Probabilities {
 };
 template<int LANES> static __global__ __launch_bounds__(256) void
 softmax_backward_kernel(floatX *dlogits, const real *dweight, const real *weight, const real *lse, const int *expert,
-        const floatX *logits, const int *load_of, real balance, real zloss, Scores scores, int N, int K) {
+        const floatX *logits, const int *load_of, real balance, real zloss, Counted counted, Scores scores, int N,
+        int K) {
     const int lane = threadIdx.x, E = LANES * VECTOR;
     const size_t own = (size_t)blockIdx.x * blockDim.y + threadIdx.y, n = own < N ? own : N - 1;
     Probabilities<LANES> t(load_of);
+    const LossScales scale = loss_scales(counted, n, balance, zloss, E, K);
     const real l = lse[n], pull = t.set(logits + n*E, l);
     Reals<VECTOR> d;
     real dot = 0;
@@ -261,7 +275,7 @@ softmax_backward_kernel(floatX *dlogits, const real *dweight, const real *weight
     dot = warp_sum<LANES>(dot);
     #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
-        d.x[i] = balance * (t.load[i] - pull) * t.p[i] + zloss * l * t.p[i];
+        d.x[i] = scale.balance * (t.load[i] - pull) * t.p[i] + scale.z * l * t.p[i];
         if (scores == SOFTMAX_TOPK) d.x[i] -= t.p[i] * dot;
     }
     for (int from = 0; from < K; from += LANES) {
@@ -292,16 +306,15 @@ template<class Call> static inline bool with_lanes(int E, Call call) {
 
 static void router_backward(floatX *dlogits, const real *dweight, const real *weight, const real *lse,
         const int *expert, const int *first, const floatX *logits, const int *load, float balance, float zloss,
-        int tokens, Scores scores, int N, int E, int K) {
+        Counted counted, Scores scores, int N, int E, int K) {
     const dim3 block = token_rows(E);
-    const real balance_scale = balance * E / ((real)K * N * tokens), z_scale = zloss * 2 / N;
     if (!first && scores < SIGMOID_TOPK && wide(E, logits, dlogits) && with_lanes(E, [&](auto lanes) {
         const dim3 rows(lanes, 256 / lanes);
         LAUNCH(softmax_backward_kernel<lanes>, divide_up(N, rows.y), rows, 0, dlogits, dweight, weight, lse, expert,
-               logits, load, balance_scale, z_scale, scores, N, K);
+               logits, load, balance, zloss, counted, scores, N, K);
     })) return;
     LAUNCH(router_backward_kernel, divide_up(N, block.y), block, block.y * pitch(E) * sizeof(real), dlogits, dweight,
-            weight, lse, expert, first, logits, load, balance_scale, z_scale, scores, N, E, K);
+            weight, lse, expert, first, logits, load, balance, zloss, counted, scores, N, E, K);
 }
 
 // ---- plan: slots sorted by expert ---------------------------------------------------------------
@@ -310,6 +323,15 @@ static void route_plan(Plan *plan, int *load, const int *expert) {
     const int S = plan->S;
     const Sorted to = { plan->slot_of_row, plan->row_of_slot, plan->token_of_row, plan->K, plan->start, load };
     DEVICE(sort)(to, expert, NULL, S, plan->E, 0, (int *)workspace(DEVICE(sort_scratch)(S, plan->E) * sizeof(int)));
+}
+
+static __global__ void route_discount_kernel(int *load, const int *choice, const int *target, int N, int K) {
+    const size_t n = global_index();
+    if (n >= N || target[n] != FILLER) return;
+    for (int k = 0; k < K; k++) atomicAdd(&load[choice[n*K + k]], -1);
+}
+static void route_discount(int *load, const int *choice, const int *target, int N, int K) {
+    LAUNCH(route_discount_kernel, (unsigned)divide_up(N, 256), 256, 0, load, choice, target, N, K);
 }
 
 // ---- losses and bias ----------------------------------------------------------------------------
@@ -327,7 +349,7 @@ __device__ static inline void add_losses(double *partial, double balance, double
 }
 // A row of threads has every (grid's rows)-th token. Addends are floats, sums are doubles.
 static __global__ void router_losses_kernel(double *partial, const floatX *logits, const real *lse,
-        const int *load_of, Scores scores, int N, int E) {
+        const int *load_of, Counted counted, Scores scores, int N, int E) {
     extern __shared__ real shared_p[];                      // (rows,pitch)
     real *p = shared_p + threadIdx.y * pitch(E);
     double balance = 0, z = 0;
@@ -337,31 +359,34 @@ static __global__ void router_losses_kernel(double *partial, const floatX *logit
         probabilities(p, logits + n*E, lse[n], scores, E);
         for (int e = threadIdx.x; e < E; e += blockDim.x) inner += p[e] * (real)load_of[e];
         inner = row_sum(inner);
-        if (own == n) { balance += inner; z += (double)lse[n] * (double)lse[n]; }
+        if (own == n && counts(counted, n)) { balance += inner; z += (double)lse[n] * (double)lse[n]; }
     }
     add_losses(partial, balance, z);
 }
 // The same where a softmax's probabilities stay in registers.
 template<int LANES> static __global__ __launch_bounds__(256) void softmax_losses_kernel(double *partial,
-        const floatX *logits, const real *lse, const int *load_of, int N) {
+        const floatX *logits, const real *lse, const int *load_of, Counted counted, int N) {
     Probabilities<LANES> t(load_of);
     double balance = 0, z = 0;
     for (size_t from = (size_t)blockIdx.x * blockDim.y; from < N; from += (size_t)gridDim.x * blockDim.y) {
         const size_t own = from + threadIdx.y, n = own < N ? own : N - 1;
         const real l = lse[n], inner = t.set(logits + n * (LANES * VECTOR), l);
-        if (own == n) { balance += inner; z += (double)l * (double)l; }
+        if (own == n && counts(counted, n)) { balance += inner; z += (double)l * (double)l; }
     }
     add_losses(partial, balance, z);
 }
 static __global__ void router_losses_finish_kernel(real *loss, const double *partial, int blocks,
-        double balance_scale, double z_scale) {
+        Counted counted, int E, int K) {
+    const double here = tokens_of_rank(counted), tokens = *counted.tokens;
     double balance = 0, z = 0;
     for (int b = threadIdx.x; b < blocks; b += 32) { balance += partial[b]; z += partial[blocks + b]; }
     balance = warp_sum(balance);
     z = warp_sum(z);
-    if (threadIdx.x == 0) { loss[0] = (real)(balance * balance_scale); loss[1] = (real)(z * z_scale); }
+    if (threadIdx.x) return;
+    loss[0] = here > 0 ? (real)(balance * (E / ((double)K * here * tokens))) : 0;
+    loss[1] = here > 0 ? (real)(z * (1.0 / here)) : 0;
 }
-static void router_losses(real *loss, const floatX *logits, const real *lse, const int *load, int tokens,
+static void router_losses(real *loss, const floatX *logits, const real *lse, const int *load, Counted counted,
         Scores scores, int N, int E, int K) {
     enum { MOST = 512 };
     double *const partial = (double *)workspace(2 * (MOST + 1) * sizeof(double));
@@ -369,14 +394,13 @@ static void router_losses(real *loss, const floatX *logits, const real *lse, con
     auto grid = [&](dim3 block) { return blocks = (unsigned)min(divide_up(N, block.y), (size_t)MOST); };
     if (scores >= SIGMOID_TOPK || !wide(E, logits) || !with_lanes(E, [&](auto lanes) {
         const dim3 block(lanes, 256 / lanes);
-        LAUNCH(softmax_losses_kernel<lanes>, grid(block), block, 0, partial, logits, lse, load, N);
+        LAUNCH(softmax_losses_kernel<lanes>, grid(block), block, 0, partial, logits, lse, load, counted, N);
     })) {
         const dim3 block = token_rows(E);
         LAUNCH(router_losses_kernel, grid(block), block, block.y * pitch(E) * sizeof(real), partial, logits, lse, load,
-               scores, N, E);
+               counted, scores, N, E);
     }
-    LAUNCH(router_losses_finish_kernel, 1, 32, 0, loss, partial, (int)blocks,
-            N ? E / ((double)K * N * tokens) : 0, N ? 1.0 / N : 0);
+    LAUNCH(router_losses_finish_kernel, 1, 32, 0, loss, partial, (int)blocks, counted, E, K);
 }
 
 // One block. load < mean is load * E < sum in integers, so nothing is rounded.
@@ -431,5 +455,5 @@ PART(route) {
     d->router_forward = router_forward;  d->router_backward = router_backward;
     d->route_plan = route_plan;          d->router_losses = router_losses;
     d->router_bias = router_bias;        d->combine_forward = combine_forward;
-    d->scale_weights = scale_weights;
+    d->scale_weights = scale_weights;    d->route_discount = route_discount;
 }

@@ -49,6 +49,7 @@ int         data_has_chats(const Data *d)           { return d->has_chats; }
 const Chat *data_chat(const Data *d)                { return &d->chat; }
 const char *data_description(const Data *d)         { return d->description; }
 uint64_t    data_fingerprint(const Data *d)         { return d->fingerprint; }
+uint64_t    data_print_without_bos(const Data *d)   { return d->without_bos; }
 
 /* ---- windows --------------------------------------------------------------------------------- */
 
@@ -183,7 +184,7 @@ int data_validation(const Data *d, int64_t first, int B, int T, int *inputs, int
             n = p->tokens - 1 - w * T < T ? p->tokens - 1 - w * T : T;
             if (!data_read_tokens(p, w * T, n, inputs, e) || !data_read_tokens(p, w * T + 1, n, targets, e)) return 0;
         }
-        for (; n < T; n++) { inputs[n] = 0; targets[n] = -1; }
+        for (; n < T; n++) { inputs[n] = 0; targets[n] = NO_TOKEN; }
     }
     return 1;
 }

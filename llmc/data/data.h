@@ -70,13 +70,16 @@ const Chat *data_chat(const Data *data);                   /* how they are writt
 const char *data_description(const Data *data);            /* one line */
 uint64_t    data_fingerprint(const Data *data);            /* of names without folders, sizes, first and last 64 kB */
 
+uint64_t    data_print_without_bos(const Data *data);   /* its fingerprint before texts began with tokenizer_bos */
+
 /* Has each split a window, and is every id below the vocabulary? Call it before what follows. */
 int         data_check(Data *data, int T, int vocab, Error *e);
 
 /* An epoch visits every window once, the same number in each. Windows start at a random phase in
  * each file, so that epochs cut the text differently. */
 int64_t     data_epoch_samples(const Data *data, int T);
-/* Samples first ... first+B-1; inputs, targets, positions (B,T). Targets that do not count are -1.
+/* Samples first ... first+B-1; inputs, targets, positions (B,T). Targets that do not count are -1,
+ * those of filler behind the last sample of a row -2, with input 0.
  * Where a position is 0 something begins that does not see what is before it; positions may be NULL
  * if the data hold no conversations. */
 int         data_batch(const Data *data, int64_t first, int B, int T, uint64_t seed, int *inputs,
@@ -85,7 +88,7 @@ int         data_batch(const Data *data, int64_t first, int B, int T, uint64_t s
 int64_t     data_counted(const Data *data, int64_t first, int B, int T, uint64_t seed, Error *e);
 
 /* Validation: consecutive windows, so that every token but the first of each file is a target
- * exactly once. Past the end of a file or of the last batch, inputs are 0 and targets -1. */
+ * exactly once. Past the end of a file or of the last batch, inputs are 0 and targets -2. */
 int64_t     data_validation_batches(const Data *data, int B, int T);
 int data_validation(const Data *data, int64_t first, int B, int T, int *inputs, int *targets, int *positions, Error *e);
 #endif

@@ -24,13 +24,14 @@ struct Data {
     int64_t tokens[2], bytes[2];
     int   descriptors, files, held_out, is_text, is_bytes, is_fallback, any_bytes, has_chats, max_id;
     const Format *format;               /* of the first file: the others must have tokens of the same width */
-    uint64_t fingerprint;
+    uint64_t fingerprint, without_bos;  /* without_bos: what it was before texts began with that token */
     char *description;
     Texts texts;                        /* until they are encoded */
     uint64_t text_hash;                 /* of all bytes of the texts; 0: nothing to cache */
     uint64_t recipe_hash;               /* of how the tokenizer is trained; 0: it is loaded */
     uint64_t tokenizer_hash;            /* of its file; 0: not trained yet */
     int   cached;                       /* the tokens were read from a cache */
+    int   bos;                          /* what texts begin with, if the tokenizer puts one there; else -1 */
     Chat  chat;                         /* how conversations are written */
     const char *field;                  /* see form_read; "": none; while texts are encoded */
 };

@@ -395,6 +395,8 @@ static Data *open_all(const char *train, const char *validation, const DataReque
                       Error *e) {
     Data *d = mem_alloc(sizeof *d);
     const int apart = validation && validation[0];
+    int begin = 0;
+    d->bos = -1;
     d->any_bytes = !request || request->any_bytes;
     d->field = request && request->field ? request->field : "";
     int ok = use_path(d, apart ? DATA_TRAIN : BOTH, train, e)
@@ -410,11 +412,14 @@ static Data *open_all(const char *train, const char *validation, const DataReque
             d->tokens[s] += d->segment[s][i].tokens;
             if ((int)d->segment[s][i].max > d->max_id) d->max_id = (int)d->segment[s][i].max;
             d->has_chats |= d->segment[s][i].is_chats;
+            begin |= d->bos >= 0 && !d->segment[s][i].is_chats;
         }
-    if (d->has_chats) d->fingerprint = chat_hash(&d->chat, d->fingerprint);
+    if (d->has_chats) d->fingerprint = hash_bytes(d->fingerprint, chat_name(&d->chat), strlen(chat_name(&d->chat)));
     if (d->has_chats) d->fingerprint += FORMS_VERSION;
     if (*d->field) d->fingerprint = hash_bytes(d->fingerprint, d->field, strlen(d->field));
     d->field = NULL;
+    d->without_bos = d->fingerprint;
+    if (begin) d->fingerprint = hash_bytes(d->fingerprint, &d->bos, sizeof d->bos);
     describe(d);
     free_texts(d);
     return d;

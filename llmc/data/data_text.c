@@ -135,11 +135,12 @@ static size_t encode_sample(const Data *data, const Tokenizer *t, const Document
                        : json ? encode_pair(t, &f, &ids, &counts)
                        : (int64_t)tokenizer_encode(t, d->at, d->bytes, &ids);
     if (made < 0) fail(EXIT_INPUT, "a conversation that was accepted: %s", e.text);
-    const size_t ends = !is_chat && tokenizer_eos(t) >= 0, count = (size_t)made + ends;
+    const size_t begun = is_chat ? (size_t)made : tokenizer_begin(t, &ids, (size_t)made, 0), own = begun - (size_t)made,
+        ends = !is_chat && tokenizer_eos(t) >= 0, count = begun + ends;
     *tokens = mem_alloc((count + 1) * sizeof **tokens);
     for (size_t i = 0; i < count; i++)
-        (*tokens)[i] = (uint32_t)(i < (size_t)made ? ids[i] : tokenizer_eos(t))
-            | (counts && i < (size_t)made && !counts[i] ? 0 : TOKEN_COUNTS);
+        (*tokens)[i] = (uint32_t)(i < begun ? ids[i] : tokenizer_eos(t))
+            | (counts && i < begun && (i < own || !counts[i - own]) ? 0 : TOKEN_COUNTS);
     (*tokens)[0] |= TOKEN_FIRST;
     free_each(ids, counts);
     json_free(json);
@@ -224,6 +225,7 @@ int data_encode_texts(Data *d, const DataRequest *r, Tokenizer **tokenizer, Erro
     const int wanted = r ? tokens_wanted(r->tokenizer) : -1;
     Portions p = { 0 };
     d->is_bytes = !*tokenizer || tokenizer_is_bytes(*tokenizer);
+    d->bos = *tokenizer ? tokenizer_bos(*tokenizer) : -1;
     if (!open_chat(d, r, e)) return 0;
     if (r && (wanted >= 0 || !d->is_bytes)) {
         d->text_hash = 1;
@@ -232,7 +234,8 @@ int data_encode_texts(Data *d, const DataRequest *r, Tokenizer **tokenizer, Erro
         if (wanted >= 0) d->recipe_hash = hash_bytes((uint64_t)wanted, r->pattern, strlen(r->pattern));
         if (*tokenizer) d->tokenizer_hash = tokenizer_hash(*tokenizer);
         if (*d->field) d->text_hash = hash_bytes(d->text_hash, d->field, strlen(d->field));
-        d->text_hash = chat_hash(&d->chat, d->text_hash);
+        if (*chat_name(&d->chat)) d->text_hash = chat_hash(&d->chat, d->text_hash);
+        if (d->bos >= 0) d->text_hash = hash_bytes(d->text_hash, &d->bos, sizeof d->bos);
         if (r->cache && cache_read(d, r->cache, tokenizer)) return 1;
     }
     const int ok = find_documents(d, r, &p, e) && encode(d, r, tokenizer, &p, e);

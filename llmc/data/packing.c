@@ -120,7 +120,7 @@ int packing_row(const Segment *s, int64_t row, int T, int *inputs, int *targets,
             positions[at + t] = t;
         }
     }
-    for (int t = 0; at + t < T; t++) inputs[at + t] = 0, targets[at + t] = -1, positions[at + t] = t;
+    for (int t = 0; at + t < T; t++) inputs[at + t] = 0, targets[at + t] = NO_TOKEN, positions[at + t] = t;
     free(tokens);
     return ok;
 }

@@ -56,12 +56,9 @@ static int encode_choice(Candidate *c, const Tokenizer *t, Words context, Words 
     free(ids);
     size_t count = tokenizer_encode(t, full.at, full.length, &ids);
     free(full.at);
-    if (tokenizer_bos(t) >= 0 || !before) {
-        ids = mem_grow(ids, (count + 1) * sizeof *ids);
-        memmove(ids + 1, ids, count++ * sizeof *ids);
-        ids[0] = tokenizer_first(t);
-        before++;
-    }
+    const size_t plain = count;
+    count = tokenizer_begin(t, &ids, count, !before);
+    before += count - plain;
     if (before >= count) before = count - 1;                /* the last token of the context reaches into the choice */
     *c = (Candidate){ .ids = ids, .count = (int)count, .scored = (int)(count - before),
                    .characters = characters(choice.at, choice.bytes) };

@@ -46,6 +46,7 @@ int  data_read_tokens(const Segment *p, int64_t first, int64_t count, int *out, 
 /* packing.c: the rows of T of a segment of conversations. 0 and a message: there are none. */
 int  packing_make(Segment *p, int T, Error *e);
 void packing_free(Packing *p);
-/* Fills one row; the rest of it has input 0, target -1 and position 0, ... */
+enum { NO_TOKEN = -2 };                 /* the target of what fills a row */
+/* Fills one row; the rest of it has input 0, target NO_TOKEN and position 0, ... */
 int  packing_row(const Segment *p, int64_t row, int T, int *inputs, int *targets, int *positions, Error *e);
 #endif

@@ -292,6 +292,7 @@ static void *encode_job(Encoder *e, const Job *job, int end, int width, size_t *
     for (size_t i = 0; i < job->count; i++) {
         int last;
         const Document piece = job_piece(job, i, &last);
+        if (piece.at == job->first[i].at && e->t->bos >= 0) emit(e, e->t->bos);
         encode(e, piece.at, piece.bytes, 0, 1);
         if (last && end >= 0) emit(e, end);
     }
@@ -362,6 +363,14 @@ int tokenizer_first(const Tokenizer *t) {
     if (first < 0) first = tokenizer_encode(t, "\n", 1, &newline) ? newline[0] : 0;
     free(newline);
     return first;
+}
+
+size_t tokenizer_begin(const Tokenizer *t, int **ids, size_t count, int needs_one) {
+    if (t->bos < 0 && !needs_one) return count;
+    *ids = mem_grow(*ids, (count + 1) * sizeof **ids);
+    memmove(*ids + 1, *ids, count * sizeof **ids);
+    (*ids)[0] = tokenizer_first(t);
+    return count + 1;
 }
 
 int tokenizer_ends(const Tokenizer *t, int *ids, int most) {

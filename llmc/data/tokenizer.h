@@ -12,8 +12,8 @@
  * Decoding is the concatenation of pieces. Encoding and decoding give the same bytes back, except
  * where the tokenizer's Unicode normalization (NFC) changes them; SentencePiece gives a space for
  * U+2581, and its newer spelling (Metaspace) has the same ids for a text with and without one
- * leading space, and gives back the one without. No beginning-of-text token is added: see
- * tokenizer_bos. */
+ * leading space, and gives back the one without. What encodes adds no beginning-of-text token, but
+ * for documents: tokenizer_begin does. */
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
 #include "jobs.h"
@@ -49,8 +49,13 @@ size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int 
  * other's ids: seams, or NULL, gets all places where one ends, and `from` is 0 or such a place. */
 typedef struct { size_t bytes, ids; } TokenSeam;                        /* both of the part before it */
 size_t tokenizer_encode_part(const Tokenizer *t, const char *text, size_t from, size_t end, int **ids, Text *seams);
-/* Many documents on all cores, each followed by the token `end` (-1: by none). *ids: uint16_t or
- * uint32_t, as wide as tokenizer_width says; free(*ids). The same ids on any number of threads. */
+/* Puts the token in front of a text's ids that the tokenizer puts there, if any (tokenizer_bos); if
+ * the text needs one, tokenizer_first. One rule for all texts that a model reads, but those of chat
+ * templates, which write it themselves. Returns the new count. */
+size_t tokenizer_begin(const Tokenizer *t, int **ids, size_t count, int needs_one);
+/* Many documents on all cores, each begun so, and followed by the token `end` (-1: by none). *ids:
+ * uint16_t or uint32_t, as wide as tokenizer_width says; free(*ids). The same ids on any number of
+ * threads. */
 size_t tokenizer_encode_documents(const Tokenizer *t, const Document *documents, size_t count, int end, Meter *meter,
                                   void **ids);
 int    tokenizer_width(const Tokenizer *t);

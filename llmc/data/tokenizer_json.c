@@ -376,6 +376,30 @@ Tokenizer *tokenizer_load_text(const char *text, size_t bytes, Error *e) {
     return NULL;
 }
 
+/* add_bos_token of tokenizer_config.json, where it says something else than the post-processor:
+ * Transformers 4 follows the first with these classes, 5 the second. */
+static void compare_config(const Tokenizer *t, const char *path) {
+    static const char *const classes[] = { "", "LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer",
+                                           "CohereTokenizer" };
+    const char *slash = strrchr(path, '/');
+    char *config = text_format("%.*stokenizer_config.json", slash ? (int)(slash + 1 - path) : 0, path);
+    size_t bytes;
+    Error e;
+    char *text = is_file(config) ? file_read(config, &bytes, &e) : NULL;
+    Json *json = text ? json_parse(text, bytes, &e) : NULL;
+    const JsonValue *add = json ? json_get(json_root(json), "add_bos_token") : NULL;
+    const char *type = json ? json_string(json_get(json_root(json), "tokenizer_class"), "") : "";
+    const size_t length = strlen(type), n = length > 4 && !strcmp(type + length - 4, "Fast") ? length - 4 : length;
+    int follows = 0;
+    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
+        follows |= strlen(classes[i]) == n && !strncmp(classes[i], type, n);
+    if (add && follows && json_bool(add, 0) != (t->bos >= 0))
+        warn("%s: add_bos_token is %s, but tokenizer.json puts %s in front of a text. Transformers 4 follows the "
+             "first, 5 and this program the second; to change it: post_processor in tokenizer.json", config,
+             json_bool(add, 0) ? "true" : "false", t->bos >= 0 ? "a token" : "no token");
+    json_free(json);
+    free_each(text, config);
+}
 Tokenizer *tokenizer_load(const char *path, Error *e) {
     size_t bytes;
     Error why;
@@ -383,6 +407,7 @@ Tokenizer *tokenizer_load(const char *path, Error *e) {
     if (!text) return NULL;
     Tokenizer *t = tokenizer_load_text(text, bytes, &why);
     if (!t) error_set(e, "%.400s: %.600s", path, why.text);
+    else compare_config(t, path);
     free(text);
     return t;
 }

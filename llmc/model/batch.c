@@ -29,8 +29,17 @@ static void set_shape(Model *m, int B, int T) {
     upload_position(m, position, N + 1);
     free(position);
 }
+/* Those that are no filler. */
+static int count_tokens(const int *targets, int N) {
+    int count = 0;
+    for (int n = 0; n < N; n++) count += targets[n] != FILLER;
+    return count;
+}
 void model_batch(Model *m, const int *tokens, const int *targets, int B, int T) {
     set_shape(m, B, T);
+    const int counted = targets ? count_tokens(targets, m->batch.N) : m->batch.N;
+    m->batch.filled = counted < m->batch.N;
+    m->dev->upload(m->dp.own_tokens, &counted, sizeof counted);
     m->dev->upload(m->batch.tokens, tokens, (size_t)m->batch.N * sizeof *tokens);
     if (targets) m->dev->upload(m->batch.targets, targets, (size_t)m->batch.N * sizeof *targets);
 }
@@ -50,12 +59,16 @@ void model_send(Model *m, const int *tokens, const int *targets, const int *posi
     const size_t all = (size_t)b->micro_batches * (size_t)b->N;
     m->dev->upload(b->step_tokens, tokens, all * sizeof *tokens);
     m->dev->upload(b->step_targets, targets, all * sizeof *targets);
-    b->packed = positions != NULL;
+    b->packed = b->filled = positions != NULL;
     if (positions) {
         m->dev->upload(b->step_positions, positions, all * sizeof *positions);
         upload_reach(m, b->step_reaches, positions, all);
     }
     m->dev->upload(b->step_keys, keys, (size_t)b->micro_batches * sizeof *keys);
+    int *counted = mem_alloc((size_t)b->micro_batches * sizeof *counted);
+    for (int i = 0; i < b->micro_batches; i++) counted[i] = count_tokens(targets + (size_t)i * (size_t)b->N, b->N);
+    m->dev->upload(b->step_counted, counted, (size_t)b->micro_batches * sizeof *counted);
+    free(counted);
 }
 
 void model_set_phase(Model *m, Phase phase) {
@@ -72,6 +85,7 @@ void model_begin_micro(Model *m, int micro) {
     if (b->packed) m->dev->copy(b->position, b->step_positions + first, N * sizeof *b->position);
     if (b->packed && m->config.window) m->dev->copy(b->reach, b->step_reaches + first, N * sizeof *b->reach);
     m->dev->copy(b->key, b->step_keys + micro, sizeof *b->key);
+    m->dev->copy(m->dp.own_tokens, b->step_counted + micro, sizeof *b->step_counted);
     if (micro == 0 && m->dp.ranks > 1)
         m->dev->zero(m->results.step_losses, (size_t)b->all_micro_batches * m->dev->real_size);
     const int shards = m->dp.level >= 2, apart = m->dp.ordered || shards;
@@ -106,7 +120,7 @@ void results_free(StepResults *r) {
 }
 uint64_t model_state(const Model *m) {
     const double all[] = { m->batch.B, m->batch.T, m->forced, m->rounds, m->fp8, m->used_vocab, m->batch.phase,
-                           m->batch.packed, m->further, (double)m->dropout, (double)m->balance_coef,
+                           m->batch.packed, m->batch.filled, m->further, (double)m->dropout, (double)m->balance_coef,
                            (double)m->z_coef };
     return hash_bytes(0, all, sizeof all);
 }

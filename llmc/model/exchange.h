@@ -60,6 +60,7 @@ typedef struct {                        /* what a model needs where other ranks 
     real *stage;                        /* where peers write their gradients of a range: (largest range) */
     Ranges weights, gradients;          /* from level 3 and 2 on */
     int  *own_load;             /* (routers, E) of this rank; the same memory as ResultBuffers.load if it is alone */
+    int  *own_tokens;                   /* (1) those that own_load counts; follows it */
 } DataParallel;
 enum { GATHERED = 1 << 22 };            /* elements that each rank contributes to a piece of ordered sums */
 #endif

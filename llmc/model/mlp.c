@@ -1,6 +1,7 @@
 /* mlp.c: MLPs that every token passes, out (N,C) = down f(up x): the dense one of a layer without
  * experts, and the shared expert beside those of moe.c, perhaps times sigmoid(gate x). */
 #include "gradients.h"
+#include "route.h"
 #include "sublayers.h"
 
 typedef struct { const floatX *up, *down; void *dup, *ddown; floatX *pre; int F; } Mlp;     /* pre (N,2F) or (N,F) */
@@ -73,7 +74,7 @@ static void gate_backward(Model *m, int l, Sum *dx, const floatX *x, Write how) 
     const Route *r = &m->acts[l].gate;
     const int N = m->batch.N, C = m->config.channels;
     dev->router_backward(m->s.dgate, m->s.dweight, r->weight, r->lse, r->expert, NULL, r->logits, m->s.gate_load, 0, 0,
-                         N, SIGMOID_EACH, N, 1, 1);
+                         model_counted(m), SIGMOID_EACH, N, 1, 1);
     sum_add(dx, m->s.dgate, m->lp[l].shared_gate, 1);
     dev->matmul_backward_weight(m->lg[l].shared_gate, m->s.dgate, x, N, C, 1, how);
 }

@@ -123,12 +123,14 @@ typedef struct {                        /* what the model reads */
     int *tokens, *targets, *position;   /* (N); after the last position 0 */
     int *reach;                         /* (N) min(position, window - 1), if the model has a window */
     int  packed;                        /* 1: sequences are rows of several samples, whose positions begin at 0 */
+    int  filled;                        /* 1: some tokens may be filler (Counted): their target is FILLER */
     real *loss_scale;                   /* (3) of gradients of the loss, by the next token and further targets */
     uint64_t *key;                      /* of its dropout */
     Phase phase;
     int  micro_batches, all_micro_batches;  /* of a step, here and on all ranks. That of rank r: index m*ranks + r */
     int *step_tokens, *step_targets, *step_positions, *step_reaches;    /* (micro_batches, N); the last two if packed */
     uint64_t *step_keys;                /* (micro_batches) */
+    int *step_counted;                  /* (micro_batches) tokens without filler */
 } Batch;
 
 typedef struct {                        /* the results of a step, one block of device memory that the host reads */
@@ -136,7 +138,8 @@ typedef struct {                        /* the results of a step, one block of d
     real *step_losses;                  /* (all_micro_batches) sums of loss */
     real *losses;                       /* (routers, 2) */
     real *grad_sq_norms;                /* (tensors + 1) */
-    int  *load;                         /* (routers, E) slots per expert in the last micro-batch, of all ranks */
+    int  *load;                 /* (routers, E) choices of each expert in the last micro-batch, of all ranks */
+    int  *tokens;                       /* (1) that made them: without filler; follows load */
 } ResultBuffers;
 typedef struct { double *step_losses, *losses, *grad_sq_norms; int *load; } StepResults;    /* the same on the host */
 
@@ -160,7 +163,7 @@ struct Model {
     int       fp8;                      /* 1: experts train in 8 bits as fp8_passes says. 0: forward only, in floatX */
     int       fp8_passes;               /* Fp8Passes for which the codes are planned */
     int       head_rows;                /* tokens whose logits are in memory at a time */
-    int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
+    int       used_vocab;               /* ids that files have rows for, if with a token or not; then padding */
     float     dropout;
     float     balance_coef, z_coef;     /* of the losses added to the cross entropy */
     int       further;                  /* 1: gradients are those of further targets, too (cross_entropy), */

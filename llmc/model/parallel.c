@@ -58,7 +58,7 @@ void parallel_register_memory(const Model *m) {
 void parallel_sum_loads(Model *m) {
     Comm *c = comm_of(m);
     if (!c || !m->routers) return;
-    const size_t loads = router_offset(m, m->routers);
+    const size_t loads = router_offset(m, m->routers) + 1;              /* and the tokens that they count */
     m->dev->copy(m->results.load, m->dp.own_load, loads * sizeof *m->results.load);
     c->all_reduce_ints(c, m->results.load, loads);
 }

@@ -366,10 +366,12 @@ static void plan_batch(Model *m) {
         arena_add(a, MEM_DATA, "positions of a step", &b->step_positions, M*N*I);
         if (m->config.window) arena_add(a, MEM_DATA, "reaches of a step", &b->step_reaches, M*N*I);
         arena_add(a, MEM_DATA, "dropout keys of a step", &b->step_keys, M * sizeof *b->step_keys);
+        arena_add(a, MEM_DATA, "counts of a step", &b->step_counted, M*I);
     }
     arena_add(a, MEM_DATA, "rope", &m->rope, (size_t)positions(m) * (size_t)rope_head(&m->config) * Re);
-    if (m->dp.ranks > 1) arena_add(a, MEM_DATA, "own load", &m->dp.own_load, router_offset(m, m->routers)*I);
-    arena_add(a, MEM_DATA, "step results", &m->results.base, result_reals(m)*Re + router_offset(m, m->routers)*I);
+    const size_t loads = (router_offset(m, m->routers) + 1) * I;
+    if (m->dp.ranks > 1) arena_add(a, MEM_DATA, "own load", &m->dp.own_load, loads);
+    arena_add(a, MEM_DATA, "step results", &m->results.base, result_reals(m)*Re + loads);
 }
 
 static void plan_cache(Model *m) {
@@ -461,7 +463,9 @@ static void bind_results(Model *m) {
     r->losses = real_at(m, r->step_losses, (size_t)m->batch.all_micro_batches);
     r->grad_sq_norms = real_at(m, r->losses, (size_t)(2 * m->routers));
     r->load = (int *)(r->base + result_reals(m) * m->dev->real_size);
+    r->tokens = r->load + router_offset(m, m->routers);
     if (m->dp.ranks == 1) m->dp.own_load = r->load;
+    m->dp.own_tokens = m->dp.own_load + router_offset(m, m->routers);
 }
 
 int model_allocate(Model *m) {

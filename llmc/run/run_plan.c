@@ -182,8 +182,6 @@ void run_plan(Run *r) {
     if (s->moments == FLOATX && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
     optimizer_plan(&r->optimizer, &r->model, s->master, s->moments, settings_muon(s));
-    const int ids = config_ids(&r->config), named = r->tokenizer ? tokenizer_vocab(r->tokenizer) : ids;
-    r->model.used_vocab = named < ids && data_max_id(r->data) < named ? named : ids;
 }
 
 /* The next batch to try: at most half, and it divides the sequences of a step. 0: none. */

@@ -100,7 +100,7 @@ static int validation_sums(Run *r, double *total, double *count, int *load) {
 }
 
 /* The mean loss per token over the validation batches, which are split across the ranks. Leaves the
- * loads of all of them, with the padding of the last one, in ResultBuffers.load. 0: interrupted. */
+ * loads of all of them in ResultBuffers.load. 0: interrupted. */
 static int validation_loss(Run *r, double *loss, double *tokens) {
     Model *m = &r->model;
     const size_t loads = router_offset(m, m->routers);
@@ -172,12 +172,13 @@ int run_validate(Run *r) {
     return 1;
 }
 
-/* From a token that ends a text, or a new line. */
+/* From what begins a text: its token, one that ends a text before it, or a new line. */
 void run_show_sample(Run *r) {
     Generator *g = &r->samples;
     const int newline = r->tokenizer ? tokenizer_id(r->tokenizer, "\n") : 0,
         eos = r->tokenizer ? tokenizer_eos(r->tokenizer) : -1;
-    const int first = eos >= 0 ? eos : newline >= 0 ? newline : 0;
+    const int bos = r->tokenizer ? tokenizer_bos(r->tokenizer) : -1,
+        first = bos >= 0 ? bos : eos >= 0 ? eos : newline >= 0 ? newline : 0;
     parallel_wait_all_weights(&r->model);
     generator_restart(g);
     g->seed = random_key((uint64_t)r->s.seed, (uint64_t)r->progress.step);

@@ -137,11 +137,8 @@ int prompt_tokens(const Tokenizer *t, int vocab, const char *text, size_t bytes,
                   size_t *count, Error *e) {
     if (t) *count = tokenizer_encode(t, text, bytes, ids);
     else if (!parse_ids(text, bytes, vocab, ids, count, e)) { free(*ids); return 0; }
-    if (begin && (!*count || (t && tokenizer_bos(t) >= 0))) {
-        *ids = mem_grow(*ids, (*count + 1) * sizeof **ids);
-        memmove(*ids + 1, *ids, (*count)++ * sizeof **ids);
-        (*ids)[0] = t ? tokenizer_first(t) : 0;
-    }
+    if (begin && t) *count = tokenizer_begin(t, ids, *count, !*count);
+    else if (begin && !*count) *ids = mem_grow(*ids, sizeof **ids), (*ids)[(*count)++] = 0;
     return 1;
 }
 int prompt_encode(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int most, int **ids) {

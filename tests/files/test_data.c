@@ -151,8 +151,9 @@ static void test_text(void) {
 }
 
 /* A byte-level tokenizer.json: 256 bytes (GPT-2 writes those that do not print as U+0100 and up),
- * `unused` ids that no merge gives, and two merges. Unused ids make the others large. */
-static Tokenizer *small_bpe(int unused) {
+ * `unused` ids that no merge gives, and two merges. Unused ids make the others large. begins: a
+ * text begins with the token "the". */
+static Tokenizer *small_bpe(int unused, int begins) {
     Error e = { 0 };
     Text json = { 0 };
     uint32_t next = 0x100;
@@ -165,11 +166,63 @@ static Tokenizer *small_bpe(int unused) {
     }
     for (int i = 0; i < unused; i++) text_add(&json, "\"unused%d\":%d,", i, 256 + i);
     text_add(&json, "\"th\":%d,\"the\":%d}},\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
-             "\"decoder\":{\"type\":\"ByteLevel\"}}", 256 + unused, 257 + unused);
+             "\"decoder\":{\"type\":\"ByteLevel\"}%s}", 256 + unused, 257 + unused,
+             !begins ? "" : ",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":"
+             "[{\"SpecialToken\":{\"id\":\"the\",\"type_id\":0}},{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}]}");
     Tokenizer *t = tokenizer_load_text(json.at, json.length, &e);
     if (!t) fail(EXIT_INPUT, "the tokenizer of the test was refused: %s", e.text);
     free(json.at);
     return t;
+}
+/* Each text begins with the token that the tokenizer puts in front of one; and the fingerprint says
+ * so, because earlier versions left it out of training. */
+static void test_begun(void) {
+    enum { MOST = 64 };
+    Error e;
+    uint64_t prints[2], before[2];
+    put_text("two.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"de\"}\n");
+    for (int begins = 0; begins < 2; begins++) {
+        Tokenizer *t = small_bpe(0, begins);
+        Data *d = must_open(at("two.jsonl"), at("two.jsonl"), t);
+        int in[MOST], out[MOST];
+        const int expected[] = { 257, 'a', 'b', 'c', 257, 'd', 'e' }, n = begins ? 7 : 5;
+        check(data_tokens(d, DATA_TRAIN) == n, "%lld tokens of two texts", (long long)data_tokens(d, DATA_TRAIN));
+        check(data_batch(d, 0, 1, n - 1, 1, in, out, NULL, &e), "a batch: %s", e.text);
+        for (int i = 0; i < n - 1 && begins; i++)
+            check(in[i] == expected[i] && out[i] == expected[i + 1], "token %d: %d, then %d", i, in[i], out[i]);
+        prints[begins] = data_fingerprint(d), before[begins] = data_print_without_bos(d);
+        data_close(d), tokenizer_free(t);
+    }
+    check(prints[0] == before[0] && before[1] == before[0] && prints[1] != prints[0],
+          "the fingerprint says whether texts begin with a token");
+}
+static int warned;
+static void count_warning(const char *text) { warned += strstr(text, "add_bos_token") != NULL; }
+/* tokenizer_config.json says otherwise: a line tells which of the two counts. */
+static void test_begun_otherwise(void) {
+    static const struct { const char *config; int begins, warns; } cases[] = {
+        { "{\"add_bos_token\": true, \"tokenizer_class\": \"LlamaTokenizerFast\"}", 0, 1 },
+        { "{\"add_bos_token\": false, \"tokenizer_class\": \"LlamaTokenizer\"}", 1, 1 },
+        { "{\"add_bos_token\": true}", 1, 0 },
+        { "{\"add_bos_token\": false, \"tokenizer_class\": \"Qwen2TokenizerFast\"}", 1, 0 },
+        { "{\"tokenizer_class\": \"LlamaTokenizerFast\"}", 0, 0 },
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        Error e;
+        size_t bytes;
+        Tokenizer *t = small_bpe(0, cases[i].begins);
+        const char *json = tokenizer_json(t, &bytes);
+        put_text("tokenizer.json", json);
+        put_text("tokenizer_config.json", cases[i].config);
+        warned = 0;
+        warn_hook(count_warning);
+        Tokenizer *loaded = tokenizer_load(at("tokenizer.json"), &e);
+        check(loaded && (tokenizer_bos(loaded) >= 0) == cases[i].begins, "%s: the post-processor counts",
+              cases[i].config);
+        warn_hook(NULL);
+        check(warned == cases[i].warns, "%s: warnings", cases[i].config);
+        tokenizer_free(loaded), tokenizer_free(t);
+    }
 }
 static void test_tokenized(void) {
     static const char text[] = "the other\nthings the theory there then that the thin \xc3\xa9toil\xc3\xa9 "
@@ -177,7 +230,7 @@ static void test_tokenized(void) {
     const int bytes = sizeof text - 1, cut = bytes * 9 / 10;
     for (int unused = 0; unused <= 70000; unused += 70000) {
         Error e = { 0 };
-        Tokenizer *t = small_bpe(unused);
+        Tokenizer *t = small_bpe(unused, 0);
         Data *d = must_open(put_text("the.txt", text), NULL, t);
         int *train = NULL, *held = NULL, in[sizeof text], out[sizeof text];
         const int n = (int)tokenizer_encode(t, text, (size_t)cut, &train);
@@ -361,7 +414,7 @@ static void test_validation(void) {
                 int real = 0;
                 ok &= data_validation(d, i * B, B, T, in, out, NULL, &e);
                 for (int t = 0; t < B * T; t++) {
-                    if (out[t] < 0) { ok &= out[t] == -1 && in[t] == 0; continue; }
+                    if (out[t] < 0) { ok &= out[t] == -2 && in[t] == 0; continue; }
                     ok &= out[t] == in[t] + 1;
                     seen[out[t]]++;
                     real++;
@@ -375,7 +428,7 @@ static void test_validation(void) {
             }
             check(ok && once, "B=%d T=%d: every token but the first of each file is a target once", B, T);
             ok = data_validation(d, batches * B, B, T, in, out, NULL, &e);
-            for (int t = 0; t < B * T; t++) ok &= in[t] == 0 && out[t] == -1;
+            for (int t = 0; t < B * T; t++) ok &= in[t] == 0 && out[t] == -2;
             check(ok, "B=%d T=%d: past the last batch everything is padding", B, T);
             free(in);
         }
@@ -569,7 +622,7 @@ static void test_large_file(void) {
         check(data_validation_batches(d, 1, T) == (held - 1 + T - 1) / T, "windows of the last tenth");
         check(data_validation(d, (held - 1) / T - 1, 2, T, in, out, NULL, &e), "the last two windows: %s", e.text);
         for (int i = 0; i < 2 * T; i++) {                       /* target i is `back` tokens before the end */
-            int back = T + last - i, expected = back < 1 ? -1 : back <= MARKS ? 1000 + MARKS - back : 0;
+            int back = T + last - i, expected = back < 1 ? -2 : back <= MARKS ? 1000 + MARKS - back : 0;
             ok &= out[i] == expected;
         }
         check(ok && last > 0, "the last tokens are the ones that were written");
@@ -635,7 +688,8 @@ void test_data(void) {
     test_texts();
     test_forms();
     test_chats();
-    PART(test_tokenized()); PART(test_fallback()); PART(test_epochs());
+    PART(test_tokenized()); PART(test_begun()); PART(test_begun_otherwise()); PART(test_fallback());
+    PART(test_epochs());
     PART(test_every_token()); PART(test_uniform_order()); PART(test_stateless()); PART(test_validation());
     PART(test_fingerprint()); PART(test_bad_files()); PART(test_check()); PART(test_changes());
     PART(test_many_files()); PART(test_large_file()); PART(test_fetch());

@@ -120,6 +120,7 @@ static void test_threads(void) {
     static const char *const names[] = { "gpt2", "qwen2", "neox", "llama3", "o200k", "starcoder", "llama2" };
     const int threads = omp_get_max_threads();
     size_t bytes, first_bytes = 0;
+    int begun = 0;
     Text text = random_text(5 << 19);
     Tokenizer *first = NULL;
     Error e = { 0 };
@@ -140,7 +141,11 @@ static void test_threads(void) {
         const Document d[] = { { text.at, text.length, 0 }, { "a b", 3, 0 }, { text.at, 1000, 0 } };
         int *ids;
         void *many;
-        const size_t one = tokenizer_encode(t, text.at, text.length, &ids);
+        const size_t bare = tokenizer_encode(t, text.at, text.length, &ids), one = tokenizer_begin(t, &ids, bare, 0);
+        const int bos = tokenizer_bos(t);
+        check(one == bare + (bos >= 0) && (bos < 0 || ids[0] == bos), "tokenizer %s: a text begins with its token %d",
+              path ? path : "trained", bos);
+        begun += bos >= 0;
         Meter meter;
         meter_begin(&meter, 0, "", 1, "MB");
         omp_set_num_threads(3);
@@ -148,10 +153,13 @@ static void test_threads(void) {
         const uint16_t *narrow = many;
         int same = all > one + 4 && tokenizer_width(t) == 2 && narrow[one] == 7 && narrow[all - 1] == 7;
         for (size_t k = 0; k < one && same; k++) same = ids[k] == narrow[k];
+        check(bos < 0 || (narrow[one + 1] == bos && all > one + 6), "tokenizer %s: every document begins with it",
+              path ? path : "trained");
         check(same, "tokenizer %s: documents on 3 threads, %zu bytes", path ? path : "trained", text.length);
         free(many), free(ids), free(path);
         if (t != first) tokenizer_free(t);
     }
+    check(begun > 0, "some tokenizers begin a text with a token");
     tokenizer_free(first);
     omp_set_num_threads(threads);
     free(text.at);

@@ -97,7 +97,8 @@ static uint64_t trained(const Device *dev, const Config *c, Recompute recompute,
     check(trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .micro_batches = MICRO,
                                                      .recompute = recompute, .gradients = FLOATX, .seed = 3,
                                                      .record = record, .momentum = momentum, .period = 2,
-                                                     .balance = 0.01f, .dropout = dropout }), "memory");
+                                                     .balance = 0.01f, .dropout = dropout, .filled = c->rounding }),
+          "memory");
     t.adamw.decay = t.adamw.clip = 0;
     for (int step = 0; step < (quick ? QUICK_STEPS : STEPS); step++) {
         t.adamw.lr = 1e-2f / (float)(step + 1);

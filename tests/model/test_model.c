@@ -371,19 +371,24 @@ static void look_further(Model *m, int further) {
     m->further = further;
     m->further_weight[0] = 0.5f, m->further_weight[1] = 0.25f;
 }
-/* The gradients of a step whose micro-batches are the rows (M,T), sent at once. */
+/* The gradients of a step whose micro-batches are the rows (M,T), sent at once. coef: of routers'
+ * losses, whose sums over M are added to sums (2). */
 static double *gradients_sent(const Device *dev, const Config *c, int further, int M, int T, const int *tokens,
-                              const int *targets, const int *position) {
+                              const int *targets, const int *position, float coef, double sums[2]) {
     const uint64_t keys[2] = { 0 };
     Model m;
     open_model(&m, dev, c, 1, T, M, REAL, 4);
     look_further(&m, further);
-    model_scale_loss(&m, 1.0 / (M * T));
+    m.balance_coef = m.z_coef = coef;
+    model_scale_loss(&m, 1.0 / M);
     model_send(&m, tokens, targets, position, keys, 1, T);
     for (int micro = 0; micro < M; micro++) {
         model_begin_micro(&m, micro);
-        model_learn(&m, 0);
+        model_learn(&m, 1.0f / (float)M);
         model_end_micro(&m, micro);
+        StepResults r = model_results(&m);
+        for (int i = 0; i < 2 * m.routers; i++) sums[i % 2] += r.losses[i];
+        results_free(&r);
     }
     double *all = all_gradients(&m);
     model_free(&m);
@@ -393,11 +398,11 @@ double packing_error(const Device *dev, const Config *c, int further, double *lo
     enum { T = 24, N = 2 * T };
     static const int lengths[] = { 9, 1, 14, 5, 19 };           /* of the first row, and of the second */
     int tokens[N], targets[N], position[N];
-    double sums[2] = { 0, 0 }, one, *grads[3];
+    double sums[2] = { 0, 0 }, routers[2] = { 0, 0 }, one, *grads[3];
     Model m;
     open_model(&m, dev, c, 2, T, 1, REAL, 4);
     look_further(&m, further);
-    model_scale_loss(&m, 1.0 / N);
+    model_scale_loss(&m, 0.5);
     for (int n = 0; n < N; n++) {
         tokens[n] = (int)(random_uniform(6, (uint64_t)n) * c->vocab);
         targets[n] = random_uniform(7, (uint64_t)n) < 0.3f ? -1 : (int)(random_uniform(8, (uint64_t)n) * c->vocab);
@@ -415,13 +420,46 @@ double packing_error(const Device *dev, const Config *c, int further, double *lo
         }
         grads[packed] = all_gradients(&m);
     }
-    grads[2] = gradients_sent(dev, c, further, 2, T, tokens, targets, position);
+    grads[2] = gradients_sent(dev, c, further, 2, T, tokens, targets, position, 0, routers);
     const double error = fmax(relative_error(grads[1], grads[0], m.manifest.total),
                               relative_error(grads[2], grads[0], m.manifest.total));
     *loss = fabs(sums[1] / sums[0] - 1);
     for (int i = 0; i < 3; i++) free(grads[i]);
     model_free(&m);
     return error;
+}
+/* Two samples learn the same in rows of any length: the filler behind them is in no statistic, of
+ * choices that are balanced, of the gradient. */
+static void filler(const char *descriptor, int scores) {
+    enum { M = 2, SHORT = 13, LONG = 40 };
+    static const int lengths[M] = { 13, 6 };
+    const Config c = config_of(descriptor, scores, SWIGLU, 0);
+    const Device *dev = device_find("cpu-f64");
+    double sums[2][2] = { { 0 } }, *grads[2];
+    size_t total = 0;
+    for (int wide = 0; wide < 2; wide++) {
+        const int T = wide ? LONG : SHORT;
+        int tokens[M * LONG], targets[M * LONG], position[M * LONG];
+        for (int m = 0; m < M; m++)
+            for (int t = 0, n = m * T; t < T; t++, n++) {
+                const uint64_t i = (uint64_t)(100 * m + t);
+                const int is_sample = t < lengths[m];
+                tokens[n] = is_sample ? (int)(random_uniform(6, i) * c.vocab) : 0;
+                targets[n] = !is_sample ? FILLER : t % 3 ? (int)(random_uniform(8, i) * c.vocab) : -1;
+                position[n] = is_sample ? t : t - lengths[m];
+            }
+        grads[wide] = gradients_sent(dev, &c, 0, M, T, tokens, targets, position, 0.5f, sums[wide]);
+    }
+    Model m;
+    model_plan_training(&m, dev, &c, 1, LONG, 0, 1, REAL, NULL);
+    total = m.manifest.total;
+    model_free(&m);
+    check_error(relative_error(grads[1], grads[0], total), 1e-12, "%s: gradients with more filler", descriptor);
+    for (int i = 0; i < 2; i++)
+        check_error(fabs(sums[1][i] / sums[0][i] - 1), 1e-12, "%s: %s loss with more filler", descriptor,
+                    i ? "z" : "balance");
+    check(sums[0][0] > 0 && sums[0][1] > 0, "%s has routers' losses", descriptor);
+    free(grads[0]), free(grads[1]);
 }
 static void packing(const Config *c, const char *model) {
     static const struct { const char *device; double bound; } devices[] = { { "cpu-f64", 1e-12 }, { "cpu-f32", 1e-5 } };
@@ -577,6 +615,7 @@ void test_model(void) {
     for (int k = 0; k < 3; k++) {
         const Config c = config_of(packed[k], TOPK_SOFTMAX, SWIGLU, 1);
         PART(packing(&c, packed[k]));
+        PART(filler(packed[k], k ? SIGMOID_TOPK : TOPK_SOFTMAX));
     }
     PART(bad_gradient());
     PART(training());

@@ -53,6 +53,7 @@ int trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions 
     for (int i = 0; i < MUON_PERIODS; i++) t->update[i].off = !options.record;
     t->tokens = mem_alloc(tokens * sizeof *t->tokens);
     t->targets = mem_alloc(tokens * sizeof *t->targets);
+    t->positions = mem_alloc(tokens * sizeof *t->positions);
     t->keys = mem_alloc(M * sizeof *t->keys);
     model_plan_training(&t->m, dev, c, options.B, options.T, &options.recompute, options.micro_batches,
                         options.gradients, options.parallel);
@@ -71,6 +72,15 @@ int trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions 
 static int token(const Trainee *t, int number, uint64_t i) {
     return (int)(random_uniform(random_key(11, (uint64_t)number), i) * t->m.config.vocab);
 }
+/* Row `row` of the step, index i among this rank's. */
+static void fill(Trainee *t, uint64_t row, size_t i) {
+    const int T = t->options.T, used = t->options.filled ? 1 + (int)(row * 5 % (uint64_t)T) : T;
+    for (int n = 0; n < T; n++) {
+        const size_t at = i * (size_t)T + (size_t)n;
+        t->positions[at] = n < used ? n : n - used;
+        if (n >= used) t->tokens[at] = 0, t->targets[at] = FILLER;
+    }
+}
 static void draw(Trainee *t, int number) {
     const Model *m = &t->m;
     const int ranks = m->dp.ranks, rank = m->dp.parallel ? m->dp.parallel->rank : 0, V = m->config.vocab;
@@ -83,12 +93,15 @@ static void draw(Trainee *t, int number) {
             t->tokens[at] = token(t, number, index * N + n);
             t->targets[at] = t->options.learnable ? (t->tokens[at] + 3) % V : token(t, number, index * N + n + 1);
         }
+        const size_t B = (size_t)t->options.B;
+        for (size_t b = 0; b < B; b++) fill(t, index * B + b, (size_t)micro * B + b);
     }
     t->drawn = number;
 }
 void trainee_send(Trainee *t, int number) {
     if (number != t->drawn) draw(t, number);
-    model_send(&t->m, t->tokens, t->targets, NULL, t->keys, t->options.B, t->options.T);
+    model_send(&t->m, t->tokens, t->targets, t->options.filled ? t->positions : NULL, t->keys, t->options.B,
+               t->options.T);
     model_scale_loss(&t->m, (double)(t->loss_factor / ((float)t->m.batch.all_micro_batches * (float)t->m.batch.N)));
     optimizer_set(&t->o, &t->m, t->adamw);
 }
@@ -151,7 +164,7 @@ uint64_t trainee_hash(const Trainee *t) {
 void trainee_close(Trainee *t) {
     for (int i = 0; i < PHASES; i++) replay_free(&t->batch[i], t->m.dev);
     for (int i = 0; i < MUON_PERIODS; i++) replay_free(&t->update[i], t->m.dev);
-    model_free(&t->m), free(t->tokens), free(t->targets), free(t->keys);
+    model_free(&t->m), free(t->tokens), free(t->targets), free(t->positions), free(t->keys);
 }
 uint64_t trainee_trained(const Device *dev, const Config *c, TraineeOptions options, int steps) {
     Trainee t;

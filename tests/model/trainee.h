@@ -22,6 +22,7 @@ typedef struct {                        /* zeros are defaults */
     float    balance, z, dropout;       /* -ba, -zc, -dr */
     int      record;                    /* 1: the work of a step is recorded and replayed */
     int      learnable;             /* 1: the target is a function of the token; 0: it is the next token, at random */
+    int      filled;                    /* 1: rows end in filler, one in all but its first token, others in less */
     const Parallel *parallel;           /* other ranks that train along; NULL: none */
 } TraineeOptions;
 typedef struct {
@@ -32,7 +33,7 @@ typedef struct {
     TraineeOptions options;
     Replay    batch[PHASES], update[MUON_PERIODS];
     int       drawn;                    /* the number of the samples below */
-    int      *tokens, *targets;         /* of a step: (micro_batches, B, T) */
+    int      *tokens, *targets, *positions;     /* of a step: (micro_batches, B, T) */
     uint64_t *keys;                     /* (micro_batches) */
 } Trainee;
 

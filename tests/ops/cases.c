@@ -463,20 +463,37 @@ static Case *router_forward_of_groups(const Shape *s, Scores scores, int bias, i
 static Case *router_forward(const Shape *s, Scores scores, int bias, int forced, int wide) {
     return router_forward_of_groups(s, scores, bias, forced, wide, (Groups){ 0 });
 }
-CALL(router_losses, b[0], b[1], b[2], b[3], c->tokens, c->scores, c->N, c->s.E, c->s.K)
-static Case *router_losses(const Shape *s, Scores scores) {
-    Case *c = BEGIN(router_losses, s, 0, "%s %s N=%d E=%d K=%d", scores_name[scores], s->name, s->B * s->T, s->E, s->K);
-    c->scores = scores, c->tokens = 3 * c->N;                           /* as if two other ranks had the same load */
+/* Targets, if a third of the tokens is filler. As if two other ranks had the same load; but of
+ * filler each has another number. */
+static void counted_of(Case *c, int filled) {
+    double *target = filled ? mem_alloc((size_t)c->N * sizeof *target) : NULL, *tokens = mem_alloc(sizeof *tokens);
+    for (int n = 0; n < c->N; n++) {
+        const int is_filler = filled && random_bits(case_seed, (uint64_t)n) % 3 == 0;
+        if (filled) target[n] = is_filler ? FILLER : n % 2 - 1;
+        *tokens += is_filler ? 0 : 3;
+    }
+    *tokens += filled && *tokens > 0;
+    if (filled) add(c, INPUT, INTEGER, "target", (size_t)c->N, target); else absent(c);
+    add(c, INPUT, INTEGER, "tokens", 1, tokens);
+    c->ranks = 3;
+}
+CALL(router_losses, b[0], b[1], b[2], b[3], (Counted){ b[4], b[5], c->ranks }, c->scores, c->N, c->s.E, c->s.K)
+static Case *router_losses(const Shape *s, Scores scores, int filled) {
+    Case *c = BEGIN(router_losses, s, 0, "%s%s %s N=%d E=%d K=%d", scores_name[scores], filled ? " filled" : "",
+                    s->name, s->B * s->T, s->E, s->K);
+    c->scores = scores;
     out(c, REAL, "loss", 2, 0, 16);
     lse_of(c, logits_of(c, 1.5));
-    return load(c, 3);
+    load(c, 3);
+    counted_of(c, filled);
+    return c;
 }
-CALL(router_backward, b[0], b[1], b[2], b[3], b[4], c->s.routing == VARIED ? b[8] : NULL, b[5], b[6], c->balance,
-     c->zloss, c->tokens, c->scores, c->N, c->s.E, c->s.K)
-static Case *router_backward(const Shape *s, Scores scores, float balance, float zloss) {
-    Case *c = BEGIN(router_backward, s, 0, "%s %s balance=%g z=%g N=%d E=%d K=%d", scores_name[scores], s->name,
-                    (double)balance, (double)zloss, s->B * s->T, s->E, s->K);
-    c->scores = scores, c->tokens = 3 * c->N, c->balance = balance, c->zloss = zloss;
+CALL(router_backward, b[0], b[1], b[2], b[3], b[4], c->s.routing == VARIED ? b[10] : NULL, b[5], b[6], c->balance,
+     c->zloss, (Counted){ b[7], b[8], c->ranks }, c->scores, c->N, c->s.E, c->s.K)
+static Case *router_backward(const Shape *s, Scores scores, float balance, float zloss, int filled) {
+    Case *c = BEGIN(router_backward, s, 0, "%s%s %s balance=%g z=%g N=%d E=%d K=%d", scores_name[scores],
+                    filled ? " filled" : "", s->name, (double)balance, (double)zloss, s->B * s->T, s->E, s->K);
+    c->scores = scores, c->balance = balance, c->zloss = zloss;
     out(c, FLOATX, "dlogits", times(c->N, s->E), 1, 8);
     in(c, REAL, "dweight", (size_t)c->S, 0, 1);
     in(c, REAL, "weight", (size_t)c->S, 1.0 / s->K, 0.2 / s->K);
@@ -484,6 +501,7 @@ static Case *router_backward(const Shape *s, Scores scores, float balance, float
     add(c, INPUT, INTEGER, "expert", (size_t)c->S, chosen(s));
     double *logits = logits_of(c, 1.5);
     load(c, 3);
+    counted_of(c, filled);
     int end = c->buffers;                                   /* lse comes before the logits, from which it is computed */
     c->buffers = lse, lse_of(c, logits), c->buffers = end;
     double *dloss = mem_alloc(2 * sizeof *dloss);   /* not an argument: the upstream gradient for the gradient check */
@@ -491,7 +509,7 @@ static Case *router_backward(const Shape *s, Scores scores, float balance, float
     add(c, INPUT, REAL, "dloss", 2, dloss);
     if (s->routing == VARIED) first_slots(c);
     c->forward[0] = router_forward(s, scores, 0, 0, 0);
-    c->forward[1] = router_losses(s, scores);
+    c->forward[1] = router_losses(s, scores, filled);
     return c;
 }
 CALL(scale_weights, b[0], b[1], c->scale, (size_t)c->S)
@@ -511,6 +529,15 @@ static Case *route_plan(const Shape *s) {
     out(c, INTEGER, "row_of_slot", (size_t)c->S, 0, 0);
     out(c, INTEGER, "load", (size_t)s->E, 0, 0);
     add(c, INPUT, INTEGER, "expert", (size_t)c->S, chosen(s));
+    return c;
+}
+CALL(route_discount, b[0], b[1], b[2], c->N, c->s.K)
+static Case *route_discount(const Shape *s) {
+    Case *c = BEGIN(route_discount, s, 0, "%s N=%d E=%d K=%d", s->name, s->B * s->T, s->E, s->K);
+    load(c, 1);
+    c->buffer[0].role = UPDATE;
+    add(c, INPUT, INTEGER, "choice", times(c->N, s->K), chosen(s));
+    counted_of(c, 1);
     return c;
 }
 /* Buffers have space for more rows than there are in the end; the rest of them is set to zero. */
@@ -1306,9 +1333,11 @@ static void each_of_routing(const Visit *v) {
     const Scores last = v->all ? SIGMOID_EACH : TOPK_SOFTMAX;
     for (Scores scores = TOPK_SOFTMAX; scores <= last; scores++) {
         V(v, router_forward(s, scores, 0, 0, 0));
-        V(v, router_losses(s, scores));
-        V(v, router_backward(s, scores, 0.5f, 0.25f));
+        V(v, router_losses(s, scores, 0));
+        V(v, router_backward(s, scores, 0.5f, 0.25f, 0));
         if (!v->all) continue;
+        V(v, router_losses(s, scores, 1));
+        V(v, router_backward(s, scores, 0.5f, 0.25f, 1));
         V(v, router_forward(s, scores, 0, 0, 1));
         V(v, router_forward(s, scores, 1, 0, 0));
         V(v, router_forward(s, scores, 0, 1, 0));
@@ -1316,12 +1345,13 @@ static void each_of_routing(const Visit *v) {
             for (int chosen = (count + 1) / 2; chosen < count; chosen++) for (int by_best = 0; by_best < 2; by_best++)
                 if (s->E % count == 0 && s->E / count > 1 && s->E / count * chosen >= s->K)
                     V(v, router_forward_of_groups(s, scores, chosen == 1, 0, 0, (Groups){ count, chosen, by_best }));
-        V(v, router_backward(s, scores, 0, 0));
-        V(v, router_backward(s, scores, 2, 0));
-        V(v, router_backward(s, scores, 0, 1));
+        V(v, router_backward(s, scores, 0, 0, 0));
+        V(v, router_backward(s, scores, 2, 0, 0));
+        V(v, router_backward(s, scores, 0, 1, 0));
     }
     V(v, scale_weights(s));
     V(v, route_plan(s));
+    if (s->routing != VARIED) V(v, route_discount(s));
     for (Scores scores = TOPK_SOFTMAX; scores <= last; scores++) V(v, route_round(s, scores));
     for (int relative = 0; relative < 2; relative++) V(v, router_bias(s, relative));
 }

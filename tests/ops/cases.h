@@ -69,7 +69,7 @@ struct Case {
     HeadOrder order;
     int window;
     Write how;
-    int tokens, forced, relative, gradient, used, direction, stride, heads, count, site;
+    int ranks, forced, relative, gradient, used, direction, stride, heads, count, site;
     float eps, p, balance, zloss, scale, rate, cap;
     uint64_t key;
     AdamW adamw;  Muon muon;  int updates;  Dtype moments, gradients;

@@ -3,11 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const Case *counted;
+static const Case *costed;
 static Cost cost;
 
 static double distinct(double N, double V) {
-    const double *token = counted->buffer[case_find(counted, "token")].value;
+    const double *token = costed->buffer[case_find(costed, "token")].value;
     char *seen = mem_alloc((size_t)V + 1);
     double count = 0;
     for (size_t n = 0; n < (size_t)N; n++) { count += !seen[(size_t)token[n]]; seen[(size_t)token[n]] = 1; }
@@ -15,11 +15,11 @@ static double distinct(double N, double V) {
     return count;
 }
 static double visible(int B, int T) {
-    const double *position = counted->buffer[case_find(counted, "position")].value;
+    const double *position = costed->buffer[case_find(costed, "position")].value;
     double count = 0;
     (void)T;
     for (int b = 0; b < B; b++)
-        count += counted->window && position[b] >= counted->window ? counted->window : position[b] + 1;
+        count += costed->window && position[b] >= costed->window ? costed->window : position[b] + 1;
     return count;
 }
 
@@ -27,7 +27,7 @@ static const Device *unused;                /* so that all parameters are used *
 #define COUNT(name, operation, parameters, arguments, flop_, bytes_) \
     static void count_##name parameters { \
         if (unused) unused->operation arguments; \
-        if (!strcmp(counted->op, #name)) cost.flop = flop_, cost.bytes = bytes_; \
+        if (!strcmp(costed->op, #name)) cost.flop = flop_, cost.bytes = bytes_; \
     }
 #define OPERATION(name, parameters, arguments, flop, bytes, ...) COUNT(name, name, parameters, arguments, flop, bytes)
 #define COMPOUND OPERATION
@@ -43,7 +43,7 @@ Cost case_cost(const Case *c, const Device *dev) {
 #define COMPOUND OPERATION
 #define FP8(name, ...) fp8.name = count_fp8_##name;
 #include "operations.h"
-    counted = c, counting.fp8 = &fp8;
+    costed = c, counting.fp8 = &fp8;
     cost = (Cost){ 0, 0 };
     unit.fx = (double)dev->floatX_size, unit.re = (double)dev->real_size, unit.elements = unit.by_muon = 0;
     for (int i = 0; i < c->count; i++) unit.elements += (double)c->segment[i].count;

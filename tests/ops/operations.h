@@ -113,16 +113,19 @@ OPERATION(router_forward, (int *expert, real *weight, real *lse, const floatX *l
     Groups groups, int forced, int N, int E, int K), (expert, weight, lse, logits, bias, scores, groups, forced, N, E,
     K), 0, N * (E * unit.fx + K * (4 + unit.re) + unit.re), "N=%d E=%d K=%d", N, E, K)
 OPERATION(router_losses,
-    (real *loss, const floatX *logits, const real *lse, const int *load, int tokens, Scores scores, int N, int E,
-     int K), (loss, logits, lse, load, tokens, scores, N, E, K), 0, N * (E * unit.fx + unit.re), "N=%d E=%d", N, E)
+    (real *loss, const floatX *logits, const real *lse, const int *load, Counted counted, Scores scores, int N, int E,
+     int K), (loss, logits, lse, load, counted, scores, N, E, K), 0, N * (E * unit.fx + unit.re), "N=%d E=%d", N, E)
 OPERATION(router_backward, (floatX *dlogits, const real *dweight, const real *weight, const real *lse,
-    const int *expert, const int *first, const floatX *logits, const int *load, float balance, float zloss, int tokens,
-    Scores scores, int N, int E, int K), (dlogits, dweight, weight, lse, expert, first, logits, load, balance, zloss,
-    tokens, scores, N, E, K), 0, N * (2 * E * unit.fx + K * (4 + 2 * unit.re) + unit.re), "N=%d E=%d K=%d", N, E, K)
+    const int *expert, const int *first, const floatX *logits, const int *load, float balance, float zloss,
+    Counted counted, Scores scores, int N, int E, int K), (dlogits, dweight, weight, lse, expert, first, logits, load,
+    balance, zloss, counted, scores, N, E, K), 0, N * (2 * E * unit.fx + K * (4 + 2 * unit.re) + unit.re),
+    "N=%d E=%d K=%d", N, E, K)
 OPERATION(scale_weights, (real *out, const real *weight, float scale, size_t n), (out, weight, scale, n), 0,
     2.0 * (double)n * unit.re, "n=%zu", n)
 OPERATION(route_plan, (Plan *plan, int *load, const int *expert), (plan, load, expert), 0, 4 * 4 * slots(plan),
     "S=%d E=%d", plan->N * plan->K, plan->E)
+OPERATION(route_discount, (int *load, const int *choice, const int *target, int N, int K), (load, choice, target, N,
+    K), 0, 4.0 * N * (1 + K), "N=%d K=%d", N, K)
 OPERATION(route_round, (Plan *plan, int *load, int *expert, real *weight, const int *choice, const floatX *logits,
     const real *lse, Scores scores, int tile), (plan, load, expert, weight, choice, logits, lse, scores, tile), 0,
     plan->N * (plan->E * unit.fx + unit.re + 4) + slots(plan) * (5 * 4 + unit.re), "S=%d E=%d", plan->N * plan->K,

@@ -178,14 +178,16 @@ static void naive_router_forward(const Case *c, double **v) {
 }
 static void naive_router_losses(const Case *c, double **v) {
     const int E = c->s.E;
+    const double tokens = v[5][0];
     for (int n = 0; n < c->N; n++) {
+        if (v[4] && (int)v[4][n] == FILLER) continue;
         double sum = 0, all = 0;
         for (int e = 0; e < E; e++) { sum += sigmoid(v[1][n*E + e]); all += exp(v[1][n*E + e]); }
         for (int e = 0; e < E; e++) {
             double p = c->scores >= SIGMOID_TOPK ? sigmoid(v[1][n*E + e]) / sum : exp(v[1][n*E + e]) / all;
-            v[0][0] += (double)E / c->s.K * v[3][e] / c->tokens * p / c->N;
+            v[0][0] += (double)E / c->s.K * v[3][e] / tokens * p / (tokens / c->ranks);
         }
-        v[0][1] += pow(log(all), 2) / c->N;
+        v[0][1] += pow(log(all), 2) / (tokens / c->ranks);
     }
 }
 static void naive_route_plan(const Case *c, double **v) {
@@ -196,6 +198,9 @@ static void naive_route_plan(const Case *c, double **v) {
             if ((int)v[5][s] == e) { v[1][row] = s; v[2][row] = s / K_of(c); v[3][s] = row++; v[4][e]++; }
     }
     v[0][c->s.E] = row;
+}
+static void naive_route_discount(const Case *c, double **v) {
+    for (int s = 0; s < c->S; s++) v[0][(int)v[1][s]] -= (int)v[2][s / c->s.K] == FILLER;
 }
 /* Rounded routing: of the tokens in the order of their scores an expert keeps the first `rows`. */
 static float score_of(const Case *c, double **v, int n, int e) {
@@ -601,9 +606,9 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
 #define NAIVE(op) { #op, naive_##op }
     NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope), NAIVE(residual), NAIVE(dropout), NAIVE(scale),
     NAIVE(matmul_forward), NAIVE(parallel_linear_forward), NAIVE(router_forward), NAIVE(router_losses),
-    NAIVE(route_plan), NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward), NAIVE(norm_rope_forward),
-    NAIVE(norm_rope_backward), NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take),
-    NAIVE(shared_keys_forward), NAIVE(scale_weights), NAIVE(soft_cap), NAIVE(activation_forward),
+    NAIVE(route_plan), NAIVE(route_discount), NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward),
+    NAIVE(norm_rope_forward), NAIVE(norm_rope_backward), NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward),
+    NAIVE(columns_take), NAIVE(shared_keys_forward), NAIVE(scale_weights), NAIVE(soft_cap), NAIVE(activation_forward),
     NAIVE(activation_backward), NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(sink_forward),
     NAIVE(expert_bias_forward), NAIVE(cache_store), NAIVE(sample), NAIVE(advance), NAIVE(cross_entropy), NAIVE(sum),
     NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master), NAIVE(muon_momentum),

@@ -41,6 +41,7 @@ static int prefixes(const Case *c, const char *only, const char **inputs, const 
     static const char *const orders[] = { "attention_tiled", "attention_grouped" };
     const int with_bias = case_find(c, "bias") >= 0, wide = c->buffer[1].summed > 8;
     if (strncmp(c->op, only, strlen(only)) || c->scores == SIGMOID_EACH || c->scores == SOFTMAX_RENORM) return 0;
+    if (!strcmp(only, "router") && case_find(c, "target") >= 0) return 0;
     *inputs = !strcmp(only, "router") ? scores[c->scores] : !strcmp(only, "activation") ? experts[c->f] : only;
     *outputs = !strcmp(only, "attention") ? orders[c->order] : *inputs;
     if (!strcmp(c->op, "router_forward"))
@@ -52,7 +53,7 @@ static int prefixes(const Case *c, const char *only, const char **inputs, const 
 /* Returns 0 if the file lacks one. */
 static int take_inputs(Case *c, const char *prefix, const char *outputs) {
     if (!strcmp(prefix, "rmsnorm")) c->eps = (float)scalar(prefix, "eps");
-    if (!strncmp(c->op, "router_", 7)) c->tokens = (int)scalar(prefix, "tokens");
+    if (!strncmp(c->op, "router_", 7)) c->ranks = (int)scalar(prefix, "tokens") / c->N;
     for (int i = 0; i < c->buffers; i++) {
         Buffer *b = &c->buffer[i];
         if (b->role == UPDATE) memset(b->value, 0, b->n * sizeof *b->value);

@@ -41,6 +41,7 @@ struct Team {                           /* ranks that train one model, and their
     Recompute recompute;
     float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
     int period;                         /* of its experts */
+    int filled;                         /* 1: rows end in filler, each in another number */
     int fails_at;                       /* the step, from 1 on, at which the gradient of rank 1 is NaN; 0: none */
     const char *from, *to;              /* folder to load from, to save in; NULL: none */
     ProcessGroup *processes;
@@ -147,7 +148,7 @@ static void open_member(const Team *t, Trainee *m, const Parallel *p) {
     const TraineeOptions o = { .B = SEQUENCES / t->ranks / t->micro_batches, .T = T, .recompute = t->recompute,
                                .seed = 5, .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum,
                                .period = t->period, .parallel = t->ranks > 1 || t->ordered ? p : NULL,
-                               .balance = 0.1f, .z = 0.01f, .dropout = t->dropout };
+                               .filled = t->filled, .balance = 0.1f, .z = 0.01f, .dropout = t->dropout };
     if (!trainee_open(m, device_find(t->device), &c, o)) fail(EXIT_MEMORY, "no memory for a small model");
     m->adamw.beta2 = 0.95f;
     m->adamw.clip = 0.5f;
@@ -293,23 +294,23 @@ static void two_nodes(const Team *one, int shards, int level, double bound) {
 /* Loss curves on 1, 2, 3 and 4 ranks. In bf16, another order of sums may choose another expert. */
 static void any_number_of_ranks(void) {
     static const struct { const char *device, *model; int micro_batches,
-                          recompute; double bound; float momentum; int period; } runs[] = {
-        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-5, 0, 0 },
+                          recompute; double bound; float momentum; int period, filled; } runs[] = {
+        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-5, 0, 0, 0 },
         /* sums over ranks happen once, whatever is recomputed */
-        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     3, 2, 1e-5, 0, 0 },
-        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",      1, 1, 1e-7, 0, 0 },         /* scales such as 1/3 are floats */
-        { "cpu-f64", "u3:c16h4d4e4k2f12a4x2", 1, 0, 1e-7, 0, 0 }, /* one block gets the gradients of all layers */
-        { "cpu-f32",  "d2:c16h4f20",               1, 0, 1e-5, 0, 0 },
-        { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2",     1, 0, 2e-2, 0, 0 },
-        { "cpu-f64",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-7, 0.95f, 0 },
-        { "cpu-f64",  "m2:c16h4d4e5k2f12a4x2",     1, 0, 1e-7, 0.95f, 2 },
-        { "cpu-f64", "d2:c16h4f20", 3, 0, 1e-7, 0.95f, 0 }, /* most matrices have parts on several ranks */
-        { "cpu-f64",  "d2:c48h4f96",               1, 0, 1e-7, 0.95f, 0 },
+        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     3, 2, 1e-5, 0, 0, 1 },
+        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",      1, 1, 1e-7, 0, 0, 0 },         /* scales such as 1/3 are floats */
+        { "cpu-f64", "u3:c16h4d4e4k2f12a4x2", 1, 0, 1e-7, 0, 0, 0 }, /* one block gets the gradients of all layers */
+        { "cpu-f32",  "d2:c16h4f20",               1, 0, 1e-5, 0, 0, 0 },
+        { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2",     1, 0, 2e-2, 0, 0, 0 },
+        { "cpu-f64",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-7, 0.95f, 0, 1 },
+        { "cpu-f64",  "m2:c16h4d4e5k2f12a4x2",     1, 0, 1e-7, 0.95f, 2, 0 },
+        { "cpu-f64", "d2:c16h4f20", 3, 0, 1e-7, 0.95f, 0, 0 }, /* most matrices have parts on several ranks */
+        { "cpu-f64",  "d2:c48h4f96",               1, 0, 1e-7, 0.95f, 0, 0 },
     };
     for (size_t i = 0; i < COUNT(runs); i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .micro_batches = runs[i].micro_batches,
                      .recompute = recompute_numbered(runs[i].recompute), .steps = STEPS, .ranks = 1,
-                     .momentum = runs[i].momentum, .period = runs[i].period };
+                     .momentum = runs[i].momentum, .period = runs[i].period, .filled = runs[i].filled };
         run(&one);
         check(one.loss[STEPS - 1] < 0.8 * one.loss[0], "%s %s learns: %g to %g", one.device, one.model, one.loss[0],
               one.loss[STEPS - 1]);
@@ -368,7 +369,7 @@ static void same_bits(void) {
     for (size_t i = 0; i < COUNT(runs); i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .dropout = runs[i].dropout,
                      .momentum = runs[i].momentum, .period = runs[i].period, .micro_batches = SEQUENCES, .steps = SHORT,
-                     .ranks = 1, .ordered = 1 }, longer = one;
+                     .ranks = 1, .ordered = 1, .filled = i % 2 }, longer = one;
         longer.steps = STEPS / 2;
         run(&longer);
         check(longer.loss[STEPS / 2 - 1] < 0.9 * longer.loss[0], "%s %s learns, ordered: %g to %g", one.device,
