@@ -83,9 +83,10 @@ CUDA_TWICE := $(filter-out $(CUDA_ONCE:=.cu),$(wildcard kernels/cuda/*.cu kernel
 CUDA_KERNELS := $(foreach p,F32 BF16,$(CUDA_TWICE:%.cu=$B/$p/%.o)) $(CUDA_ONCE:%=$B/%.o)
 KERNELS := $(foreach p,$(PRECISIONS),$(patsubst %.c,$B/$p/%.o,$(wildcard kernels/cpu/*.c)))
 # A page that programs write or serve, llmc/run/NAME/page.html, becomes the array of its lines, NAME_page, with
-# style.css, page.css and page.js put in. What is written beside models, llmc/files/NAME.py, becomes NAME_py.
+# style.css, page.css and page.js put in. What is written beside models, llmc/files/NAME.py, becomes NAME_py, and a
+# text of llmc/data NAME_txt.
 PAGES   := $(patsubst llmc/run/%/page.html,$B/llmc/run/%_page,$(wildcard llmc/run/*/page.html))
-SCRIPTS := $(patsubst %.py,$B/%_py,$(wildcard llmc/files/*.py))
+SCRIPTS := $(patsubst %.py,$B/%_py,$(wildcard llmc/files/*.py)) $(patsubst %.txt,$B/%_txt,$(wildcard llmc/data/*.txt))
 LIBRARY := $(patsubst %.c,$B/%.o,$(wildcard llmc/*/*.c) kernels/devices.c kernels/compound.c) \
            $(SCRIPTS:=.o) $(PAGES:=.o) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
 
@@ -110,9 +111,11 @@ $(PAGES:=.c): $B/llmc/run/%_page.c: $(addprefix llmc/run/,%/page.html %/page.css
 	@mkdir -p $(@D) && echo "  page  $<"
 	$(Q)p=llmc/run/$*/page; $(call array,$*_page,-e '/^<style>/r llmc/run/style.css' \
 	-e "/^<style>/r $$p.css" -e "/^<script>/r $$p.js" $$p.html)
-$(SCRIPTS:=.c): $B/%_py.c: %.py Makefile
-	@mkdir -p $(@D) && echo "  text  $<"
-	$(Q)$(call array,$(*F)_py,'' $<)
+text = $(Q)mkdir -p $(@D) && echo "  text  $<" && $(call array,$(1),'' $<)
+$B/%_py.c: %.py Makefile
+	$(call text,$(*F)_py)
+$B/%_txt.c: %.txt Makefile
+	$(call text,$(*F)_txt)
 $B/%.o: $B/%.c $B/made-by
 	$(Q)$(CC) $(FLAGS) -c $< -o $@
 # Here, where no number depends on it, roots need not set errno, which vectors of them cannot.

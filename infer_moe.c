@@ -49,8 +49,8 @@ static const Option table[] = {
     { "text",     "m",  "mode",          OPTION_CHOICE, FIELD(mode),        "generate",   0, 0,     "generate|chat|web",
       "chat answers every line of stdin; /reset, /quit. web serves a page to talk to the model" },
     { "text",     "ct", "chat-template", OPTION_TEXT,   FIELD(chat),        "",           0, 0,       NULL,
-      "how a chat is written; not given: by the template in the folder; without one each line is continued. One "
-      "of " CHAT_NAMES },
+      "how a chat is written; not given: by the template in the folder; without one each line is continued. A Jinja "
+      "file, a folder, or one of " CHAT_NAMES },
     { "text",     "st", "stop",          OPTION_TEXT,   FIELD(stop),        "",           0, 0,       NULL,
       "a text ends before this string (\\n: newline); default where a chat continues lines: an empty line" },
     { "text",     "e",  "echo",          OPTION_INT,    FIELD(echo),        "1",          0, 1,       NULL,

@@ -387,9 +387,9 @@ else skipped "$python has no torch, tokenizers and transformers (PYTHON names an
 i=0; while [ $i -lt 60 ]; do i=$((i + 1))
     echo '{"messages": [{"role": "user", "content": "say '$i'"}, {"role": "assistant", "content": "it is '$((i % 7))' or '$i'"}]}'; done > chats.jsonl
 expect 0 'mixtral' $train -i text.txt -e m2:c32h4e4k2f32n0 -tk 333 -b 2 -t 128 -d 256 -x 5 -v 5 -s 5 -o base
-printf '{"eos_token": "<|endoftext|>", "chat_template": "{%%- for m in messages %%}<|turn|>{{ m.content }}{%% endfor %%}"}' > base/tokenizer_config.json
-expect 3 'none that this program knows' $train -i chats.jsonl -e base -o never
-expect 3 'none that this program knows' $infer base -m chat
+printf '{"eos_token": "<|endoftext|>", "chat_template": "{%%- for m in messages %%}{%% include '"'other'"' %%}{%% endfor %%}"}' > base/tokenizer_config.json
+expect 3 'line 1 of the chat template.*include.*-ct NAME' $train -i chats.jsonl -e base -o never
+expect 3 'line 1 of the chat template.*include.*-ct NAME' $infer base -m chat
 printf '{"eos_token": "<|endoftext|>", "chat_template": "%s%s"}' "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\\\n' + message['content'] + '<|im_end|>'" \
     " + '\\\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\\\n' }}{% endif %}" > base/tokenizer_config.json
 mkdir bare && cp base/config.json base/model.safetensors bare/

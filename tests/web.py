@@ -117,7 +117,7 @@ def test_chat(folder, server):
     status, body, _ = server.generate(messages=hi)
     check(status == 400 and b"template" in body, f"and is not asked for answers: {status} {body}")
     talks = Server(folder, "-v", "0", model="chat")
-    check(chat_of(talks) == "chatml", "a folder with one")
+    check(chat_of(talks) == "own", "a folder with one")
     said = talks.generate(messages=hi, tokens=30, seed=1, temperature=0.5)[2]
     form = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     same = talks.generate(prompt=form, tokens=30, seed=1, temperature=0.5, stop="<|im_end|>")[2]
@@ -134,7 +134,7 @@ def test_chat(folder, server):
         status, answer, _ = talks.generate(**body)
         check(status == 400, f"{what}: {status} {answer}")
     for name, what, *option in (("zephyr", "-ct names a template", "-ct", "zephyr"),
-                                ("chatml", "-z brings the template of its folder", "-z", os.path.join(folder, "chat/tokenizer.json"))):
+                                ("own", "-z brings the template of its folder", "-z", os.path.join(folder, "chat/tokenizer.json"))):
         other = Server(folder, "-v", "0", *option)
         check(chat_of(other) == name and other.end() == 0, what)
     return talks

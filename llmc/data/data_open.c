@@ -414,7 +414,7 @@ static Data *open_all(const char *train, const char *validation, const DataReque
             d->has_chats |= d->segment[s][i].is_chats;
             begin |= d->bos >= 0 && !d->segment[s][i].is_chats;
         }
-    if (d->has_chats) d->fingerprint = hash_bytes(d->fingerprint, chat_name(&d->chat), strlen(chat_name(&d->chat)));
+    if (d->has_chats) d->fingerprint = chat_hash(&d->chat, d->fingerprint);
     if (d->has_chats) d->fingerprint += FORMS_VERSION;
     if (*d->field) d->fingerprint = hash_bytes(d->fingerprint, d->field, strlen(d->field));
     d->field = NULL;

@@ -234,7 +234,7 @@ int data_encode_texts(Data *d, const DataRequest *r, Tokenizer **tokenizer, Erro
         if (wanted >= 0) d->recipe_hash = hash_bytes((uint64_t)wanted, r->pattern, strlen(r->pattern));
         if (*tokenizer) d->tokenizer_hash = tokenizer_hash(*tokenizer);
         if (*d->field) d->text_hash = hash_bytes(d->text_hash, d->field, strlen(d->field));
-        if (*chat_name(&d->chat)) d->text_hash = chat_hash(&d->chat, d->text_hash);
+        d->text_hash = chat_hash(&d->chat, d->text_hash);
         if (d->bos >= 0) d->text_hash = hash_bytes(d->text_hash, &d->bos, sizeof d->bos);
         if (r->cache && cache_read(d, r->cache, tokenizer)) return 1;
     }

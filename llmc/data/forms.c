@@ -8,7 +8,8 @@
 /* ---- the tables ------------------------------------------------------------------------------ */
 
 /* What a key of a record stands for. */
-typedef enum { TEXT, LIST, SYSTEM, TOOLS, QUESTION, CONTEXT, ANSWER, HISTORY, PROMPT, COMPLETION, LABEL, REFUSED } Part;
+typedef enum { TEXT, LIST, SYSTEM, TOOLS, QUESTION, CONTEXT, ANSWER, HISTORY, PROMPT, COMPLETION, VARIABLES,
+               LABEL, REFUSED } Part;
 #define PREFERENCE "it belongs to preference data, which this trainer does not know: of each pair keep the better " \
     "answer, as \"completion\" beside \"prompt\" or in \"messages\""
 #define MEDIA "this trainer reads text only"
@@ -23,6 +24,7 @@ static const struct { const char *key; Part part; const char *why; } keys[] = {
     { "output",        ANSWER,     NULL },  { "response",      ANSWER,     NULL },  { "answer",       ANSWER, NULL },
     { "history",       HISTORY,    NULL },
     { "prompt",        PROMPT,     NULL },  { "completion",    COMPLETION, NULL },
+    { "chat_template_kwargs", VARIABLES, NULL },
     { "label",         LABEL,      PREFERENCE },
     { "chosen",        REFUSED,    PREFERENCE }, { "rejected",  REFUSED,   PREFERENCE },
     { "kto_tag",       REFUSED,    PREFERENCE }, { "rejected_response", REFUSED, PREFERENCE },
@@ -130,7 +132,7 @@ static int row_of(const JsonValue *v, const void *table, size_t rows, size_t wid
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-typedef struct { Json *json; JsonValue *list; size_t number; int only_answers; } Reader;
+typedef struct { Json *json; JsonValue *list; size_t number; int only_answers; const JsonValue *variables; } Reader;
 
 static int wrong(const Reader *r, Error *e, const char *what) {
     return error_set(e, "message %zu %s", r->number, what);
@@ -345,9 +347,12 @@ static int finish(const Reader *r, const JsonValue *tools, Form *f, Error *e) {
     JsonValue *chat = json_make(r->json, JSON_OBJECT);
     f->chat = chat;
     json_append(chat, "messages", r->list);
+    if (r->variables && r->variables->type != JSON_OBJECT)
+        return error_set(e, "\"%s\" is %s; expected an object", r->variables->key, name_of(r->variables));
+    if (r->variables) append(r->json, chat, "chat_template_kwargs", r->variables);
     return is_empty(tools) || read_tools(r->json, tools, chat, e);
 }
-static Reader begin(Json *json) { return (Reader){ json, json_make(json, JSON_ARRAY), 1, 0 }; }
+static Reader begin(Json *json) { return (Reader){ json, json_make(json, JSON_ARRAY), 1, 0, NULL }; }
 
 /* The system's message beside a list that may have it, too. */
 static int say_system(const Reader *r, const JsonValue *v, const JsonValue *list, Error *e) {
@@ -378,6 +383,7 @@ static int read_list(Form *f, Keys *k, const JsonValue *list, int named, Error *
     const JsonValue *prompt = get(k->record, "prompt");
     use(k, list);
     const JsonValue *system = use(k, find(k->record, SYSTEM)), *tools = use(k, find(k->record, TOOLS));
+    r.variables = use(k, find(k->record, VARIABLES));
     if (prompt && is_copied(prompt, list)) use(k, prompt);
     return (named || check_keys(k, 0, e)) && say_system(&r, system, list, e) && read_messages(&r, list, list->key, e)
         && finish(&r, tools, f, e);
@@ -388,6 +394,7 @@ static int read_pair(Form *f, Keys *k, Error *e) {
     Reader r = begin(k->json);
     const int lists = json_is(prompt, JSON_ARRAY) && json_is(completion, JSON_ARRAY);
     const JsonValue *tools = lists ? use(k, find(k->record, TOOLS)) : NULL;
+    r.variables = lists ? use(k, find(k->record, VARIABLES)) : NULL;
     if (!check_keys(k, 0, e)) return 0;
     if (!prompt || !completion)
         return error_set(e, "found \"%s\" without \"%s\"", prompt ? "prompt" : "completion",
@@ -429,6 +436,7 @@ static int read_question(Form *f, Keys *k, int row, Error *e) {
         *system = use(k, find(k->record, SYSTEM)), *history = use(k, get(k->record, "history")),
         *tools = use(k, find(k->record, TOOLS));
     Reader r = begin(k->json);
+    r.variables = use(k, find(k->record, VARIABLES));
     const JsonValue *both = question;
     if (!check_keys(k, 0, e) || !expect_string(question, pairs[row].question, e)
         || !expect_string(answer, pairs[row].answer, e) || (context && !expect_string(context, pairs[row].context, e))

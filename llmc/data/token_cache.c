@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MAGIC 0x31736e656b6f746dull     /* "mtokens1"; a change of the format or of the tokens needs another digit */
+#define MAGIC 0x32736e656b6f746dull     /* "mtokens2"; a change of the format or of the tokens needs another digit */
 enum { CHUNK = 1 << 20, ROWS_MAX = 1 << 20 };
 typedef struct {
     uint64_t magic, text, recipe, tokenizer, size;      /* hashes, see Data; bytes of the file */

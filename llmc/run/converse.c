@@ -50,7 +50,13 @@ void converse_reset(Conversation *v) {
 
 const char *converse_end(const Conversation *v, const Tokenizer *t, int *ids, int *count) {
     const char *end = chat_end(&v->chat);
-    const int id = *end ? tokenizer_id(t, end) : -1;
+    int id = *end ? tokenizer_id(t, end) : -1, *marks = NULL;
+    size_t bytes = 1;
+    /* of several tokens, the first is enough if it is special; then it is not shown, and no string
+     * ends there */
+    if (id < 0 && *end && tokenizer_encode(t, end, strlen(end), &marks)) tokenizer_piece(t, marks[0], &bytes);
+    if (!bytes) id = marks[0];
+    free(marks);
     for (int i = 0; i < *count; i++) if (ids[i] == id) return "";
     if (id < 0 || *count == MOST_ENDS) return end;
     ids[(*count)++] = id;

@@ -120,9 +120,9 @@ void run_start_or_resume(Run *r) {
             fail(EXIT_CHECKPOINT, "%s was trained on texts without the token that its tokenizer puts in front of each; "
                  "now they begin with it. To continue with it: --allow-data-change 1", checkpoint_path(r->from));
         if (p->data != data_fingerprint(r->data) && !s->allow_data)
-            fail(EXIT_CHECKPOINT, "%s was trained on other data than %s (names, sizes or contents differ, or an older "
-                 "program read them otherwise). "
-                 "To continue anyway: --allow-data-change 1", checkpoint_path(r->from), s->train);
+            fail(EXIT_CHECKPOINT, "%s was trained on other data than %s (names, sizes, contents or the chat template "
+                 "differ, or an older program read them otherwise). To continue anyway: --allow-data-change 1",
+                 checkpoint_path(r->from), s->train);
         if (p->seed != (uint64_t)s->seed && r->leads)
             warn("from here on the seed is %lld; the run began with %llu", (long long)s->seed,
                  (unsigned long long)p->seed);

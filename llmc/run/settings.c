@@ -21,7 +21,8 @@ static const Option options[] = {
     { "data",      "tp", "token-pattern",    OPTION_TEXT,  AT(pattern),       "cl100k",              0, 0, BPE_PATTERNS,
       "how the BPE of -tk NUMBER cuts text into words: as GPT-4 or as GPT-2" },
     { "data",      "ct", "chat-template",    OPTION_TEXT,  AT(chat),          "",                    0,    0,     NULL,
-      "how conversations are written; not given: by the template in the folder of -e. One of " CHAT_NAMES },
+      "how conversations are written; not given: by the template in the folder of -e. A Jinja file, a folder, or one "
+      "of " CHAT_NAMES },
     { "data",      "tf", "text-field",       OPTION_TEXT,  AT(field),         "",                    0,    0,     NULL,
       "the key of JSON data that holds the text, or the messages, of each record; not given: the form says it "
       "(docs/finetune.md)" },

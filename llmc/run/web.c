@@ -4,6 +4,7 @@
 #include "converse.h"
 #include "http.h"
 #include "llmc/base/sha256.h"
+#include "llmc/data/forms.h"
 #include "llmc/ranks/net.h"
 #include "llmc/ranks/secret.h"
 #include <errno.h>
@@ -114,7 +115,8 @@ static int query_read(const Server *s, const JsonValue *body, Query *query, Erro
     *query = query_default(s);
     for (const JsonValue *v = json_first(body); v; v = v->next) {
         int i = 0;
-        if (!strcmp(v->key, "messages")) continue;
+        if (!strcmp(v->key, "messages") || !strcmp(v->key, "tools") || !strcmp(v->key,
+                "chat_template_kwargs")) continue;
         while (i < QUERY_OPTIONS && strcmp(option_row(s->w->options, query_options[i].letter)->name, v->key)) i++;
         if (i == QUERY_OPTIONS) return error_set(e, "%.100s: no such option", v->key);
         Option own = *option_row(s->w->options, query_options[i].letter);
@@ -128,15 +130,17 @@ static int query_read(const Server *s, const JsonValue *body, Query *query, Erro
 
 /* The tokens of a conversation, up to where the answer begins. With more than three quarters of the
  * context, the oldest questions go with their answers. */
-static int conversation_read(const Server *s, Client *c, const JsonValue *list, size_t *count, Error *e) {
+static int conversation_read(const Server *s, Client *c, const JsonValue *body, size_t *count, Error *e) {
     const size_t most = (size_t)s->slot[0].g->capacity * 3 / 4;
     const Chat *chat = s->w->chat;
+    const JsonValue *variables = json_get(body, "chat_template_kwargs");
     int64_t tokens, all = -1;
     size_t first, gone;
+    Form f;
     if (!chat || !*chat_name(chat)) return error_set(e, "messages: this model has no chat template that is known");
-    if (!json_is(list, JSON_ARRAY)) return error_set(e, "messages: expected a list");
-    JsonValue *talk = json_make(c->json, JSON_OBJECT),
-        *messages = json_append(talk, "messages", json_copy(c->json, list));
+    if (!form_read_chat(&f, c->json, json_get(body, "messages"), json_get(body, "tools"), e)) return 0;
+    JsonValue *talk = json_copy(c->json, f.chat), *messages = (JsonValue *)json_get(talk, "messages");
+    if (json_is(variables, JSON_OBJECT)) json_append(talk, "chat_template_kwargs", json_copy(c->json, variables));
     while ((tokens = chat_encode(chat, s->w->tokenizer, talk, 1, &c->ids, NULL, e)) > (int64_t)most
            && (gone = chat_oldest(messages, &first))) {
         json_cut(messages, first, gone);
@@ -151,9 +155,9 @@ static int conversation_read(const Server *s, Client *c, const JsonValue *list, 
     return 1;
 }
 static int prompt_read_ids(const Server *s, Client *c, size_t *count, Error *e) {
-    const JsonValue *messages = json_get(json_root(c->json), "messages");
+    const JsonValue *body = json_root(c->json), *messages = json_get(body, "messages");
     if (messages && *c->query.prompt) return error_set(e, "expected prompt or messages, not both");
-    return messages ? conversation_read(s, c, messages, count, e)
+    return messages ? conversation_read(s, c, body, count, e)
                     : prompt_tokens(s->w->tokenizer, s->vocab, c->query.prompt, strlen(c->query.prompt), 1,
                                     &c->ids, count, e);
 }

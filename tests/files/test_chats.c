@@ -3,6 +3,7 @@
 #include "tests/test.h"
 #include "llmc/data/chat.h"
 #include "llmc/data/data.h"
+#include "llmc/data/forms.h"
 
 #define GOLDENS "tests/reference/chats.json"
 
@@ -76,22 +77,25 @@ static void test_long(const Chat *c, const Tokenizer *t, const char *name) {
     check(turn > 0 && many == three + 200 * turn, "%s: 203 turns have %lld tokens that count, 3 have %lld", name,
           (long long)many, (long long)three);
 }
+/* The published program in a folder, and the one of this name (-ct), write the same. */
 static void test_template(const JsonValue *golden) {
     Error e;
-    Chat found, named;
+    Chat c;
     Text config = { 0 };
     const char *name = json_string(json_get(golden, "name"), "");
     json_write(&config, json_get(golden, "config"), 0);
     free(scratch_put("tokenizer_config.json", config.at, config.length)), free(config.at);
-    const int opened = chat_open(&found, "", scratch(), &e);
-    check(opened && !strcmp(chat_name(&found), name), "%s is recognized as %s%s", name, chat_name(&found),
-          found.why ? found.why : "");
-    check(chat_open(&named, name, scratch(), &e) && named.form && named.form == found.form, "-ct %s", name);
     Tokenizer *t = golden_tokenizer(golden);
-    for (const JsonValue *one = json_first(json_get(golden, "cases")); one && found.form; one = one->next)
-        test_case(&found, t, name, one);
-    if (found.form) test_long(&found, t, name);
-    tokenizer_free(t), chat_close(&found), chat_close(&named);
+    for (int named = 0; named < 2; named++) {
+        char *what = text_format("%s%s", named ? "-ct " : "the folder's ", name);
+        const int opened = chat_open(&c, named ? name : "", scratch(), &e);
+        check(opened && c.form && !strcmp(chat_name(&c), named ? name : "own"), "%s: %s", what, c.why ? c.why : "");
+        for (const JsonValue *one = json_first(json_get(golden, "cases")); one && opened && c.form; one = one->next)
+            test_case(&c, t, what, one);
+        if (opened && c.form) test_long(&c, t, what);
+        chat_close(&c), free(what);
+    }
+    tokenizer_free(t);
 }
 static void test_goldens(void) {
     Error e;
@@ -106,67 +110,172 @@ static void test_goldens(void) {
     json_free(json), free(text);
 }
 
-/* What chat_jinja writes into a folder is recognized there. */
+static Json *say(const char *messages) {
+    Error e;
+    char *talk = text_format("{\"messages\": [%s]}", messages);
+    Json *json = json_parse(talk, strlen(talk), &e);
+    if (!json) fail(EXIT_INPUT, "%s: %s", talk, e.text);
+    free(talk);
+    return json;
+}
+static void put_template(const char *jinja) { free(scratch_put("chat_template.jinja", jinja, strlen(jinja))); }
+
+/* What chat_jinja writes into a folder is known there, and writes the same. */
 static void test_own_templates(void) {
     static char names[] = CHAT_NAMES;
     int own = 0;
-    for (char *name = strtok(names, ", "); name; name = strtok(NULL, ", ")) {
+    Json *hi = say("{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"ho\"}");
+    for (char *name = strtok(names, ", "); name; name = strtok(NULL, ", "), own++) {
         Error e;
         Chat named, found;
-        check(chat_open(&named, name, NULL, &e), "-ct %s: %s", name, e.text);
+        Text one = { 0 }, other = { 0 };
+        check(chat_open(&named, name, scratch(), &e), "-ct %s: %s", name, e.text);
         char *jinja = chat_jinja(&named);
-        if (jinja) {
-            free(scratch_put("chat_template.jinja", jinja, strlen(jinja)));
-            check(chat_open(&found, "", scratch(), &e) && found.form == named.form && found.ours,
-                  "%s: its own Jinja is recognized", name);
-            jinja[strlen(jinja) - 1] = '!';
-            free(scratch_put("chat_template.jinja", jinja, strlen(jinja))), chat_close(&found);
-            check(chat_open(&found, "", scratch(), &e) && !found.ours, "%s: not if it was changed", name);
-            chat_close(&found);
-            own++;
-        }
-        free(jinja), chat_close(&named);
+        put_template(jinja);
+        check(chat_open(&found, "", scratch(), &e) && found.ours, "%s: its own Jinja is known", name);
+        check(chat_write(&named, json_root(hi), 0, &one, NULL, &e) && chat_write(&found, json_root(hi), 0, &other,
+                NULL, &e)
+              && one.length == other.length && !memcmp(one.at, other.at, one.length), "%s: writes the same", name);
+        check(chat_hash(&named, 1) == chat_hash(&found, 1), "%s: the same hash", name);
+        jinja[strlen(jinja) - 1] = '!';
+        put_template(jinja), chat_close(&found);
+        check(chat_open(&found, "", scratch(), &e) && !found.ours && chat_hash(&named, 1) != chat_hash(&found, 1),
+              "%s: not if it was changed", name);
+        chat_close(&found), chat_close(&named), free(jinja), free(one.at), free(other.at);
     }
-    check(own == 13, "%d templates as Jinja", own);
+    check(own == 22, "%d templates as Jinja", own);
+    json_free(hi);
 }
 
-static Json *say_hi(void) {
-    static const char talk[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}";
-    Error e;
-    return json_parse(talk, strlen(talk), &e);
-}
 static void test_unknown(void) {
-    static const char jinja[] = "{% for m in messages %}<|turn|>{{ m['role'] }}: {{ m['content'] }}{% endfor %}";
     Error e;
     Chat c;
     Text text = { 0 };
-    Json *hi = say_hi();
+    Json *hi = say("{\"role\": \"user\", \"content\": \"hi\"}");
     check(!chat_open(&c, "nonesuch", NULL, &e) && strstr(e.text, "nonesuch") && strstr(e.text, "granite"),
           "-ct of an unknown name: %s", e.text);
-    free(scratch_put("chat_template.jinja", jinja, strlen(jinja)));
+    put_template("{{ bos_token }}\n{% include 'other.jinja' %}");
     check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown && !chat_write(&c, json_root(hi), 1, &text, NULL, &e)
-          && strstr(e.text, "<|turn|>") && strstr(e.text, "-ct"), "an unknown template is named: %s", e.text);
+          && strstr(e.text, "line 2") && strstr(e.text, "include") && strstr(e.text, "-ct"), "what is not known: %s",
+              e.text);
     chat_close(&c);
-    /* Early versions of two published ones, which write something else than those that followed. */
-    static const char *const early[] = {
-        "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}{% else %}{% set s = \" Knowledge "
-        "Cutoff Date: April 2024.\n Today's Date: \" + strftime_now('%B %d, %Y') + \". You are Granite, developed by "
-        "IBM.\" + \" You are a helpful AI assistant.\" %}{% endif %}{{ '<|start_of_role|>' }}",
-        "{% for m in messages %}{% if loop.first and m.role != 'system' %}{{ '<|im_start|>system\\nYou are a helpful "
-        "assistant<|im_end|>\\n' }}{% endif %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}{% if (loop.last and "
-        "add_generation_prompt) or not loop.last %}{{ '<|im_end|>\\n' }}{% endif %}{% endfor %}",
-    };
-    for (size_t i = 0; i < COUNT(early); i++) {
-        free(scratch_put("chat_template.jinja", early[i], strlen(early[i])));
-        check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown, "an early template is not %s", chat_name(&c));
-        chat_close(&c);
-    }
+    char *path = scratch_path("chat_template.jinja");
+    remove(path), free(path);
     check(chat_open(&c, "zephyr", NULL, &e) && !chat_write(&c, json_root(hi), 1, &text, NULL, &e)
           && strstr(e.text, "eos_token"), "no eos: %s", e.text);
-    chat_close(&c), free(text.at);
+    chat_close(&c), free(text.at), json_free(hi);
+}
+
+/* What of a conversation is written and learned ([...]), or why it is refused. jinja: a program, or
+ * the name of a template. */
+static void learns(const char *jinja, const char *messages, const char *expected) {
+    Error e = { 0 };
+    Chat c;
+    Text text = { 0 }, learned = { 0 }, marked = { 0 };
+    Json *json = say(messages);
+    free(scratch_put("tokenizer_config.json", "{\"eos_token\": \"</s>\"}", 21));
+    if (strchr(jinja, '{')) put_template(jinja);
+    const int opened = chat_open(&c, strchr(jinja, '{') ? "" : jinja, scratch(), &e) && c.form;
+    const int ok = opened && chat_write(&c, json_root(json), 0, &text, &learned, &e);
+    size_t at = 0, ends[2];
+    for (size_t i = 0; ok && i < learned.length; i += sizeof ends) {
+        memcpy(ends, learned.at + i, sizeof ends);
+        text_add(&marked, "%.*s[%.*s]", (int)(ends[0] - at), text.at + at, (int)(ends[1] - ends[0]), text.at + ends[0]);
+        at = ends[1];
+    }
+    if (ok) text_add_bytes(&marked, text.at + at, text.length - at);
+    check(ok ? !strcmp(marked.at, expected) : strstr(e.text, expected) != NULL, "%.60s: %s: %s, expected %s", jinja,
+          messages, ok ? marked.at : opened ? e.text : c.why, expected);
     char *path = scratch_path("chat_template.jinja");
-    remove(path);
-    free(path), json_free(hi);
+    remove(path), free(path);
+    chat_close(&c), json_free(json), free(text.at), free(learned.at), free(marked.at);
+}
+#define USER(x) "{\"role\": \"user\", \"content\": \"" x "\"}, "
+#define SAYS(x) "{\"role\": \"assistant\", \"content\": \"" x "\"}"
+#define IM "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}" \
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+static void test_learned(void) {
+    learns(IM, USER("a") SAYS("b"), "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[b<|im_end|>]\n");
+    learns(IM, USER("a") SAYS(""), "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[<|im_end|>]\n");
+    /* a loop over numbers; no generation prompt; a string that is built first and printed later */
+    learns("{% for i in range(messages|length) %}{{ messages[i].role }}: {{ messages[i].content }};\n{% endfor %}",
+           USER("a") SAYS("b") ", " USER("c") SAYS("d"), "user: a;\nassistant: [b;]\nuser: c;\nassistant: [d;]\n");
+    learns("{% set ns = namespace(all='') %}{% for m in messages %}{% set one %}<{{ m.role }}>{{ m.content }}</s>{% "
+           "endset %}"
+           "{% set ns.all = ns.all + one %}{% endfor %}{{ ns.all }}", USER("a") SAYS("b"),
+               "<user>a</s><assistant>[b</s>]");
+    /* the mark of the next role ends an answer */
+    learns("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+           USER("a") SAYS("b") ", " USER("c") SAYS("d"),
+           "<user>a<assistant>[b<user>]c<assistant>[d]");
+    /* {% generation %} wins */
+    learns("{% for m in messages %}{{ m.role }}{% generation %}{% if m.role == 'assistant' %}!{{ m.content }}{% "
+           "endif %}"
+           "{% endgeneration %}{% if m.role == 'user' %}{{ m.content }}{% endif %}</s>{% endfor %}",
+               USER("a") SAYS("b"),
+           "usera</s>assistant[!b]</s>");
+    learns(IM, USER("a") "{\"role\": \"assistant\", \"content\": \"b\", \"weight\": 0}, " SAYS("c"),
+           "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>assistant\n[c<|im_end|>]\n");
+    /* thoughts; those of earlier answers are dropped by the template */
+    learns("qwen3", USER("a") "{\"role\": \"assistant\", \"content\": \"b\", \"reasoning_content\": \"t\"}",
+           "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[<think>\nt\n</think>\n\nb<|im_end|>]\n");
+    learns("qwen3", USER("a") SAYS("<think>x</think>b") ", " USER("c") SAYS("d"),
+           "<|im_start|>user\na<|im_end|>\n<|im_start|>"
+           "assistant\n[b<|im_end|>]\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
+           "[<think>\n\n</think>\n\nd<|im_end|>]\n");
+    learns("glm4.5", USER("a") "{\"role\": \"assistant\", \"content\": \"b\", \"reasoning_content\": \"t\"}",
+           "[gMASK]<sop><|user|>\na<|assistant|>[\n<think>t</think>\nb]");
+}
+/* Of case B of keys: what the template does not read is refused. */
+static void test_keys(void) {
+    learns("chatml", USER("a") "{\"role\": \"assistant\", \"content\": \"b\", \"reasoning_content\": \"t\"}",
+           "reasoning_content");
+    learns("chatml", USER("a") "{\"role\": \"assistant\", \"content\": \"b\", \"label\": \"rejected\"}", "\"label\"");
+    learns("chatml", USER("a") "{\"role\": \"assistant\", \"content\": \"\", \"function_call\": {\"name\": \"f\"}}",
+           "function_call");
+    learns("chatml", USER("a") "{\"role\": \"assistant\", \"content\": \"b\", \"tool_calls\": [], "
+           "\"name\": null}",
+           "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[b<|im_end|>]\n");
+    /* a template of parts */
+    learns("{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %};{% endfor %}", USER("a") SAYS("b"),
+           "a;[b;]");
+    learns("{% for m in messages if m.role != 'tool' %}{{ m.content }};{% endfor %}",
+           "{\"role\": \"tool\", \"content\": \"x\"}",
+           "message 1, of the role tool");
+    learns("{% for m in messages %}{{ m.content }}{{ m.tool_calls[0].function.arguments | tojson }};{% endfor %}",
+           "{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{\"function\": {\"arguments\": {\"a\": "
+               "1}}}]}",
+           "None{\"[a\": 1};]");
+    learns("{{ raise_exception('only ' ~ messages|length) }}", USER("a") SAYS("b"),
+           "refuses this conversation: only 2");
+}
+/* Variables: special tokens, tools, another template for tools, dates. */
+static void test_variables(void) {
+    static const char config[] = "{\"bos_token\": {\"content\": \"<s>\"}, \"chat_template\": [{\"name\": "
+        "\"default\", \"template\": "
+        "\"{{ bos_token }}{{ pad_token }}{{ tools is none }}{{ messages[0].content }}\"}, {\"name\": \"tool_use\", "
+        "\"template\": \"{{ tools[0].name }}{{ messages[0].content }}{{ loud }}\"}]}";
+    static const struct { const char *talk, *text; } is[] = {
+        { "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", "<s><pad>Truea" },
+        { "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"tools\": [{\"name\": \"f\"}], "
+         "\"chat_template_kwargs\": "
+          "{\"loud\": 1}}", "fa1" },
+    };
+    Error e;
+    Chat c;
+    free(scratch_put("tokenizer_config.json", config, sizeof config - 1));
+    free(scratch_put("special_tokens_map.json", "{\"pad_token\": \"<pad>\", \"bos_token\": \"no\"}", 42));
+    check(chat_open(&c, "", scratch(), &e) && c.form, "a list of templates: %s", c.why);
+    for (size_t i = 0; i < COUNT(is); i++) {
+        Text text = { 0 };
+        Json *json = json_parse(is[i].talk, strlen(is[i].talk), &e);
+        check(chat_write(&c, json_root(json), 0, &text, NULL, &e) && !strcmp(text.at, is[i].text), "%s: %s %s",
+              is[i].talk,
+              text.at, e.text);
+        json_free(json), free(text.at);
+    }
+    char *path = scratch_path("special_tokens_map.json");
+    remove(path), free(path), chat_close(&c);
 }
 
 /* Where templates write dates, training has one and a chat today's. */
@@ -174,7 +283,7 @@ static void test_dates(void) {
     Error e;
     Chat c;
     Text one = { 0 }, other = { 0 };
-    Json *hi = say_hi();
+    Json *hi = say("{\"role\": \"user\", \"content\": \"hi\"}");
     check(chat_open(&c, "granite3.1", NULL, &e) && chat_write(&c, json_root(hi), 1, &one, NULL, &e)
           && strstr(one.at, "Date: July 26, 2024."), "the date in training");
     c.today = 1;
@@ -208,7 +317,7 @@ static void test_bad_lines(void) {
         { "chatml", "{\"query\": \"x\"}", "without \"text\" and \"messages\"" },
         { "chatml", "{\"conversations\": [{\"from\": \"alien\", \"value\": \"x\"}]}", "role \"alien\"" },
         { "llama3", "{\"messages\": [{\"role\": \"tool\", \"content\": \"x\"}]}", "role tool" },
-        { "mistral", "{\"messages\": [{\"role\": \"system\", \"content\": \"x\"}]}", "eos_token" },
+        { "mistral", "{\"messages\": [{\"role\": \"system\", \"content\": \"x\"}]}", "the role system" },
         { "", "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}", "-ct NAME" },
     };
     for (size_t i = 0; i < COUNT(bad); i++) {
@@ -277,7 +386,8 @@ static Expected expect(const Chat *c, const Tokenizer *t, const char *line, size
     Error e;
     Expected x = { 0 };
     Json *json = json_parse(line, bytes, &e);
-    const JsonValue *talk = chat_talk(json), *text = json_get(json_root(json), "text");
+    Form f = { 0 };
+    const JsonValue *talk = form_read(&f, json, NULL, &e) ? f.chat : NULL, *text = json_get(json_root(json), "text");
     if (talk) x.n = chat_encode(c, t, talk, 0, &x.ids, &x.counts, &e);
     else {
         const size_t bare = tokenizer_encode(t, text->is.string, text->length, &x.ids);
@@ -450,6 +560,7 @@ static void test_weights(void) {
 }
 void test_chats(void) {
     PART(test_oldest()); PART(test_goldens()); PART(test_own_templates()); PART(test_unknown());
+    PART(test_learned()); PART(test_keys()); PART(test_variables());
     PART(test_dates()); PART(test_bad_lines()); PART(test_lone()); PART(test_no_calls());
     PART(test_weights());
     PART(test_unanswered(ONE "]}", 0));

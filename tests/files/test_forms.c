@@ -77,7 +77,9 @@ static const char *const cases[][2] = {
     { "{'messages': [" JQ ", " JA "}], 'text': 'rendered'}", "error: 'text' beside 'messages'|-tf" },
     { "{'messages': [" JQ ", " JA "}], 'prompt': 'q', 'prompt_id': 'x'}", CHAT },
     { "{'messages': [" JQ ", " JA "}], 'prompt': 'other'}", "error: 'prompt' beside" },
-    { "{'messages': [" JQ ", " JA "}], 'chat_template_kwargs': {'a': 1}}", "error: chat_template_kwargs" },
+    { "{'messages': [" JQ ", " JA "}], 'chat_template_kwargs': {'a': 1}}",
+      "{messages: [" Q ", " A "], chat_template_kwargs: {a: 1}}" },
+    { "{'messages': [" JQ ", " JA "}], 'chat_template_kwargs': 1}", "error: chat_template_kwargs" },
     /* weights */
     { WEIGHS("'weight': 0"), WEIGHED("0") }, { WEIGHS("'weight': 1.0"), WEIGHED("1") },
     { WEIGHS("'train': false"), WEIGHED("0") }, { WEIGHS("'training': true"), WEIGHED("1") },
