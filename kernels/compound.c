@@ -23,6 +23,7 @@ void compound_add_norm_forward(const Device *d, OUT floatX *out, OUT real *rstd,
         branch = out;
     }
     d->residual(resid, residual, branch, dropout, (size_t)N * (size_t)C);
+    if (s->mix) d->mix_forward(resid, *s->mix, N, C);
     d->rmsnorm_forward(out, rstd, resid, norm, N, C);
 }
 
@@ -37,6 +38,7 @@ void compound_add_norm_backward(const Device *d, ACC floatX *dresid, ACC real *d
     for (int i = 0; i < s->terms; i++)
         d->matmul_backward_input(sum, s->term[i].dout, s->term[i].weight, N, C, s->term[i].O,
                                  s->rows || i > 0 ? ADD : SET);
+    if (s->narrow) d->columns_add(sum, s->narrow, N, C, 0, s->narrow_width);
     d->rmsnorm_backward(dresid, dnorm, dout, resid, norm, rstd, N, C);
     if (dbias) d->bias_backward(dbias, dresid, N, C);
 }

@@ -106,11 +106,17 @@ typedef struct {
     const real   *weight;               /* (S)  NULL: ones */
     const floatX *bias;                 /* (C)  NULL: zeros */
     Term term[3];  int terms;
+    const floatX *narrow;  int narrow_width;   /* backward: (N,narrow_width), of the first columns; NULL: none */
+    const struct Mix *mix;              /* forward: what the stream goes through after the sum; NULL: nothing */
 } Sum;
 static inline void sum_add(Sum *s, const floatX *dout, const floatX *weight, int O) {
     s->term[s->terms].dout = dout, s->term[s->terms].weight = weight, s->term[s->terms].O = O;
     s->terms++;
 }
+
+/* The residual stream before a layer: x becomes exp(scalars[0]) x + scalars[1] first + (1 +
+ * scalars[2]) extra. first, extra (N,C), or NULL; without first the factor of x is 1. */
+typedef struct Mix { const floatX *first, *extra, *scalars; } Mix;
 
 /* Overwrite or add. SET_ROUNDED, of gradients of weights only: overwrite, rounded to floatX. */
 typedef enum { SET, ADD, SET_ROUNDED } Write;
@@ -127,12 +133,15 @@ typedef struct {
     float  rate;                        /* multiplies the learning rate */
     size_t shift_v;                     /* v begins at offset - shift - shift_v, because matrices of Muon have none */
     size_t muon_offset;                 /* of a matrix, or a part of one: in Muon's buffers */
+    int    table;                       /* 1: a table, of which a batch reads few rows: AdamW.table */
 } Segment;
+typedef struct { float beta1, beta2, eps; double fix1, fix2; } AdamBetas;
 typedef struct {
     float lr, beta1, beta2, eps, decay; /* decay: decoupled; multiplied by the segment's decay */
     float clip;                         /* largest global gradient norm; 0: no clipping */
     double fix1, fix2;                  /* 1 / (1 - beta^t) at update t = 1, 2, ...: m and v start at zero */
     uint64_t key;                       /* of this update's stochastic rounding */
+    AdamBetas table;                    /* instead of those above, for segments of tables */
 } AdamW;
 
 /* ==== types of generation, ingredients and the device ========================================= */
@@ -361,9 +370,10 @@ struct Device {
      *                       activation_backward(dpre, wact, dweight, da, pre, ...). da (S,F):
      *                       scratch. up (E,2F,C) or (E,F,C), down (E,C,F). Neither has biases.
      * add_norm_forward:   branch = combine_forward(s), residual(resid, residual, branch, dropout),
-     *                     rmsnorm_forward(out, rstd, resid, norm). s has no terms, and without a
-     *                     plan no weight.
-     * add_norm_backward:  dout = combine_forward(rows of s) + the terms of s, at least one of them;
+     *                     mix_forward(resid, *mix) if s has one, rmsnorm_forward(out, rstd, resid,
+     *                     norm). s has no terms, and without a plan no weight.
+     * add_norm_backward:  dout = combine_forward(rows of s) + the terms of s, at least one of them,
+     *                     columns_add(dout, narrow), which needs a term;
      *                     rmsnorm_backward(dresid, dnorm, dout, resid, norm, rstd), then
      *                     bias_backward(dbias, dresid) unless dbias is NULL. scratch: two of (N,C);
      *                     on a CPU the second may be NULL. */
@@ -469,6 +479,35 @@ struct Device {
     void (*columns_add )(ACC floatX *x, const floatX *part, int N, int stride, int from, int width);
     void (*columns_put )(floatX *x, const floatX *part, int N, int stride, int from, int width);
     void (*columns_take)(OUT floatX *part, const floatX *x, int N, int stride, int from, int width);
+
+    /* ---- values from a table: kv[n,1,g] += 2 sigmoid(gate[n,g]) table[token[n],g] ---------------
+     * kv (N,2,G,D)   gate (N,G), or NULL: then the factor is 1   table (V,G,D)   token (N)
+     * backward, with a gate: dvalues (N,G,D), of the rows, dgate (N,G).   error: eps + 8 eps_f32,
+     * dgate eps + (8 + 2 sqrt(D)) eps_f32
+     * Source: Zhou et al. 2024, arXiv 2410.17897; gates: modded-nanogpt */
+    void (*value_forward )(ACC floatX *kv, const floatX *gate, const int *token, const floatX *table, int N, int G,
+                           int D);
+    void (*value_backward)(OUT floatX *dvalues, OUT floatX *dgate, const floatX *dkv, const floatX *gate,
+                           const int *token, const floatX *table, int N, int G, int D);
+
+    /* ---- mix: x goes through it, in place.   x, d (N,C), scalars (3), see Mix -------------------
+     * backward: out is what forward returned, and d its gradient, which becomes that of x:
+     * dfirst += scalars[1] d, dextra += (1 + scalars[2]) d, dscalars += <d, exp(scalars[0]) x>,
+     * <d, first>, <d, extra>.   error: eps + 8 eps_f32; dscalars (24 + 8 sqrt(N C)) eps_f32 */
+    void (*mix_forward )(ACC floatX *x, Mix mix, int N, int C);
+    void (*mix_backward)(ACC floatX *d, ACC floatX *dfirst, ACC floatX *dextra, ACC real *dscalars, const floatX *out,
+                         Mix mix, int N, int C);
+
+    /* ---- bigrams: rows of a table for pairs of tokens -------------------------------------------
+     * before[n] = 1 + the token before token[n] in its sample, 0 if position[n] is 0. That is in
+     * token[n-1] if T > 1. Otherwise it is at seen[at[n] - 1]: seen[at[n]] = token[n] is stored, if
+     * at is not NULL. row[n] = random_bits(before << 32 | token, 2^32) / 2^33 % rows.
+     * flip_signs: x[n,c] = -x[n,c] where bit c % 64 of random_bits(the same, c / 64) is 1, so that
+     * pairs that share a row use it in different ways. Its own backward.   error: exact
+     * Source: modded-nanogpt, pull requests 201 and 299 */
+    void (*bigram_rows)(OUT int *row, OUT int *before, ACC int *seen, const int *token, const int *position,
+                        const int *at, int N, int T, int rows);
+    void (*flip_signs)(floatX *x, const int *token, const int *before, int N, int C);
 
     /* ---- shared keys: keys have a part that all heads share, and values may be narrower ---------
      * kv[n,0,g] = parts[n,g,0..key-1], shared[n]   kv[n,1,g] = parts[n,g,key..key+value-1], zeros

@@ -29,4 +29,11 @@ ON_BOTH static inline uint64_t random_key(uint64_t seed, uint64_t purpose) {
 ON_BOTH static inline double random_uniform(uint64_t key, uint64_t index) {      /* [0,1) */
     return (double)(random_bits(key, index) >> 11) * (1.0 / 9007199254740992.0);  /* 2^-53 */
 }
+/* Of a pair of tokens; before: as in bigram_rows. The row of it, of `rows`. */
+ON_BOTH static inline uint64_t pair_bits(int before, int token, uint64_t index) {
+    return random_bits((uint64_t)(uint32_t)before << 32 | (uint32_t)token, index);
+}
+ON_BOTH static inline int pair_row(int before, int token, int rows) {
+    return (int)((pair_bits(before, token, (uint64_t)1 << 32) >> 33) % (uint64_t)rows);
+}
 #endif

@@ -86,7 +86,7 @@ static void reals_to_double(double *host, const real *src, size_t n) {
 #define PARTS(EACH) \
     EACH(embed) EACH(norm) EACH(rope) EACH(heads) EACH(columns) EACH(bias) EACH(dropout) EACH(matmul) EACH(route) \
     EACH(round) EACH(expert) EACH(attention) EACH(loss) EACH(sum) EACH(optimizer) EACH(muon) EACH(sample) EACH(fp8) \
-    EACH(loopback)
+    EACH(loopback) EACH(tables)
 #define DECLARE(part) void DEVICE(part)(Device *d);
 #define FILL(part)    DEVICE(part)(d);
 PARTS(DECLARE)

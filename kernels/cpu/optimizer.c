@@ -31,9 +31,11 @@ static void adamw(floatX *weight, real *master, void *m, void *v, Dtype moments,
     floatX *m_short = m, *v_short = v;
     const real scale = DEVICE(gradient_scale)(grad_sq_norms[count], a->clip);
     if (scale < 0) return;
-    const real b1 = (real)a->beta1, b2 = (real)a->beta2, eps = (real)a->eps;
-    const real fix1 = (real)a->fix1, fix2 = (real)a->fix2;
+    const AdamBetas of_all = { a->beta1, a->beta2, a->eps, a->fix1, a->fix2 };
     for (int s = 0; s < count; s++) {
+        const AdamBetas *b = segments[s].table ? &a->table : &of_all;
+        const real b1 = (real)b->beta1, b2 = (real)b->beta2, eps = (real)b->eps;
+        const real fix1 = (real)b->fix1, fix2 = (real)b->fix2;
         const size_t from = segments[s].offset, to = from + segments[s].count;
         const real *g_real = segments[s].dtype == REAL ? (const real *)grads + segments[s].gradient : NULL;
         const floatX *g_short = (const floatX *)grads + segments[s].gradient;

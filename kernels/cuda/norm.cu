@@ -9,6 +9,7 @@
 #include "columns.cuh"
 #include "dropout.cuh"
 #include "gather.cuh"
+#include "mix.cuh"
 #include "ptx.cuh"
 
 // round(x * r), as reals; and round(x * r) * weight.
@@ -68,10 +69,11 @@ static inline TokenRows token_rows(const Plan *plan, const floatX *rows) {
 }
 
 // A block has a row, a thread VECTOR columns of it with K+1 loads. Many blocks keep enough loads in
-// flight: 1536 threads, hence 40 registers. Rounds as the single operations do. Moves (K+3) N C.
-template<int MOST> static __global__ void __launch_bounds__(MOST, 1536 / MOST) add_norm_forward_kernel(floatX *out,
-        real *rstd, floatX *resid, const floatX *residual, Branch b, Mask dropout, const floatX *norm, real eps,
-        int N, int C) {
+// flight: 1536 threads, hence 40 registers. Rounds as the single operations do. Moves (K+3) N C,
+// and with a mix one or two more.
+template<int MOST, bool MIX> static __global__ void __launch_bounds__(MOST, (MIX ? 1024 : 1536) / MOST)
+add_norm_forward_kernel(floatX *out, real *rstd, floatX *resid, const floatX *residual, Branch b, Mask dropout,
+                        const floatX *norm, real eps, Mix mix, int C) {
     const size_t n = blockIdx.x, at = n*C + threadIdx.x * VECTOR;
     const int c = threadIdx.x * VECTOR;
     Vec x = {};
@@ -84,7 +86,9 @@ template<int MOST> static __global__ void __launch_bounds__(MOST, 1536 / MOST) a
         sum = unpack(pack(sum));
         drop<VECTOR>(sum.x, dropout, drop_key(dropout), at);
         for (int i = 0; i < VECTOR; i++) sum.x[i] += unpack(x).x[i];
-        store_vec(resid + at, x = pack(sum));
+        x = pack(sum);
+        if (MIX) x = mixed<VECTOR>(x, mix, factors_of(mix), at);
+        store_vec(resid + at, x);
         for (int i = 0; i < VECTOR; i++) squares += unpack(x).x[i] * unpack(x).x[i];
     }
     const real r = 1 / sqrtf(row_sum(squares) / C + eps);
@@ -93,7 +97,7 @@ template<int MOST> static __global__ void __launch_bounds__(MOST, 1536 / MOST) a
 }
 // The same for rows of any width and address: a block has a row, and reads resid again.
 static __global__ void add_norm_forward_plain_kernel(floatX *out, real *rstd, floatX *resid, const floatX *residual,
-        Branch b, Mask dropout, const floatX *norm, real eps, int N, int C) {
+        Branch b, Mask dropout, const floatX *norm, real eps, Mix mix, int C) {
     const size_t n = blockIdx.x;
     const uint64_t key = drop_key(dropout);
     real squares = 0;
@@ -102,7 +106,8 @@ static __global__ void add_norm_forward_plain_kernel(floatX *out, real *rstd, fl
         add_rows<1, 2>(&sum, b.rows + c, b.weight, b.map, slots_of(b.map, n), C);
         sum = R(X(sum));
         drop<1>(&sum, dropout, key, n*C + c);
-        const floatX x = X(R(residual[n*C + c]) + sum);
+        floatX x = X(R(residual[n*C + c]) + sum);
+        if (mix.scalars) x = mixed<1>(Pack<1>{ { x } }, mix, factors_of(mix), n*C + c).x[0];
         squares += R(x) * R(x);
         resid[n*C + c] = x;
     }
@@ -116,10 +121,13 @@ static void add_norm_forward(const Device *, floatX *out, real *rstd, floatX *re
     const unsigned threads = (unsigned)divide_up(C, 32 * VECTOR) * 32;
     const bool fits = threads <= 1024 && wide(C, out, resid, residual, s->rows) && wide(C, s->bias, norm.weight);
     const Branch b = { s->rows, s->weight, s->bias, token_rows(s->plan, s->rows) };
-    auto kernel = !fits ? add_norm_forward_plain_kernel : threads > 256 ? add_norm_forward_kernel<1024>
-                        : add_norm_forward_kernel<256>;
-    LAUNCH(kernel, N, fits ? threads : 256, 0, out, rstd, resid, residual, b, mask_of(dropout), norm.weight,
-           norm.eps, N, C);
+    const Mix mix = s->mix ? *s->mix : Mix{};
+    auto kernel = !fits || !wide(C, mix.first, mix.extra) ? add_norm_forward_plain_kernel
+                : threads > 256 && mix.scalars ? add_norm_forward_kernel<1024, true>
+                : threads > 256 ? add_norm_forward_kernel<1024, false>
+                : mix.scalars ? add_norm_forward_kernel<256, true> : add_norm_forward_kernel<256, false>;
+    LAUNCH(kernel, N, fits ? threads : 256, 0, out, rstd, resid, residual, b, mask_of(dropout), norm.weight, norm.eps,
+           mix, C);
 }
 
 // ---- backward through the norm ------------------------------------------------------------------
@@ -320,6 +328,7 @@ static void add_norm_backward(const Device *d, floatX *dresid, real *dnorm, real
                                  i > 1 ? ADD : SET);
         a.more[at] = scratch[at];
     }
+    if (s->narrow) d->columns_add(scratch[0], s->narrow, N, C, 0, s->narrow_width);
     norm_backward(dresid, dnorm, dbias, a, resid, norm.weight, rstd, N, C);
 }
 static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp, Norm norm,

@@ -148,14 +148,16 @@ template<class M> static __global__ void adamw_kernel(floatX *weight, real *mast
     const real norm = sqrtf(grad_sq_norms[count]);
     if (!(norm <= 3e38f)) return;                           // NaN or infinite: this step does not happen
     const real scale = a.clip > 0 && norm > a.clip ? a.clip / norm : 1;
-    Update<M> u = { weight, master, m, v, a.lr, a.beta1, a.beta2, a.eps, (real)a.fix1, (real)a.fix2, a.key };
+    Update<M> u = { .weight = weight, .master = master, .m = m, .v = v, .key = a.key };
     const size_t length = line_length(segments, count), part = part_size(length, BLOCKS), at = blockIdx.x * part;
     if (at >= length) return;
     each_segment(segments, count, at, length - at < part ? length : at + part,
                  [&](int, const Segment &s, size_t first, size_t n) {
         const size_t from = s.offset + first, to = from + n;
         const bool fours = aligned && (s.shift | s.shift_v) % 4 == 0 && (s.gradient - s.offset) % 4 == 0;
-        u.lr = a.lr * s.rate;
+        const AdamBetas b = s.table ? a.table : AdamBetas{ a.beta1, a.beta2, a.eps, a.fix1, a.fix2 };
+        u.lr = a.lr * s.rate, u.b1 = b.beta1, u.b2 = b.beta2, u.eps = b.eps;
+        u.fix1 = (real)b.fix1, u.fix2 = (real)b.fix2;
         const real shrink = 1 - u.lr * a.decay * s.decay;
         if (s.dtype == REAL) update_range(u, s, (const real *)grads + s.gradient, from, to, scale, shrink, fours);
         else update_range(u, s, (const floatX *)grads + s.gradient, from, to, scale, shrink, fours);

@@ -7,13 +7,14 @@ Every block of the residual stream x has two parts:
 
 Both may be mixtures. A router gives every token K of E experts, each with a weight, and the answer is the weighted sum of theirs. An
 expert of the MLP is a small MLP. An expert of attention (Zhang et al. 2022, arXiv 2210.05144) is a projection of queries and one of the
-output; keys and values are shared by all. This is the same arithmetic as the trainer's, written to be read, not to be fast. The losses
-that balance experts are not here: to train the model further, use smoe.c."""
+output; keys and values are shared by all. This is the same arithmetic as the trainer's, written to be read, not to be fast. Before a block,
+rows of a table of pairs of tokens and the embedding may be mixed into x. The losses that balance experts are not here: to train the model
+further, use smoe.c."""
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
@@ -25,7 +26,7 @@ class SmoeConfig(PretrainedConfig):
                  head_dim=None, num_local_experts=8, num_experts_per_tok=2, num_attention_experts=1, num_attention_experts_per_tok=1,
                  shared_intermediate_size=0, router_scores="topk-softmax", router_choice_bias=0,
                  routed_scaling_factor=0.0, hidden_act="silu", universal=False, output_bias=False, qk_norm=0,
-                 value_embedding_interval=0, final_logit_softcapping=0.0, rope_theta=10000.0, rope_parameters=None, **others):
+                 value_embedding_interval=0, value_embedding_gate=0, bigram_table_factor=0, stream_scalars=0, final_logit_softcapping=0.0, rope_theta=10000.0, rope_parameters=None, **others):
         self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
         self.max_position_embeddings, self.intermediate_size = max_position_embeddings, intermediate_size
         self.rms_norm_eps, self.block_norm_eps = rms_norm_eps, block_norm_eps       # of the last norm, and of all others
@@ -39,7 +40,8 @@ class SmoeConfig(PretrainedConfig):
         self.hidden_act = hidden_act                                                # silu (gated), gelu_pytorch_tanh or relu2
         self.universal = universal                                                  # every pass has the weights of one block
         self.output_bias, self.qk_norm = output_bias, qk_norm                       # qk_norm 1: of every head, 2: of all heads together
-        self.value_embedding_interval = value_embedding_interval
+        self.value_embedding_interval, self.value_embedding_gate = value_embedding_interval, value_embedding_gate
+        self.bigram_table_factor, self.stream_scalars = bigram_table_factor, stream_scalars     # rows over the vocabulary's; 0 or 1
         self.final_logit_softcapping = final_logit_softcapping
         self.rope_theta = (rope_parameters or {}).get("rope_theta", rope_theta)
         self.rope_parameters = {"rope_type": "default", "rope_theta": self.rope_theta}
@@ -177,6 +179,8 @@ class SmoeAttention(nn.Module):
         every = config.value_embedding_interval
         if every and (config.num_hidden_layers - 1 - layer) % every == 0:
             self.value_embed = nn.Embedding(config.vocab_size, G * D)
+            if config.value_embedding_gate:
+                self.value_gate = nn.Linear(min(C, 16), G, bias=False)
 
     def forward(self, x, tokens, position, mask, cache, layer):
         """x (B,T,C), tokens and position (B,T), mask (B,1,T,keys) -> (B,T,C). layer: of the cache"""
@@ -191,7 +195,11 @@ class SmoeAttention(nn.Module):
             q = self.q_proj(x)
         k, v = self.kv_proj(x).chunk(2, dim=-1)
         if hasattr(self, "value_embed"):
-            v = v + self.value_embed(tokens)
+            values = self.value_embed(tokens)
+            if c.value_embedding_gate:
+                gate = 2 * torch.sigmoid(self.value_gate(x[..., :self.value_gate.in_features]))
+                values = (values.view(B, T, G, D) * gate[..., None]).view(B, T, G * D)
+            v = v + values
         if c.qk_norm == 2:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = q.view(B, T, -1, D), k.view(B, T, G, D), v.view(B, T, G, D)
@@ -215,10 +223,46 @@ class SmoeBlock(nn.Module):
         self.self_attention = SmoeAttention(config, layer)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.block_norm_eps)
         self.mlp = SmoeMLP(config)
+        if config.bigram_table_factor or config.stream_scalars:
+            self.stream = nn.Parameter(torch.zeros(3))
 
-    def forward(self, x, *where):
+    def forward(self, x, first, extra, *where):
+        if first is not None:
+            x = self.stream[0].exp() * x + self.stream[1] * first
+        if extra is not None:
+            x = x + (1 + self.stream[2]) * extra
         x = x + self.self_attention(self.input_layernorm(x), *where)
         return x + self.mlp(self.post_attention_layernorm(x).flatten(0, 1)).view_as(x)
+
+
+def pair_bits(before, token, index):
+    """64 random bits of a pair of tokens: splitmix64 in 64-bit integers, whose right shifts must not copy the sign."""
+    def wrapped(n):
+        return (n + 2 ** 63) % 2 ** 64 - 2 ** 63
+    z = (before << 32 | token) + wrapped((index + 1) * 0x9E3779B97F4A7C15)
+    for shift, factor in (30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB):
+        z = (z ^ z >> shift & 2 ** (64 - shift) - 1) * wrapped(factor)
+    return z ^ z >> 31 & 2 ** 33 - 1
+
+
+class BigramEmbedding(nn.Embedding):
+    def forward(self, token, before):
+        """Row hash(pair), with signs of the pair. before: 1 + the token before, 0: there is none"""
+        x = super().forward((pair_bits(before, token, 2 ** 32) >> 33 & 2 ** 31 - 1) % self.num_embeddings)
+        bits = torch.stack([pair_bits(before, token, i) for i in range((x.shape[-1] + 63) // 64)], -1)
+        signs = bits[..., None] >> torch.arange(64, device=token.device) & 1
+        return x * (1 - 2 * signs.flatten(-2)[..., :x.shape[-1]]).to(x.dtype)
+
+
+def tokens_before(tokens, position, cache, layer):
+    """As BigramEmbedding has them. One more layer of the cache has the tokens."""
+    seen = tokens[:, None, :, None]
+    if cache is not None:
+        while len(cache.layers) <= layer:
+            cache.layers.append(DynamicLayer())
+        seen, _ = cache.update(seen, seen, layer)
+    before = F.pad(seen[:, 0, :, 0], (1, -1))[:, -tokens.shape[1]:]
+    return torch.where(position == 0, 0, 1 + before)
 
 
 class SmoePreTrainedModel(PreTrainedModel):
@@ -239,6 +283,10 @@ class SmoeModel(SmoePreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(SmoeBlock(config, i) for i in range(1 if config.universal else config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        if config.stream_scalars:
+            self.embed_norm = RMSNorm(config.hidden_size, config.block_norm_eps)
+        if config.bigram_table_factor:
+            self.bigram_embed = BigramEmbedding(config.bigram_table_factor * config.vocab_size, config.hidden_size)
         self.post_init()
 
     def forward(self, tokens, attention_mask=None, position_ids=None, cache=None):
@@ -248,9 +296,13 @@ class SmoeModel(SmoePreTrainedModel):
         mask = (torch.arange(past + T, device=tokens.device) <= here[:, None])[None, None]
         if attention_mask is not None:          # 0: padding; a token always sees itself, so that no row is empty
             mask = mask & (attention_mask[:, None, None, :].bool() | (torch.arange(past + T, device=tokens.device) == here[:, None]))
-        x = self.embed_tokens(tokens)
-        for i in range(self.config.num_hidden_layers):
-            x = self.layers[0 if self.config.universal else i](x, tokens, position, mask, cache, i)
+        x, c, first, extra = self.embed_tokens(tokens), self.config, None, None
+        if c.stream_scalars:
+            x = first = self.embed_norm(x)
+        if c.bigram_table_factor:
+            extra = self.bigram_embed(tokens, tokens_before(tokens, position, cache, c.num_hidden_layers))
+        for i in range(c.num_hidden_layers):
+            x = self.layers[0 if c.universal else i](x, first, extra, tokens, position, mask, cache, i)
         return self.norm(x)
 
 
@@ -264,14 +316,16 @@ class SmoeForCausalLM(SmoePreTrainedModel, GenerationMixin):
         self.post_init()
 
     def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, labels=None, use_cache=None,
-                logits_to_keep=0, **unused):
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache()
-        x = self.model(input_ids, attention_mask, position_ids, past_key_values)
+                logits_to_keep=0, cache=None, **unused):
+        cache = past_key_values if cache is None else cache             # cache: its name since Transformers 5.24
+        if use_cache and cache is None:
+            cache = DynamicCache()
+        x = self.model(input_ids, attention_mask, position_ids, cache)
         logits, cap = self.lm_head(x[:, -logits_to_keep:]), self.config.final_logit_softcapping
         if cap:
             logits = cap * torch.tanh(logits / cap)
         loss = None
         if labels is not None:                  # every token is to predict the next; -100: not counted
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        name = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{name: cache})

@@ -48,6 +48,7 @@ void attention_heads(Model *m, int l, const floatX *x) {
     else               dev->matmul_forward(a->q, x, p->query, N, C, Q*G*D);
     dev->matmul_forward(a->kv, x, p->kv, N, C, 2*G*D);
     heads_add(m, l);
+    values_add(m, l, x);
 
     /* 4. */
     heads_norm_rotate(m, l);
@@ -129,6 +130,7 @@ Sum attention_input_backward(Model *m, int l, const floatX *x, float scale) {
     heads_norm_rotate_backward(m, l);
 
     /* 3. */
+    values_add_backward(m, l, x, &dx, how);
     heads_add_backward(m, l);
     if (is_mixture(c)) {
         dev->parallel_linear_backward_input(drows, dq, p->query, plan, C, G*D, GROUPED, BY_SLOT);

@@ -16,7 +16,7 @@ int scores_by_name(const char *name, Scores *s) {
 /* ---- descriptor ------------------------------------------------------------------------------ */
 
 /* As config_descriptor prints them. Those from s on may be 0, printed where that is no default. */
-static const char letters[] = "chdqaxekfsnzuvliyw";
+static const char letters[] = "chdqaxekfsnzuvgtpliyw";
 static int may_be_zero(char letter) { return strchr(letters, letter) >= strchr(letters, 's'); }
 static const struct { const char *what, *otherwise; } fields[] = {      /* in the order of the letters */
     { "channels, the width of the residual stream",                  "128 with 4 layers, else 64 per layer" },
@@ -33,6 +33,9 @@ static const struct { const char *what, *otherwise; } fields[] = {      /* in th
     { "matrices that start at zero: 1 outputs of layers, 2 head, too", "0: none" },
     { "1: a head of its own",                                        "0: the head is the embedding" },
     { "value embeddings in every v-th layer, from the last on",      "0: none" },
+    { "1: gates of the value embeddings, by kv head",                "0: none" },
+    { "a table for pairs of tokens, t times the vocabulary's rows",  "0: none" },
+    { "1: scalars of the stream and of its beginning, for each layer", "0: none" },
     { "cap of the logits: l tanh(x / l)",                            "0: none" },
     { "initial scale of matrices over sqrt(inputs), in hundredths",  "0: all 0.02" },
     { "initial scale of the embedding, in hundredths",               "0: 0.02" },
@@ -133,6 +136,9 @@ int config_parse(Config *c, const char *text, Error *e) {
     c->zero_output = FIELD('z', 0);
     c->tied = !FIELD('u', 0);
     c->value_embeddings = FIELD('v', 0);
+    c->value_gate = FIELD('g', 0);
+    c->bigram = FIELD('t', 0);
+    c->stream_scalars = FIELD('p', 0);
     c->logit_cap = FIELD('l', 0);
     c->init_fan = FIELD('i', 0) / 100.0;
     c->init_embed = FIELD('y', 0) / 100.0;
@@ -176,6 +182,7 @@ void config_descriptor(const Config *c, char text[128]) {
               : *l == 'f' ? c->width : *l == 's' ? (c->shared_width + c->width - 1) / c->width
               : *l == 'n' ? (int)c->qk_norm : *l == 'z' ? c->zero_output
               : *l == 'u' ? !c->tied : *l == 'v' ? c->value_embeddings : *l == 'l' ? (int)c->logit_cap
+              : *l == 'g' ? c->value_gate : *l == 't' ? c->bigram : *l == 'p' ? c->stream_scalars
               : *l == 'i' ? hundredths(c->init_fan) : *l == 'y' ? hundredths(c->init_embed)
                           : hundredths(c->route_scale);
         if (!v && may_be_zero(*l) && *l != 'n') continue;
@@ -186,7 +193,7 @@ void config_descriptor(const Config *c, char text[128]) {
 static int within_limits(const Config *c, Error *e) {
     const int sizes[] = { c->channels, c->vocab, c->context, c->attention_experts, c->kv_heads, c->query_heads,
                           c->head_size, c->experts, c->width, c->shared_width, c->dense_width, c->value_embeddings,
-                          c->kv_rank, c->query_rank, c->value_size };
+                          c->bigram, c->kv_rank, c->query_rank, c->value_size };
     const double most = 2147483647, C = c->channels, experts = c->attention_experts, vocab = c->vocab ? c->vocab : 1;
     const double row = 2.0 * c->width * c->experts + 2.0 * c->shared_width + 2.0 * c->dense_width;
     const double one = (double)c->kv_heads * c->head_size;
@@ -208,6 +215,26 @@ static int within_limits(const Config *c, Error *e) {
                        + (c->value_embeddings ? vocab * one : 0) + latents * 3 * heads;
     if (C * vocab > 1e12 || row > most || heads > most || 2 * one > most || latents > most || layer * c->layers > 1e15)
         return error_set(e, "these sizes are beyond what one tensor can hold");
+    return 1;
+}
+
+/* Of values and the stream (values.c, mix.h). */
+static int additions_fit(const Config *c, Error *e) {
+    const double rows = (double)c->bigram * c->vocab, pairs = (double)c->vocab * c->vocab;
+    if (c->value_embeddings < 0 || (c->value_embeddings && c->universal))
+        return error_set(e, "value embeddings (v) need blocks with weights of their own");
+    if (c->value_gate < 0 || c->value_gate > 1 || (c->value_gate && !c->value_embeddings))
+        return error_set(e, "gates of values (g) are 0 or 1, and need value embeddings (v)");
+    if (c->stream_scalars < 0 || c->stream_scalars > 1) return error_set(e, "scalars of the stream (p) are 0 or 1");
+    if (config_mixes(c) && c->universal)
+        return error_set(e, "a table of bigrams (t) and scalars of the stream (p) need blocks with weights of their "
+                            "own");
+    if (c->bigram < 0 || rows > pairs)
+        return error_set(e, "a table of bigrams (t) with %d rows for each of %d tokens: there are no more pairs than "
+                            "%.0f", c->bigram, c->vocab, pairs);
+    if (rows > 2147483647 || rows * c->channels > 1e12)
+        return error_set(e, "a table of bigrams (t) with %.0f rows of %d channels is beyond what one tensor can hold",
+                         rows, c->channels);
     return 1;
 }
 
@@ -242,8 +269,7 @@ int config_check(const Config *c, Error *e) {
     if (c->qk_norm == NORM_ALL && c->attention_experts > 1)
         return error_set(e, "a norm of all queries (n2) needs plain attention (a1)");
     if (c->zero_output < 0 || c->zero_output > 2) return error_set(e, "zero output matrices (z) are 0, 1 or 2");
-    if (c->value_embeddings < 0 || (c->value_embeddings && c->universal))
-        return error_set(e, "value embeddings (v) need blocks with weights of their own");
+    if (!additions_fit(c, e)) return 0;
     if (c->groups > 1) {
         const int width = c->experts / c->groups;
         if (c->groups > MOST_GROUPS || c->experts % c->groups || width < 2 || c->groups_chosen < 1

@@ -51,6 +51,9 @@ typedef struct {
     HeadNorm qk_norm;
     int zero_output;                /* 1: outputs of sub-layers begin as zeros; 2: an untied head, too */
     int value_embeddings;           /* n: the last layer and each n-th before it add an embedding to the values */
+    int value_gate;                 /* 1: times 2 sigmoid(gate), by kv head, of the layer's first GATE_INPUTS inputs */
+    int bigram;                     /* n: a table of n V rows for pairs of tokens is added to the stream (mix.h) */
+    int stream_scalars;             /* 1: a norm of the embedding; before a layer a x + b (that), a and b learned */
     double init_fan;                /* matrices begin with standard deviation init_fan / sqrt(inputs), not init_std */
     double init_embed;              /* the embedding's standard deviation, not init_std */
     double logit_cap;               /* logits become cap tanh(logits / cap) */
@@ -83,7 +86,8 @@ typedef struct {
  * all, d head size, q kv heads (= heads per attention expert), a attention experts, x of them per
  * token, e experts, k per token, f expert width, s shared experts; n query and key norm (1; n0:
  * none), z1 zero output matrices (z2: and head), u1 untied head, v value embeddings every v layers,
- * l cap of logits; in hundredths: i initial scale by fan-in, y of the embedding, w scale of the
+ * g1 gates of these, t rows of the table of bigrams over V, p1 scalars of the stream, l cap of
+ * logits; in hundredths: i initial scale by fan-in, y of the embedding, w scale of the
  * routed experts' weights. 0 and a message when it cannot be. vocab and context are left 0. */
 int  config_parse(Config *c, const char *descriptor, Error *e);
 void config_explain(Text *out);                             /* descriptors, for people: a table of the fields */
@@ -103,6 +107,9 @@ double rope_mscale(double factor, double by);       /* YaRN's factor of scores i
 double config_score_scale(const Config *c);         /* scores are q k / sqrt(D) times this */
 double config_projections(const Config *c, int output);         /* weights of attention's output, or of q, k, v */
 int config_has_values(const Config *c, int l);      /* does layer l have an embedding of its own? */
+enum { GATE_INPUTS = 16 };
+static inline int config_gate_inputs(const Config *c) { return c->channels < GATE_INPUTS ? c->channels : GATE_INPUTS; }
+static inline int config_mixes(const Config *c) { return c->bigram || c->stream_scalars; }  /* the stream (mix.h) */
 void layers_add(Layers *s, int l);                  /* l < MOST_LISTED */
 int config_window(const Config *c, int l);          /* of layer l */
 double config_unseen(const Config *c, int l, int T);    /* keys before the window: twice the mean over a row of T */
@@ -111,6 +118,7 @@ int config_width(const Config *c, int l);           /* F of layer l */
 int config_dense_width(const Config *c);            /* F of layers with one MLP; 0: there are none */
 int config_mixtures(const Config *c);               /* how many layers have one */
 static inline int config_ids(const Config *c) { return c->vocab - c->padding; }     /* that files have rows for */
+static inline int config_bigram_rows(const Config *c) { return c->bigram * config_ids(c); }
 void config_pad_vocab(Config *c);                   /* adds rows up to whole tiles of the head: padding */
 
 /* Parameters that work on one token (of `total` learnable ones): each router's k of its experts. */

@@ -1,11 +1,9 @@
-/* heads.c: forms of heads that only some models have, in steps of attention.c: 3 biases and values
- * from a table; 4 norms; 5 a key without a value. For other models a function does nothing. */
+/* heads.c: forms of heads that only some models have, in steps of attention.c: 3 biases; 4 norms; 5
+ * a key without a value. For other models a function does nothing. */
 #include "sublayers.h"
 
 /* ---- 3: what is added to new heads. q (N, Q*G*D)  kv (N, 2,G,D) ----------------------------- */
 
-/* Values of a token that do not depend on its context are a row of a table: value_embed (V, G*D).
- * Source: Zhou et al. 2024, arXiv 2410.17897; the form is modded-nanogpt's. */
 void heads_add(Model *m, int l) {
     const Device *dev = m->dev;
     const LayerParams *p = &m->lp[l];
@@ -13,21 +11,12 @@ void heads_add(Model *m, int l) {
     const int N = m->batch.N, GD = m->config.kv_heads * m->config.head_size, QGD = m->config.query_heads * GD;
     if (p->query_bias) dev->bias_forward(a->q, p->query_bias, N, QGD);
     if (p->kv_bias) dev->bias_forward(a->kv, p->kv_bias, N, 2*GD);
-    if (p->value_embed) {
-        dev->embed_forward(m->s.values, m->batch.tokens, p->value_embed, N, GD);
-        dev->columns_add(a->kv, m->s.values, N, 2*GD, GD, GD);
-    }
 }
 void heads_add_backward(Model *m, int l) {
     const Device *dev = m->dev;
     const LayerParams *p = &m->lp[l];
     const LayerGrads *g = &m->lg[l];
     const int N = m->batch.N, GD = m->config.kv_heads * m->config.head_size, QGD = m->config.query_heads * GD;
-    floatX *const dvalues = m->s.values;
-    if (p->value_embed) {
-        dev->columns_take(dvalues, m->s.dkv, N, 2*GD, GD, GD);
-        dev->embed_backward(g->value_embed, dvalues, m->batch.tokens, N, m->config.vocab, GD);
-    }
     if (p->query_bias) dev->bias_backward(g->query_bias, m->s.dq, N, QGD);
     if (p->kv_bias) dev->bias_backward(g->kv_bias, m->s.dkv, N, 2*GD);
 }

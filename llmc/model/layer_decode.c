@@ -39,12 +39,16 @@ static void attention_layer_decode(Model *m, int l, floatX *out, const floatX *r
     const Router router = { .weight = p->att_router, .bias = a->att.bias, .scores = c->scores,
                             .E = c->attention_experts, .K = c->attention_topk };
     const Choice choice = { a->att.expert, a->att.weight };
-    const NewHeads heads = { p->query_bias, p->kv_bias, p->value_embed, m->batch.tokens, norm_of(m, p->query_norm),
-                             norm_of(m, p->key_norm), c->qk_norm == NORM_ALL };
+    const NewHeads heads = { p->query_bias, p->kv_bias, p->value_gate ? NULL : p->value_embed, m->batch.tokens,
+                             norm_of(m, p->query_norm), norm_of(m, p->key_norm), c->qk_norm == NORM_ALL };
 
     /* 1 to 3. */
     dev->decode->in(a->q, a->kv, choice, resid, norm_of(m, p->att_norm), router, p->query, p->kv, p->output,
                    (size_t)C * (size_t)H, IDENTITY, N, C, H, 2*G*D);
+    if (p->value_gate) {
+        dev->rmsnorm_forward(a->att_normed, a->att_rstd, resid, norm_of(m, p->att_norm), N, C);
+        values_add(m, l, a->att_normed);
+    }
     /* 4, 5. */
     dev->decode->attention(a->mixed, m->cache[l], a->q, a->kv, &heads, m->rope, m->batch.position, m->cache_row,
                           config_window(c, l), head_order(c), m->batch.B, m->cache_capacity, G, Q, D);

@@ -22,7 +22,8 @@
     T *query_norm, *key_norm;   /* (D) of every head; or (Q*G*D) (G*D) of all; or of latents */    \
     T *query_bias, *kv_bias;    /* (Q*G*D) (2,G,D) */                                              \
     T *sink;            /* (Q*G)        scores of a key without a value, by head */                \
-    T *value_embed;     /* (V, G*D)     added to the values of a token */                          \
+    T *value_embed, *value_gate; /* (V, G*D) added to the values of a token; (G, gate_inputs) */   \
+    T *stream;          /* (3)          Mix.scalars of the stream that enters the layer */         \
     T *att_bias;        /* (C)          once per token, after experts are combined */              \
     T *mlp_norm;        /* (C) */                                                                  \
     T *router;          /* (E,C)        NULL when the MLP is dense */                              \
@@ -35,6 +36,8 @@
     T *shared_gate;     /* (1, C) */
 #define MODEL_TENSORS(T)                                                                           \
     T *embed;           /* (V,C) */                                                                \
+    T *embed_norm;      /* (C) */                                                                  \
+    T *bigram;          /* (bigram*V, C) added to the stream */                                    \
     T *final_norm;      /* (C) */                                                                  \
     T *head;            /* (V,C)        the same memory as embed when tied */
 typedef struct { LAYER_TENSORS(floatX) } LayerParams;
@@ -65,6 +68,7 @@ typedef struct {                        /* what a layer's forward keeps for its 
     Route   att;
     floatX *q;                          /* (N, Q*G*D) queries by slot, rotated */
     floatX *kv;                         /* (N, 2,G,D) keys rotated */
+    floatX *value_gate;                 /* (N,G) logits of the gates of values from a table */
     floatX *q_before, *k_before;        /* (N, Q*G*D) (N, G*D) before norms; or latents (N, query_rank) (N, kv_rank) */
     real   *q_rstd, *k_rstd;            /* (N) of norms of all heads, or of latents */
     floatX *q_latent, *kv_latent;       /* (N, query_rank) (N, kv_rank) after their norms */
@@ -99,7 +103,9 @@ typedef struct {                        /* used by one layer at a time */
     floatX *dpre;                       /* (S,2F) */
     floatX *dq, *dmixed, *dkv;          /* (N, Q*G*D) (N, Q*G*D) (N, 2,G,D) */
     floatX *dlogits;  real *dweight;    /* (N,E) (S) */
-    floatX *values;                     /* (N, G*D) value embeddings or normalized keys, or their gradients */
+    floatX *values;                     /* (N, G*D) normalized keys, or gradients of values or of them */
+    floatX *gate_inputs, *dgate_inputs, *dvalue_gate;   /* (N, gate_inputs) twice, (N,G) of gates of values */
+    floatX *dstream[2];                 /* (N,C) gradients of Mixed.first and of Mixed.extra */
     floatX *down;   /* (N, kv_rank + rotated) latents of keys and values, and the part of keys that all heads share */
     floatX *parts;      /* (N,G, own + value) of keys and values, as shared_keys_forward has them; or their gradients */
     floatX *turning;    /* (N,G, rotated) what positions rotate, of all heads' queries or of the shared part of keys */
@@ -142,6 +148,14 @@ typedef struct {                        /* the results of a step, one block of d
     int  *tokens;                       /* (1) that made them: without filler; follows load */
 } ResultBuffers;
 typedef struct { double *step_losses, *losses, *grad_sq_norms; int *load; } StepResults;    /* the same on the host */
+
+/* What is added to the stream before each layer (mix.h); NULL: it is not. */
+typedef struct {
+    floatX *first;  real *first_rstd;   /* (N,C) (N)  the normed embedding */
+    floatX *extra;                      /* (N,C)      rows of pairs of tokens */
+    int    *row, *before;               /* (N)        of bigram_rows */
+    int    *seen;                       /* (B, cache_capacity) tokens in the cache */
+} Mixed;
 
 typedef enum { MODEL_TRAIN, MODEL_INFER } ModelMode;
 
@@ -193,6 +207,7 @@ struct Model {
     LayerActs   shared;                 /* the buffers of those that are not kept per layer */
     Scratch     s;
     floatX *encoded;                    /* (N,C) the first residual stream */
+    Mixed   mixed;
     floatX *final, *dfinal;  real *final_rstd;   /* (N,C) (N,C) (N) */
     real   *rope;                       /* (T or cache_capacity, D/2, 2) */
     real   *loss, *loss_sum;            /* (N), (1): of this micro-batch */

@@ -13,7 +13,7 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptio
     const size_t each = dtype_size(m->dev, moments);
     const int has_master = master && m->dev->floatX_size < m->dev->real_size;
     *o = (Optimizer){ .tensors = m->manifest.count, .kinds = has_master ? STATE_KINDS : STATE_KINDS - 1,
-                      .moments = moments, .muon.options = muon, .shards = shards,
+                      .moments = moments, .muon.options = muon, .tables = TABLE_RATES, .shards = shards,
                       .shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0 };
     arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, optimizer_count(o, m, 0) * each);
     arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, optimizer_count(o, m, STATE_V) * each);
@@ -55,13 +55,17 @@ void optimizer_start(Optimizer *o, Model *m) {
     }
 }
 
+#define TABLE_BETAS ((AdamBetas){ .beta1 = 0.75f, .beta2 = 0.95f, .eps = 1e-15f })
+static double fix(float beta, int updates) { return 1 / (1 - pow((double)beta, updates)); }
+
 /* ---- a step ---------------------------------------------------------------------------------- */
 
 void optimizer_set(Optimizer *o, Model *m, AdamW a) {
     o->updates++;
     if (m->dp.level >= 3) a.key = random_key(a.key, (uint64_t)o->shard);    /* each rank counts its elements from 0 */
-    a.fix1 = 1 / (1 - pow((double)a.beta1, o->updates));
-    a.fix2 = 1 / (1 - pow((double)a.beta2, o->updates));
+    a.fix1 = fix(a.beta1, o->updates), a.fix2 = fix(a.beta2, o->updates);
+    a.table = TABLE_BETAS;
+    a.table.fix1 = fix(a.table.beta1, o->updates), a.table.fix2 = fix(a.table.beta2, o->updates);
     m->dev->upload(o->settings, &a, sizeof a);
     const Muon muon = { a.lr, o->muon.options.momentum, a.decay, a.clip, a.key };
     if (muon.momentum > 0) m->dev->upload(o->muon.settings, &muon, sizeof muon);

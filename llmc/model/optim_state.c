@@ -24,6 +24,10 @@ static const struct { int muon; float decay, rate, experts; } rules[TENSOR_KINDS
     [TENSOR_KEYS_VALUES] = { 1, 1,    2,  2 },
     [TENSOR_MLP]         = { 1, 1,  .5f,  1 },
     [TENSOR_GATE_UP]     = { 1, 1,  .5f,  1 },
+    [TENSOR_VALUES]      = { 0, 0,    1,  1 },
+    [TENSOR_BIGRAM]      = { 0, 0,    1,  1 },
+    [TENSOR_GATE]        = { 0, 0,    1,  1 },
+    [TENSOR_SCALARS]     = { 0, 0,    5,  5 },
 };
 int muon_updates(const Optimizer *o, const Tensor *t) { return o->muon.options.momentum > 0 && rules[t->kind].muon; }
 int muon_slice(const Optimizer *o, const Tensor *t, size_t begin) {
@@ -73,6 +77,8 @@ Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
     s.decay = rules[t->kind].decay;
     if (o->muon.options.momentum > 0) s.rate = t->rank > 2 ? rules[t->kind].experts : rules[t->kind].rate;
     if (muon_slice(o, t, 0) >= 0) s.rate *= (float)o->muon.options.period;
+    s.table = t->kind == TENSOR_VALUES || t->kind == TENSOR_BIGRAM;
+    if (s.table) s.rate = t->kind == TENSOR_VALUES ? o->tables.values : o->tables.bigrams;
     const size_t v = before_range(o, &m->manifest, t->range, o->shards);
     if (muon_in_range(o, &m->manifest, t->range))
         s.shift_v = s.offset - s.shift - (v + left_to_adamw(o, &m->manifest, t->range, i) + (s.offset - t->offset));

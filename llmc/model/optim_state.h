@@ -15,6 +15,12 @@ typedef struct {
 } MuonOptions;
 enum { MUON_PERIODS = 8 };
 
+/* Multiples of the learning rate for tables, in any run. Of their rows a batch reads few, each a
+ * few times: rates are higher than others', and means shorter (TABLE_BETAS in optim.c). Source:
+ * modded-nanogpt, where both are 75 and a row of pairs counts a twentieth at first. */
+typedef struct { float values, bigrams; } TableRates;
+#define TABLE_RATES ((TableRates){ 75, 4 })
+
 /* Muon's matrices of one shape and slice on this rank: `count` of MatrixOptimizer.matrices, from
  * `first` on, and the first `full` of them are whole. Where the state is sharded, the others begin
  * or end on another rank. slice: u % period of the updates that change them; -1: all updates do. */
@@ -42,6 +48,7 @@ typedef struct {
     Segment *summed;    /* (tensors) whose summed gradients it has: this rank's shards, or full tensors if ordered */
     AdamW   *settings;        /* of this update, on the device */
     MatrixOptimizer muon;
+    TableRates tables;
     int      tensors;
     int      kinds;           /* of state that it has: STATE_KINDS, or without the last, the master copy */
     int      shards, shard;   /* how many ranks the state is sharded over (parallel.h), and which shard this is */

@@ -17,6 +17,7 @@
  * Backward takes the same steps in the opposite order. A sub-layer leaves dx, the gradient of the
  * stream, as it is, and adds its own part: add_norm_backward sums the gradient of a norm's output,
  * takes it through the norm, and adds it to dx (m->s.dresid). */
+#include "mix.h"
 #include "pass.h"
 #include "sublayers.h"
 #include "plan.h"
@@ -53,7 +54,7 @@ static void finish_gradients(Model *m, int l) {
 /* ---- forward --------------------------------------------------------------------------------- */
 
 /* The stream that enters layer l. */
-static const floatX *stream(const Model *m, int l) { return l ? m->acts[l-1].out : m->encoded; }
+static floatX *stream(const Model *m, int l) { return l ? m->acts[l-1].out : m->encoded; }
 
 static void norm_forward(Model *m, floatX *normed, real *rstd, const floatX *x, const floatX *weight) {
     m->dev->rmsnorm_forward(normed, rstd, x, norm_of(m, weight), m->batch.N, m->config.channels);
@@ -61,7 +62,8 @@ static void norm_forward(Model *m, floatX *normed, real *rstd, const floatX *x, 
 static void attention_norm(Model *m, int l) {
     norm_forward(m, m->acts[l].att_normed, m->acts[l].att_rstd, stream(m, l), m->lp[l].att_norm);
 }
-/* resid = residual + drop(s), normed = norm(resid): ends a sub-layer and begins the next. */
+/* resid = residual + drop(s), normed = norm(resid): ends a sub-layer and begins the next. Between
+ * layers resid also gets what mix.h adds. */
 static void add_norm_forward(Model *m, floatX *normed, real *rstd, floatX *resid, const floatX *residual, const Sum *s,
                              int site, Norm norm) {
     m->dev->add_norm_forward(m->dev, normed, rstd, resid, residual, s, dropout_at(m, site), norm, m->batch.N,
@@ -77,6 +79,8 @@ static void add_attention(Model *m, int l, Sum output) {
 static void add_mlp(Model *m, int l, Sum output) {
     const int last = l == m->config.layers - 1, n = l + 1 < m->to ? l + 1 : l;
     LayerActs *a = &m->acts[l], *next = &m->acts[n];
+    const Mix mix = mix_of(m, n);
+    if (!last && mix.scalars) output.mix = &mix;
     if (last) add_norm_forward(m, m->final, m->final_rstd, a->out, a->mid, &output, 2*l + 2, final_norm(m));
     else add_norm_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &output, 2*l + 2,
                           norm_of(m, m->lp[n].att_norm));
@@ -88,23 +92,25 @@ static Sum layer_forward(Model *m, int l) {
     return moe_layer_forward(m, l, m->acts[l].mlp_normed);
 }
 
-static void embed(Model *m) {
+static void embed(Model *m, floatX *to) {
     const int N = m->batch.N, C = m->config.channels;
-    m->dev->embed_forward(m->encoded, m->batch.tokens, m->p.embed, N, C);
-    if (drops(dropout_at(m, 0))) m->dev->dropout(m->encoded, m->encoded, dropout_at(m, 0), (size_t)N * (size_t)C);
+    m->dev->embed_forward(to, m->batch.tokens, m->p.embed, N, C);
+    if (drops(dropout_at(m, 0))) m->dev->dropout(to, to, dropout_at(m, 0), (size_t)N * (size_t)C);
 }
 void model_forward(Model *m) {
     m->decodes = layers_decode(m);
     if (m->dp.exchange) m->dp.exchange->begin_weights(m);
     wait_weights(m, -1, 1);
     if (m->relay) m->relay_calls->forward(m->relay, m);
-    else if (!m->from) embed(m);                            /* else the stream is there already */
+    else if (!m->from) embed(m, m->encoded), mix_begin(m);   /* else the stream is there already */
     wait_weights(m, 0, 0);
     for (int l = m->from; l < m->to && m->decodes; l++) {
         wait_weights(m, l, 1);
+        mix_pass(m, l, stream(m, l));
         layer_decode(m, l, stream(m, l));
     }
     if (m->decodes) { wait_weights(m, m->config.layers, 1); return; }
+    if (!m->from) mix_pass(m, 0, m->encoded);
     attention_norm(m, m->from);
     for (int l = m->from; l < m->to; l++) {
         wait_weights(m, l, 1);
@@ -217,8 +223,10 @@ static Sum layer_backward(Model *m, int l, float scale) {
 void model_backward(Model *m, float scale) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, V = m->config.vocab, L = m->config.layers;
+    const int mixes = config_mixes(&m->config);
     const size_t NC = (size_t)N * (size_t)C;
     dev->zero(m->s.dresid, NC * dev->floatX_size);
+    mix_clear(m);
     open_gradients(m, L - 1);
     add_norm_backward(m, m->g.final_norm, m->lg[L-1].mlp_bias, &(Sum){ .rows = m->dfinal }, m->acts[L-1].out,
                       final_norm(m), m->final_rstd);
@@ -228,12 +236,17 @@ void model_backward(Model *m, float scale) {
         wait_weights(m, l, -1);
         const Sum dx = layer_backward(m, l, scale);
         if (l && ends) open_gradients(m, l - 1);                    /* its mlp_bias is the first */
-        add_norm_backward(m, m->lg[l].att_norm, l ? m->lg[l-1].mlp_bias : NULL, &dx, stream(m, l),
+        real *const dbias = l ? m->lg[l-1].mlp_bias : NULL;
+        add_norm_backward(m, m->lg[l].att_norm, mixes ? NULL : dbias, &dx, stream(m, l),
                           norm_of(m, m->lp[l].att_norm), m->acts[l].att_rstd);
+        mix_backward(m, l, stream(m, l));
+        if (mixes && dbias && !drops(dropout_at(m, 1))) dev->bias_backward(dbias, m->s.dresid, N, C);
         if (ends) finish_gradients(m, l);
     }
-    if (drops(dropout_at(m, 0))) dev->dropout(m->s.dresid, m->s.dresid, dropout_at(m, 0), NC);
     if (!m->config.tied) open_gradients(m, -1);
+    if (m->mixed.first) wait_weights(m, -1, 0), embed(m, m->s.branch);
+    mix_end(m, m->s.branch);
+    if (drops(dropout_at(m, 0))) dev->dropout(m->s.dresid, m->s.dresid, dropout_at(m, 0), NC);
     dev->embed_backward(m->g.embed, m->s.dresid, m->batch.tokens, N, V, C);
     finish_gradients(m, -1);
 }

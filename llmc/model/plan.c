@@ -65,8 +65,11 @@ static void describe_attention(Manifest *m, const Config *c, int l) {
     TENSOR_IF(c->sinks,   sink,       "self_attn.sinks", ZEROS, TENSOR_BIAS, c->query_heads * c->kv_heads);
     TENSOR_IF(c->qk_norm, query_norm, "self_attention.q_norm.weight", ONES, TENSOR_NORM, norm * c->head_size);
     TENSOR_IF(c->qk_norm, key_norm,   "self_attention.k_norm.weight", ONES, TENSOR_NORM, key_norm * c->head_size);
-    TENSOR_IF(config_has_values(c, l), value_embed, "self_attention.value_embed.weight", std, TENSOR_EMBEDDING,
+    TENSOR_IF(config_has_values(c, l), value_embed, "self_attention.value_embed.weight", std, TENSOR_VALUES,
               c->vocab, GD);
+    TENSOR_IF(config_has_values(c, l) && c->value_gate, value_gate, "self_attention.value_gate.weight", ZEROS,
+              TENSOR_GATE, c->kv_heads, config_gate_inputs(c));
+    TENSOR_IF(config_mixes(c), stream, "stream", ZEROS, TENSOR_SCALARS, 3);
 }
 
 static void describe_mlp(Manifest *m, const Config *c, int l) {
@@ -104,6 +107,12 @@ static void describe_model(Manifest *m, const Config *c, int from, int to) {
     if (!from || (ends && c->tied))
         manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", embed, TENSOR_EMBEDDING, 2,
                      (int[]){ V, C });
+    if (!from && c->stream_scalars)
+        manifest_add(m, -1, offsetof(ModelParams, embed_norm), "model.embed_norm.weight", ONES, TENSOR_NORM, 1,
+                     (int[]){ C });
+    if (!from && c->bigram)
+        manifest_add(m, -1, offsetof(ModelParams, bigram), "model.bigram_embed.weight", ZEROS, TENSOR_BIGRAM, 2,
+                     (int[]){ config_bigram_rows(c), C });
     manifest_end_range(m);
     for (int l = 0; l < blocks; l++) {
         if (l >= from && l < to) { describe_attention(m, c, l); describe_mlp(m, c, l); }
@@ -164,6 +173,8 @@ static void describe_acts(Model *m, int l, ActsPass pass, size_t *measured) {
     ACT(KEEP,           att_rstd,   N*Re);
     ACT(PART_HEADS,     q,          N*Q*G*D*X);
     ACT(PART_HEADS,     kv,         N*2*G*D*X);
+    if (c->value_gate && (l < 0 || config_has_values(c, l)))
+    ACT(PART_HEADS,     value_gate, N*G*X);
     if (c->qk_norm == NORM_ALL || (c->qk_norm && m->mode == MODEL_TRAIN)) {
     ACT(PART_HEADS,     q_before,   N*Q*G*D*X);
     ACT(PART_HEADS,     k_before,   N*G*D*X);
@@ -258,7 +269,12 @@ static void describe_scratch(Model *m) {
     SHARED(rows, most*C*X);
     SHARED(act, max(N*QGD, max(S*F, N*Fs)) * X);
     SHARED(logits, (size_t)m->head_rows*V*X);
-    if (c->value_embeddings || c->qk_norm == NORM_ALL) SHARED(values, N*GD*X);
+    if ((c->value_embeddings && train) || c->qk_norm == NORM_ALL) SHARED(values, N*GD*X);
+    if (c->value_gate) SHARED(gate_inputs, N*(size_t)config_gate_inputs(c)*X);
+    if (c->value_gate && train) SHARED(dgate_inputs, N*(size_t)config_gate_inputs(c)*X);
+    if (c->value_gate && train) SHARED(dvalue_gate, N*(size_t)c->kv_heads*X);
+    if (c->stream_scalars && train) SHARED(dstream[0], N*C*X);
+    if (c->bigram && train) SHARED(dstream[1], N*C*X);
     if (c->kv_rank) {
         const size_t R = (size_t)c->rotated, kv_rank = (size_t)c->kv_rank, query_rank = (size_t)c->query_rank;
         SHARED(down, N*(kv_rank + R)*X);
@@ -341,6 +357,9 @@ static void plan_activations(Model *m) {
     describe_scratch(m);
     plan_codes(m);
     arena_add(a, kept, "encoded", &m->encoded, N*C*X);
+    if (m->config.stream_scalars) arena_add(a, kept, "first", &m->mixed.first, N*C*X);
+    if (m->config.stream_scalars) arena_add(a, kept, "first_rstd", &m->mixed.first_rstd, N*Re);
+    if (m->config.bigram) arena_add(a, kept, "extra", &m->mixed.extra, N*C*X);
     arena_add(a, kept, "final", &m->final, N*C*X);
     arena_add(a, MEM_SHARED, "final_rstd", &m->final_rstd, N*Re);
     if (m->mode == MODEL_TRAIN) arena_add(a, MEM_SHARED, "dfinal", &m->dfinal, N*C*X);
@@ -356,6 +375,8 @@ static void plan_batch(Model *m) {
     arena_add(a, MEM_DATA, "targets", &b->targets, N*I);
     arena_add(a, MEM_DATA, "position", &b->position, (N + 1)*I);    /* then 0 */
     if (m->config.window) arena_add(a, MEM_DATA, "reach", &b->reach, N*I);
+    if (m->config.bigram) arena_add(a, MEM_DATA, "rows of bigrams", &m->mixed.row, N*I);
+    if (m->config.bigram) arena_add(a, MEM_DATA, "tokens before", &m->mixed.before, N*I);
     arena_add(a, MEM_DATA, "loss", &m->loss, N*Re);
     arena_add(a, MEM_DATA, "loss_sum", &m->loss_sum, Re);
     arena_add(a, MEM_DATA, "dropout key", &b->key, sizeof *b->key);
@@ -382,6 +403,9 @@ static void plan_cache(Model *m) {
     for (int l = m->from; l < m->to; l++)
         arena_add(&m->arena, MEM_CACHE, "cache", &m->cache[l], (size_t)m->batch.B * (size_t)m->cache_capacity * 2*GD*X);
     arena_add(&m->arena, MEM_DATA, "cache_row", &m->cache_row, (size_t)m->batch.N * sizeof(int));
+    if (c->bigram)
+        arena_add(&m->arena, MEM_CACHE, "tokens of the cache", &m->mixed.seen,
+                  (size_t)m->batch.B * (size_t)m->cache_capacity * sizeof(int));
 }
 
 /* What training and generating have in common. */

@@ -126,9 +126,11 @@ static void deal_evenly(Relay *r, size_t cache) {
 Relay *relay_open(const Device *dev, int first, const Config *c, int devices, size_t cache, char why[256]) {
     Relay *r = mem_alloc(sizeof *r);
     *r = (Relay){ .dev = dev, .config = *c, .devices = devices, .at = mem_alloc((size_t)devices * sizeof(Stage)) };
-    int ok = !c->universal && devices <= c->layers;
-    if (!ok) snprintf(why, 256, c->universal ? "all its layers are one block, which cannot be dealt out"
-                                             : "it has only %d layer%s", c->layers, c->layers == 1 ? "" : "s");
+    int ok = !c->universal && !config_mixes(c) && devices <= c->layers;
+    if (!ok && config_mixes(c))
+        snprintf(why, 256, "each layer adds rows of bigrams (t) or the embedding (p), which only the first device has");
+    else if (!ok) snprintf(why, 256, c->universal ? "all its layers are one block, which cannot be dealt out"
+                                                  : "it has only %d layer%s", c->layers, c->layers == 1 ? "" : "s");
     else deal_evenly(r, cache);
     for (int d = 0; d < devices - 1 && ok; d++) {
         ok = start(r, d, first);

@@ -32,6 +32,10 @@ void heads_norm_rotate_backward(Model *m, int l);
 void heads_empty_key(Model *m, int l);
 void heads_empty_key_backward(Model *m, int l);
 
+/* values.c: in step 3 of attention; dx: to which backward adds */
+void values_add(Model *m, int l, const floatX *x);
+void values_add_backward(Model *m, int l, const floatX *x, ACC Sum *dx, Write how);
+
 /* latent.c: instead of steps 3 and 4, and of 6; dx: to which backward adds */
 void latent_heads(Model *m, int l, const floatX *x);
 void latent_heads_backward(Model *m, int l, const floatX *x, ACC Sum *dx, Write how);

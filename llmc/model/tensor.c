@@ -15,8 +15,9 @@ void manifest_add(Manifest *m, int layer, size_t field, const char *name, float 
         m->at = mem_grow(m->at, (size_t)(m->capacity = m->capacity ? 2 * m->capacity : 64) * sizeof *m->at);
     Tensor *t = &m->at[m->count++];
     *t = (Tensor){ .rank = rank, .offset = m->total, .count = 1, .init = init, .kind = kind, .field = field,
-                   .summed = kind == TENSOR_NORM || kind == TENSOR_BIAS || (kind == TENSOR_EMBEDDING && layer >= 0),
-                   .padding = kind == TENSOR_EMBEDDING || kind == TENSOR_HEAD ? m->padding : 0,
+                   .summed = kind == TENSOR_NORM || kind == TENSOR_BIAS || kind == TENSOR_VALUES
+                          || kind == TENSOR_BIGRAM || kind == TENSOR_SCALARS,
+                   .padding = kind == TENSOR_EMBEDDING || kind == TENSOR_HEAD || kind == TENSOR_VALUES ? m->padding : 0,
                    .layer = layer, .range = m->range_count };
     if (layer < 0) snprintf(t->name, sizeof t->name, "%s", name);
     else snprintf(t->name, sizeof t->name, "model.layers.%d.%s", layer, name);

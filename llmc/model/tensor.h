@@ -8,9 +8,11 @@
 
 #define TENSOR_NAME 112
 /* What a tensor is to the optimizer (optim_state.c). ATTENTION, MLP: matrices, (rows, columns), of
- * experts (E, rows, columns); KEYS_VALUES, GATE_UP: two above each other, (.., 2 rows, columns). */
+ * experts (E, rows, columns); KEYS_VALUES, GATE_UP: two above each other, (.., 2 rows, columns).
+ * VALUES, BIGRAM: tables (values.c, mix.h), GATE: of values, SCALARS: of the stream. */
 typedef enum { TENSOR_EMBEDDING, TENSOR_HEAD, TENSOR_NORM, TENSOR_BIAS, TENSOR_ROUTER, TENSOR_ATTENTION,
-               TENSOR_KEYS_VALUES, TENSOR_MLP, TENSOR_GATE_UP, TENSOR_KINDS } TensorKind;
+               TENSOR_KEYS_VALUES, TENSOR_MLP, TENSOR_GATE_UP, TENSOR_VALUES, TENSOR_BIGRAM, TENSOR_GATE,
+               TENSOR_SCALARS, TENSOR_KINDS } TensorKind;
 typedef struct {
     char   name[TENSOR_NAME];           /* in logs, checks, and files of optimizers; of models: llmc/files/pieces.h */
     int    shape[4], rank;

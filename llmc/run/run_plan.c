@@ -182,6 +182,7 @@ void run_plan(Run *r) {
     if (s->moments == FLOATX && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
     optimizer_plan(&r->optimizer, &r->model, s->master, s->moments, settings_muon(s));
+    r->optimizer.tables = (TableRates){ s->value_rate, s->bigram_rate };
 }
 
 /* The next batch to try: at most half, and it divides the sequences of a step. 0: none. */

@@ -9,7 +9,7 @@
 #include "llmc/model/schedule.h"
 #include "options.h"
 
-enum { SETTINGS = 73 };
+enum { SETTINGS = 75 };
 /* Values of choices, in the order of their words in the table. */
 typedef enum { ADAMW, MUON } Updates;
 typedef enum { BIAS_BY_SIGN, BIAS_RELATIVE } BiasLaw;
@@ -29,7 +29,7 @@ typedef struct {
     float       lr, final_lr, decay_part, further;
     int64_t     warmup;
     Updates     optimizer;
-    float       momentum, decay, clip, beta1, beta2, dropout;
+    float       momentum, decay, clip, beta1, beta2, dropout, value_rate, bigram_rate;
     int         period, master, max_bad;
     Dtype       moments, gradients;         /* f32: REAL; bf16: FLOATX */
     float       balance, z, bias_rate;

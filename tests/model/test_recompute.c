@@ -14,7 +14,7 @@ static const struct { const char *descriptor; int rounding, fp8; } kinds[] = {
     { "m4:c16h4d4e4k2f12a4x2n0", 0, 0 },     { "m3:c16h4d4q2e6k2f8a1s1n1", 0, 0 },  { "d3:c16h4d4f20n0", 0, 0 },
     { "u3:c16h6d4q2e4k2f12a4x3n0", 0, 0 },   { "m3:c16h6d4q2e4k2f12a4x3n1z2i100v1l5w150y100", 0, 0 },
     { "m3:c16h4d4e5k2f12a1n2", 1, 0 }, { "m3:c128h4e4k2f128a4x2n0", 0, FP8_ALL },
-    { "m2:c128h4e4k2f128n0", 0, FP8_FORWARD }, { "m1:c16h4e4k2f12n0", 0, 0 },
+    { "m2:c128h4e4k2f128n0", 0, FP8_FORWARD }, { "m3:c20h4d4q2e4k2f12v2g1t2p1", 0, 0 }, { "m1:c16h4e4k2f12n0", 0, 0 },
 };
 enum { KINDS = sizeof kinds / sizeof *kinds, T = 12 };
 static const char *kind(int i, Config *c) {

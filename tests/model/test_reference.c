@@ -409,7 +409,7 @@ void test_reference(void) {
         { "families/deepseek_v2", "deepseek_v2" }, { "families/deepseek_v2_groups", "deepseek_v2" },
         { "families/gpt_oss", "gpt_oss" }, { "families/gpt_oss_mxfp4", "gpt_oss" },
         { "families/smoe_universal", "smoe" }, { "families/smoe_whole", "smoe" },
-        { "families/smoe_renormalized", "smoe" }, { "families/smoe_dense", "smoe" },
+        { "families/smoe_renormalized", "smoe" }, { "families/smoe_dense", "smoe" }, { "families/smoe_tables", "smoe" },
     };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         const int in_f64 = models[i][0][0] == 'f';              /* of the first three the expected values are f32 */

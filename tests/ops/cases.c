@@ -182,6 +182,8 @@ static Case *backward_of(Case *c, Case *forward) { c->forward[0] = forward; retu
 static const char *const rows_name[] = { "token", "slot", "grouped" };
 static size_t rows_in(const Case *c, Rows rows) { return (size_t)(rows == BY_TOKEN ? c->N : c->S); }
 static size_t times(int a, int b) { return (size_t)a * (size_t)b; }
+/* A sum of n products has an error of about sqrt(n) roundings. */
+static double sum_error(int n) { return 2 * sqrt(n) + 2; }
 
 /* ---- embedding ------------------------------------------------------------------------------- */
 
@@ -285,6 +287,78 @@ COLUMNS(add, acc(c, FLOATX, "x", times(N, stride), 0, 1, 1, 0), in(c, FLOATX, "p
 COLUMNS(put, acc(c, FLOATX, "x", times(N, stride), 0, 1, 0, 0), in(c, FLOATX, "part", times(N, width), 0, 1))
 COLUMNS(take, out(c, FLOATX, "part", times(N, width), 0, 0), in(c, FLOATX, "x", times(N, stride), 0, 1))
 
+/* ---- values from a table --------------------------------------------------------------------- */
+
+CALL(value_forward, b[0], b[1], b[2], b[3], c->N, c->s.G, c->s.D)
+static Case *value_forward(const Shape *s, int gate) {
+    Case *c = BEGIN(value_forward, s, 0, "%sN=%d G=%d D=%d", gate ? "gate " : "", s->B * s->T, s->G, s->D);
+    acc(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 1, 1, gate ? 8 : 0);
+    if (gate) in(c, FLOATX, "gate", times(c->N, s->G), 0, 2); else absent(c);
+    integers(c, "token", (size_t)c->N, s->V);
+    return in(c, FLOATX, "table", times(s->V, s->G * s->D), 0, 1);
+}
+CALL(value_backward, b[0], b[1], b[2], b[3], b[4], b[5], c->N, c->s.G, c->s.D)
+static Case *value_backward(const Shape *s) {
+    Case *c = BEGIN(value_backward, s, 0, "N=%d G=%d D=%d", s->B * s->T, s->G, s->D);
+    out(c, FLOATX, "dvalues", times(c->N, s->G * s->D), 1, 8);
+    out(c, FLOATX, "dgate", times(c->N, s->G), 1, 8 + 2 * sqrt(s->D));
+    in(c, FLOATX, "dkv", times(c->N, 2 * s->G * s->D), 0, 1);
+    in(c, FLOATX, "gate", times(c->N, s->G), 0, 2);
+    integers(c, "token", (size_t)c->N, s->V);
+    return in(c, FLOATX, "table", times(s->V, s->G * s->D), 0, 1);
+}
+
+/* ---- mix: given has bits 1, first, and 2, extra ---------------------------------------------- */
+
+static Mix mix_at(void *const *b, int i) { return (Mix){ b[i], b[i + 1], b[i + 2] }; }
+static Case *mix_inputs(Case *c, int given) {
+    if (given & 1) in(c, FLOATX, "first", times(c->N, c->C), 0, 1); else absent(c);
+    if (given & 2) in(c, FLOATX, "extra", times(c->N, c->C), 0, 1); else absent(c);
+    return in(c, FLOATX, "scalars", 3, 0.2, 0.3);
+}
+CALL(mix_forward, b[0], mix_at(b, 1), c->N, c->C)
+static Case *mix_forward(const Shape *s, int given) {
+    Case *c = BEGIN(mix_forward, s, 0, "%d N=%d C=%d", given, s->B * s->T, s->C);
+    acc(c, FLOATX, "x", times(c->N, c->C), 0, 1, 1, 8);
+    return mix_inputs(c, given);
+}
+CALL(mix_backward, b[0], b[1], b[2], b[3], b[4], mix_at(b, 5), c->N, c->C)
+static Case *mix_backward(const Shape *s, int given) {
+    Case *c = BEGIN(mix_backward, s, 0, "%d N=%d C=%d", given, s->B * s->T, s->C);
+    acc(c, FLOATX, "d", times(c->N, c->C), 0, 1, 1, 8);
+    if (given & 1) acc(c, FLOATX, "dfirst", times(c->N, c->C), 0, 1, 1, 8); else absent(c);
+    if (given & 2) acc(c, FLOATX, "dextra", times(c->N, c->C), 0, 1, 1, 8); else absent(c);
+    acc(c, REAL, "dscalars", 3, 0, 1, 0, 4 * sum_error(c->N * c->C) + 16);
+    in(c, FLOATX, "out", times(c->N, c->C), 0, 1);
+    return mix_inputs(c, given);
+}
+
+/* ---- bigrams: positions begin again, and of new tokens those before are in the cache --------- */
+
+CALL(bigram_rows, b[0], b[1], b[2], b[3], b[4], b[5], c->N, c->count, c->used)
+static Case *bigram_rows(const Shape *s, int cached) {
+    Case *c = BEGIN(bigram_rows, s, 0, "%sN=%d V=%d", cached ? "cached " : "", s->B * s->T, s->V);
+    c->count = cached ? 1 : s->T, c->used = 3 * s->V + 1;
+    add(c, OUTPUT, INTEGER, "row", (size_t)c->N, NULL);
+    add(c, OUTPUT, INTEGER, "before", (size_t)c->N, NULL);
+    if (cached) { integers(c, "seen", times(c->N, 3), s->V); c->buffer[2].role = UPDATE; } else absent(c);
+    integers(c, "token", (size_t)c->N, s->V);
+    double *position = integers(c, "position", (size_t)c->N, 4);
+    for (int n = 0; n < c->N; n++) if (!cached && n % s->T == 0) position[n] = 0;
+    if (!cached) { absent(c); return c; }
+    double *at = integers(c, "at", (size_t)c->N, 2);
+    for (int n = 0; n < c->N; n++) at[n] = 3 * (c->N - 1 - n) + 1 + at[n];
+    return c;
+}
+CALL(flip_signs, b[0], b[1], b[2], c->N, c->C)
+static Case *flip_signs(const Shape *s) {
+    Case *c = BEGIN(flip_signs, s, 0, "N=%d C=%d", s->B * s->T, s->C);
+    acc(c, FLOATX, "x", times(c->N, c->C), 0, 1, 0, 0);
+    integers(c, "token", (size_t)c->N, s->V);
+    integers(c, "before", (size_t)c->N, s->V + 1);
+    return c;
+}
+
 /* ---- shared keys: two thirds of a key are its head's own, and the values as wide as that or as
  *      keys ------------------------------------------------------------------------------------ */
 
@@ -338,10 +412,7 @@ static Case *scale(const Shape *s) {
     return acc(c, FLOATX, "x", times(c->N, c->C), 0, 1, 1, 1);
 }
 
-/* ---- matmul: each stored element is rounded once; a sum of n products has an error of about
- *      sqrt(n) roundings ----------------------------------------------------------------------- */
-
-static double sum_error(int n) { return 2 * sqrt(n) + 2; }
+/* ---- matmul: each stored element is rounded once --------------------------------------------- */
 
 CALL(matmul_forward, b[0], b[1], b[2], c->N, c->C, c->O)
 static Case *matmul_forward(const Shape *s, int rows, int C, int O, int exact) {
@@ -853,40 +924,44 @@ static Case *expert_bias_backward(const Shape *s, Rows dout_rows, int exact) {
 
 static void run_add_norm_forward(const Device *d, const Case *c, void *const *b) {
     const Plan plan = plan_at(c, b);
-    const Sum sum = { .rows = b[4], .weight = b[5], .bias = b[6], .plan = c->plan < 0 ? NULL : &plan };
+    const Mix mix = mix_at(b, 9);
+    const Sum sum = { .rows = b[4], .weight = b[5], .bias = b[6], .plan = c->plan < 0 ? NULL : &plan,
+                      .mix = mix.scalars ? &mix : NULL };
     d->add_norm_forward(d, b[0], b[1], b[2], b[3], &sum, (Dropout){ c->p, b[7], SITE, c->scale },
                         (Norm){ b[8], c->eps }, c->N, c->C);
 }
-static Case *add_norm_forward(const Shape *s, int routes, float p, float scale) {
-    Case *c = BEGIN(add_norm_forward, s, 0, "%s p=%g scale=%g %s C=%d", routes ? "grouped" : "token", (double)p,
-                    (double)scale, s->name, s->C);
+static Case *add_norm_forward(const Shape *s, int routes, float p, float scale, int mixed) {
+    Case *c = BEGIN(add_norm_forward, s, 0, "%s p=%g scale=%g mix=%d %s C=%d", routes ? "grouped" : "token", (double)p,
+                    (double)scale, mixed, s->name, s->C);
     const size_t rows = (size_t)(routes ? c->S : c->N);
     c->p = p, c->scale = scale, c->key = 0x123456789abcdef;
     out(c, FLOATX, "out", times(c->N, c->C), 8, s->K + 1);
-    out(c, REAL, "rstd", (size_t)c->N, 3, 8);                       /* of a stream that was rounded twice */
-    out(c, FLOATX, "resid", times(c->N, c->C), 3, s->K + 5);
+    out(c, REAL, "rstd", (size_t)c->N, 4, 8);               /* of a stream that was rounded two or three times */
+    out(c, FLOATX, "resid", times(c->N, c->C), 4, s->K + 8);
     in(c, FLOATX, "residual", times(c->N, c->C), 0, 1);
     in(c, FLOATX, "inp", rows * (size_t)c->C, 0, 1);
     if (routes) in(c, REAL, "weight", (size_t)c->S, 1.0 / s->K, 0.2 / s->K); else absent(c);
     if (routes) in(c, FLOATX, "bias", (size_t)c->C, 0, 1); else absent(c);
     if (p > 0) bytes(c, "key", &c->key, sizeof c->key); else absent(c);
     in(c, FLOATX, "norm", (size_t)c->C, 1, 0.2);
+    if (mixed >= 0) mix_inputs(c, mixed);
+    else for (int i = 0; i < 3; i++) absent(c);
     if (routes) routed(c);
     return c;
 }
 static void run_add_norm_backward(const Device *d, const Case *c, void *const *b) {
     const Plan plan = plan_at(c, b);
-    Sum sum = { .rows = b[5], .plan = c->plan < 0 ? NULL : &plan };
+    Sum sum = { .rows = b[5], .plan = c->plan < 0 ? NULL : &plan, .narrow = b[15], .narrow_width = c->count };
     for (int i = 6; i < 12; i += 2) if (b[i]) sum_add(&sum, b[i], b[i + 1], c->O);
     d->add_norm_backward(d, b[0], b[1], b[2], (floatX *[]){ b[3], d->is_gpu ? b[4] : NULL }, &sum, b[12],
                          (Norm){ b[13], c->eps }, b[14], c->N, c->C);
 }
-static Case *add_norm_backward(const Shape *s, int routes, int inp, int terms, int bias) {
+static Case *add_norm_backward(const Shape *s, int routes, int inp, int terms, int bias, int narrow) {
     static const char *const added[] = { "", " + 1", " + 2", " + 3" };
-    Case *c = BEGIN(add_norm_backward, s, 0, "%s%s%s %s C=%d", routes ? "grouped" : inp ? "token" : "no rows",
-                    added[terms], bias ? " bias" : "", s->name, s->C);
+    Case *c = BEGIN(add_norm_backward, s, 0, "%s%s%s%s %s C=%d", routes ? "grouped" : inp ? "token" : "no rows",
+                    added[terms], bias ? " bias" : "", narrow ? " narrow" : "", s->name, s->C);
     const size_t rows = (size_t)(routes ? c->S : c->N);
-    c->O = s->E;
+    c->O = s->E, c->count = s->C < 16 ? s->C : 16;
     acc(c, FLOATX, "dresid", times(c->N, c->C), 0, 1, 16, s->K + 3);
     acc(c, REAL, "dnorm", (size_t)c->C, 0, 1, 16, s->K + 3);        /* of products that were rounded */
     if (bias) acc(c, REAL, "dbias", (size_t)c->C, 0, 1, 16, c->N + 1); else absent(c);
@@ -901,6 +976,7 @@ static Case *add_norm_backward(const Shape *s, int routes, int inp, int terms, i
     in(c, FLOATX, "resid", times(c->N, c->C), 0, 1);
     in(c, FLOATX, "norm", (size_t)c->C, 1, 0.2);
     in(c, REAL, "rstd", (size_t)c->N, 1, 0.1);
+    if (narrow) in(c, FLOATX, "narrow", times(c->N, c->count), 0, 1); else absent(c);
     if (routes) routed(c);
     return c;
 }
@@ -1078,6 +1154,7 @@ static void segments(Case *c, size_t n, int count) {
         *s = i == count - 1 ? (Segment){ .offset = n - n / 2, .count = n / 2 }
                             : (Segment){ .offset = at, .count = i == 1 ? 0 : part, .decay = i % 3 != 2 };
         s->gradient = s->offset, s->dtype = c->gradients, s->rate = i % 4 ? 1 : 0.5f;
+        s->table = i % 3 == 2;
         at += s->count;
     }
     bytes(c, "segments", c->segment, (size_t)count * sizeof *c->segment);
@@ -1109,6 +1186,9 @@ static Case *adamw(const Shape *s, int master, Dtype moments, Dtype gradients, f
     c->adamw = (AdamW){ .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = clip };
     c->adamw.fix1 = 1 / (1 - pow((double)c->adamw.beta1, c->updates));
     c->adamw.fix2 = 1 / (1 - pow((double)c->adamw.beta2, c->updates));
+    c->adamw.table = (AdamBetas){ .beta1 = 0.7f, .beta2 = 0.8f, .eps = 1e-3f };
+    c->adamw.table.fix1 = 1 / (1 - pow((double)c->adamw.table.beta1, c->updates));
+    c->adamw.table.fix2 = 1 / (1 - pow((double)c->adamw.table.beta2, c->updates));
     c->unchanged = !(norm < 1e30);
     const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1;
     acc(c, FLOATX, "weight", n, 0, 1, master ? some : 2*some, units);       /* 2: stochastic rounding */
@@ -1245,6 +1325,14 @@ static void each_on_tokens(const Visit *v) {
         V(v, columns_put(s, stride[i], i == 1 ? G*D : 2));
         V(v, columns_take(s, stride[i], i == 1 ? G*D : 2));
     }
+    for (int gate = 0; gate < 2; gate++) V(v, value_forward(s, gate));
+    V(v, value_backward(s));
+    for (int given = v->all ? 0 : 3; given < 4; given++) {
+        V(v, mix_forward(s, given));
+        V(v, mix_backward(s, given));
+    }
+    for (int cached = 0; cached < 2; cached++) V(v, bigram_rows(s, cached));
+    V(v, flip_signs(s));
     for (int full = 0; full < (v->all ? 2 : 1); full++) {
         V(v, shared_keys_forward(s, full ? D : own_key(s)));
         V(v, shared_keys_backward(s, full ? D : own_key(s)));
@@ -1388,17 +1476,21 @@ static void each_in_8_bits(const Visit *v) {
     V(v, fp8_columns(s, 2 * F, GROUPED));
 }
 static void each_sum_and_norm(const Visit *v) {
-    V(v, add_norm_forward(v->s, 1, 0, 0));
-    V(v, add_norm_forward(v->s, 0, 0, 0));
-    for (int routes = 0; routes < 2 && v->all; routes++) V(v, add_norm_forward(v->s, routes, 0.3f, routes ? 0.22f : 0));
-    V(v, add_norm_backward(v->s, 1, 1, 1, 1));                  /* an MLP of experts, */
-    V(v, add_norm_backward(v->s, 1, 1, 2, 1));                  /* a mixture of attention heads, */
-    V(v, add_norm_backward(v->s, 0, 0, 2, 0));                  /* plain attention */
-    if (v->all) V(v, add_norm_backward(v->s, 1, 1, 3, 0));      /* a shared expert with a gate */
+    for (int mixed = -1; mixed < 4; mixed += v->all ? 1 : 4) {
+        V(v, add_norm_forward(v->s, 1, 0, 0, mixed));
+        V(v, add_norm_forward(v->s, 0, 0, 0, mixed));
+    }
+    for (int routes = 0; routes < 2 && v->all; routes++)
+        V(v, add_norm_forward(v->s, routes, 0.3f, routes ? 0.22f : 0, routes ? -1 : 3));
+    V(v, add_norm_backward(v->s, 1, 1, 1, 1, 0));               /* an MLP of experts, */
+    V(v, add_norm_backward(v->s, 1, 1, 2, 1, 0));               /* a mixture of attention heads, */
+    V(v, add_norm_backward(v->s, 0, 0, 2, 0, 0));               /* plain attention, */
+    V(v, add_norm_backward(v->s, 0, 0, 2, 0, 1));               /* and with gates of values */
+    if (v->all) V(v, add_norm_backward(v->s, 1, 1, 3, 0, 1));   /* a shared expert with a gate */
     for (int bias = 0; bias < 2 && v->all; bias++) {
-        V(v, add_norm_backward(v->s, 1, 1, 0, bias));
-        V(v, add_norm_backward(v->s, 0, 1, 0, bias));
-        V(v, add_norm_backward(v->s, 0, 0, 1, bias));
+        V(v, add_norm_backward(v->s, 1, 1, 0, bias, 0));
+        V(v, add_norm_backward(v->s, 0, 1, 0, bias, 0));
+        V(v, add_norm_backward(v->s, 0, 0, 1, bias, 0));
     }
 }
 static void each_of_attention(const Visit *v) {

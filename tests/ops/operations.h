@@ -70,6 +70,21 @@ OPERATION(columns_put, (floatX *x, const floatX *part, int N, int stride, int fr
     (x, part, N, stride, from, width), 0, 2 * times(N, width) * unit.fx, "N=%d width=%d", N, width)
 OPERATION(columns_take, (floatX *part, const floatX *x, int N, int stride, int from, int width),
     (part, x, N, stride, from, width), 0, 2 * times(N, width) * unit.fx, "N=%d width=%d", N, width)
+OPERATION(value_forward, (floatX *kv, const floatX *gate, const int *token, const floatX *table, int N, int G, int D),
+    (kv, gate, token, table, N, G, D), 0, 3 * keys(N, 1, G, D) * unit.fx, "N=%d G=%d D=%d%s", N, G, D,
+    gate ? " gate" : "")
+OPERATION(value_backward, (floatX *dvalues, floatX *dgate, const floatX *dkv, const floatX *gate, const int *token,
+    const floatX *table, int N, int G, int D), (dvalues, dgate, dkv, gate, token, table, N, G, D), 0,
+    3 * keys(N, 1, G, D) * unit.fx, "N=%d G=%d D=%d", N, G, D)
+OPERATION(mix_forward, (floatX *x, Mix mix, int N, int C), (x, mix, N, C), 0,
+    times(N, C) * (2 + (mix.first != NULL) + (mix.extra != NULL)) * unit.fx, "N=%d C=%d", N, C)
+OPERATION(mix_backward, (floatX *d, floatX *dfirst, floatX *dextra, real *dscalars, const floatX *out, Mix mix, int N,
+    int C), (d, dfirst, dextra, dscalars, out, mix, N, C), 0,
+    times(N, C) * (2 + (mix.first ? 4 : 0) + (mix.extra ? 3 : 0)) * unit.fx, "N=%d C=%d", N, C)
+OPERATION(bigram_rows, (int *row, int *before, int *seen, const int *token, const int *position, const int *at, int N,
+    int T, int rows), (row, before, seen, token, position, at, N, T, rows), 0, 16.0 * N, "N=%d", N)
+OPERATION(flip_signs, (floatX *x, const int *token, const int *before, int N, int C), (x, token, before, N, C), 0,
+    N * (8 + 2 * C * unit.fx), "N=%d C=%d", N, C)
 OPERATION(shared_keys_forward, (floatX *kv, const floatX *parts, const floatX *shared, int N, int G, int D, int key,
     int value), (kv, parts, shared, N, G, D, key, value), 0,
     N * times(G, 2 * D + key + value) * unit.fx + times(N, D - key) * unit.fx, "N=%d G=%d D=%d", N, G, D)
@@ -195,7 +210,8 @@ OPERATION(expert_bias_backward, (real *dbias, real *dweight, const floatX *dout,
 /* a sub-layer's sum and the next norm; add_norm_backward's products are operations of their own */
 COMPOUND(add_norm_forward, (const Device *d, floatX *out, real *rstd, floatX *resid, const floatX *residual,
     const Sum *s, Dropout dropout, Norm norm, int N, int C), (d, out, rstd, resid, residual, s, dropout, norm, N, C), 0,
-    times(N, C) * ((s->plan ? s->plan->K : 1) + 3) * unit.fx + (s->plan ? slots(s->plan) * (4 + unit.re) : 0)
+    times(N, C) * ((s->plan ? s->plan->K : 1) + 3 + (s->mix ? (s->mix->first != NULL) + (s->mix->extra != NULL) : 0))
+    * unit.fx + (s->plan ? slots(s->plan) * (4 + unit.re) : 0)
     + N * unit.re, "N=%d K=%d C=%d", N, s->plan ? s->plan->K : 1, C)
 OPERATION(add_norm_backward, (const Device *d, floatX *dresid, real *dnorm, real *dbias, floatX *const scratch[2],
     const Sum *s, const floatX *resid, Norm norm, const real *rstd, int N, int C), (d, dresid, dnorm, dbias, scratch, s,

@@ -83,6 +83,67 @@ static void naive_norm_rope_backward(const Case *c, double **v) {
     }
     free(dx);
 }
+uint64_t splitmix64(uint64_t state) {
+    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9u;
+    state = (state ^ state >> 27) * 0x94D049BB133111EBu;
+    return state ^ state >> 31;
+}
+static double gate_at(const double *gate, int i) { return gate ? 2 / (1 + exp(-gate[i])) : 1; }
+static void naive_value_forward(const Case *c, double **v) {
+    const int G = c->s.G, D = c->s.D;
+    for (int n = 0; n < c->N; n++) for (int g = 0; g < G; g++) for (int i = 0; i < D; i++)
+        v[0][((n*2 + 1)*G + g)*D + i] += gate_at(v[1], n*G + g) * v[3][((int)v[2][n]*G + g)*D + i];
+}
+static void naive_value_backward(const Case *c, double **v) {
+    const int G = c->s.G, D = c->s.D;
+    for (int n = 0; n < c->N; n++) for (int g = 0; g < G; g++) {
+        const double f = gate_at(v[3], n*G + g), *d = v[2] + ((n*2 + 1)*G + g)*D;
+        for (int i = 0; i < D; i++) {
+            v[0][(n*G + g)*D + i] = f * d[i];
+            v[1][n*G + g] += d[i] * v[5][((int)v[4][n]*G + g)*D + i] * f * (2 - f) / 2;
+        }
+    }
+}
+/* What x (its factor), first and extra add to an element. first and extra may be NULL. */
+static void mix_parts(double part[3], double factor[3], double *const *v, size_t i) {
+    factor[0] = v[0] ? exp(v[2][0]) : 1, factor[1] = v[2][1], factor[2] = 1 + v[2][2];
+    part[1] = v[0] ? v[0][i] : 0, part[2] = v[1] ? v[1][i] : 0;
+}
+static void naive_mix_forward(const Case *c, double **v) {
+    double part[3], factor[3];
+    for (size_t i = 0; i < c->buffer[0].n; i++) {
+        mix_parts(part, factor, v + 1, i);
+        v[0][i] = factor[0] * v[0][i] + factor[1] * part[1] + factor[2] * part[2];
+    }
+}
+static void naive_mix_backward(const Case *c, double **v) {
+    double part[3], factor[3];
+    for (size_t i = 0; i < c->buffer[0].n; i++) {
+        const double d = v[0][i];
+        mix_parts(part, factor, v + 5, i);
+        if (v[5]) v[3][0] += d * (v[4][i] - factor[1] * part[1] - factor[2] * part[2]);
+        for (int j = 1; j < 3; j++) {
+            v[3][j] += d * part[j];
+            if (v[j]) v[j][i] += factor[j] * d;
+        }
+        v[0][i] = factor[0] * d;
+    }
+}
+static void naive_bigram_rows(const Case *c, double **v) {
+    const uint64_t golden = 0x9E3779B97F4A7C15u;
+    for (int n = 0; n < c->N; n++) {
+        if (v[5]) v[2][(int)v[5][n]] = v[3][n];
+        v[1][n] = v[4][n] <= 0 ? 0 : 1 + (v[5] ? v[2][(int)v[5][n] - 1] : v[3][n - 1]);
+        const uint64_t pair = ((uint64_t)v[1][n] << 32) + (uint64_t)v[3][n];
+        v[0][n] = (double)((splitmix64(pair + (((uint64_t)1 << 32) + 1) * golden) >> 33) % (uint64_t)c->used);
+    }
+}
+static void naive_flip_signs(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) {
+        const uint64_t pair = ((uint64_t)v[2][n] << 32) + (uint64_t)v[1][n];
+        if (splitmix64(pair + ((uint64_t)i / 64 + 1) * 0x9E3779B97F4A7C15u) >> i % 64 & 1) v[0][n*c->C + i] *= -1;
+    }
+}
 static void naive_shared_keys_forward(const Case *c, double **v) {
     const int G = c->s.G, D = c->s.D, key = c->count, value = c->C;
     for (int n = 0; n < c->N; n++) for (int g = 0; g < G; g++) for (int i = 0; i < D; i++) {
@@ -95,11 +156,6 @@ static void naive_expert_bias_forward(const Case *c, double **v) {
     const double *start = v[c->plan];
     for (int e = 0; e < c->s.E; e++) for (int row = (int)start[e]; row < (int)start[e + 1]; row++)
         for (int i = 0; i < c->C; i++) v[0][row*c->C + i] += v[1][e*c->C + i];
-}
-uint64_t splitmix64(uint64_t state) {
-    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9u;
-    state = (state ^ state >> 27) * 0x94D049BB133111EBu;
-    return state ^ state >> 31;
 }
 /* Dropout keeps element i if its 16 bits of splitmix64's number i / 4 are large enough. */
 static double dropped(const Case *c, size_t i, double x) {
@@ -529,19 +585,21 @@ static void naive_grad_sq_norms(const Case *c, double **v) {
     }
 }
 static void naive_adamw(const Case *c, double **v) {
-    const double b1 = (double)c->adamw.beta1, b2 = (double)c->adamw.beta2;
     const double norm = sqrt(v[5][c->count]), clip = (double)c->adamw.clip;
     const double shrink = clip > 0 ? fmin(1, clip / norm) : 1;
     if (!isfinite(norm)) return;
     for (int s = 0; s < c->count; s++)
         for (size_t i = c->segment[s].offset; i < c->segment[s].offset + c->segment[s].count; i++) {
             const double lr = (double)c->adamw.lr * (double)c->segment[s].rate;
+            const AdamBetas own = { c->adamw.beta1, c->adamw.beta2, c->adamw.eps, 0, 0 };
+            const AdamBetas a = c->segment[s].table ? c->adamw.table : own;
+            const double b1 = (double)a.beta1, b2 = (double)a.beta2;
             double g = v[4][i] * shrink, w = v[1] ? v[1][i] : v[0][i];
             v[2][i] = b1 * v[2][i] + (1 - b1) * g;
             v[3][i] = b2 * v[3][i] + (1 - b2) * g * g;
             double mean = v[2][i] / (1 - pow(b1, c->updates)), spread = sqrt(v[3][i] / (1 - pow(b2, c->updates)));
             w -= lr * (double)c->adamw.decay * (double)c->segment[s].decay * w
-                + lr * mean / (spread + (double)c->adamw.eps);
+                + lr * mean / (spread + (double)a.eps);
             v[0][i] = w;
             if (v[1]) v[1][i] = w;
         }
@@ -608,10 +666,12 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(matmul_forward), NAIVE(parallel_linear_forward), NAIVE(router_forward), NAIVE(router_losses),
     NAIVE(route_plan), NAIVE(route_discount), NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward),
     NAIVE(norm_rope_forward), NAIVE(norm_rope_backward), NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward),
-    NAIVE(columns_take), NAIVE(shared_keys_forward), NAIVE(scale_weights), NAIVE(soft_cap), NAIVE(activation_forward),
-    NAIVE(activation_backward), NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(sink_forward),
-    NAIVE(expert_bias_forward), NAIVE(cache_store), NAIVE(sample), NAIVE(advance), NAIVE(cross_entropy), NAIVE(sum),
-    NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master), NAIVE(muon_momentum),
+    NAIVE(columns_take), NAIVE(shared_keys_forward), NAIVE(value_forward), NAIVE(value_backward), NAIVE(mix_forward),
+    NAIVE(mix_backward), NAIVE(bigram_rows), NAIVE(flip_signs), NAIVE(scale_weights), NAIVE(soft_cap),
+    NAIVE(activation_forward), NAIVE(activation_backward), NAIVE(attention_forward), NAIVE(attention_cached),
+    NAIVE(sink_forward), NAIVE(expert_bias_forward), NAIVE(cache_store), NAIVE(sample), NAIVE(advance),
+    NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master),
+    NAIVE(muon_momentum),
     NAIVE(orthogonalize), NAIVE(muon_update), NAIVE(fp8_rows), NAIVE(fp8_weight), NAIVE(fp8_up_forward),
     NAIVE(fp8_linear), NAIVE(fp8_down_backward), NAIVE(fp8_columns), NAIVE(fp8_backward_weight)
 };

@@ -78,10 +78,12 @@ void check_rounded_update(const Device *dev) {
 void check_sharded_update(const Device *dev) {
     enum { FIRST = 777, SECOND = 340, COUNT = FIRST + SECOND + 3, CUT = COUNT / 2 };
     const Segment full[2] = { { .count = FIRST, .decay = 1, .rate = 1 },
-                              { FIRST, SECOND, 0, 0, REAL, FIRST, 1, 0, 0 } };
+                              { .offset = FIRST, .count = SECOND, .gradient = FIRST, .rate = 1 } };
     const Segment shard[2][2] = { { { .count = CUT, .decay = 1, .rate = 1 }, { 0 } },
-                                  { { CUT, FIRST - CUT, 1, CUT, REAL, CUT, 1, 0, 0 },
-                                    { FIRST, SECOND, 0, CUT, REAL, FIRST, 1, 0, 0 } } };
+                                  { { .offset = CUT, .count = FIRST - CUT, .decay = 1, .shift = CUT, .gradient = CUT,
+                                      .rate = 1 },
+                                    { .offset = FIRST, .count = SECOND, .shift = CUT, .gradient = FIRST,
+                                      .rate = 1 } } };
     const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = 1,
                       .fix1 = 2, .fix2 = 3 };
     const size_t bytes = COUNT * dev->floatX_size;

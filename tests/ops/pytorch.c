@@ -117,9 +117,9 @@ static void adamw_against_pytorch(const Device *dev) {
     dev->from_double(w, weight, COUNT);
     dev->set_master(state[0], w, COUNT);
     for (int step = 0; step < STEPS; step++) {
-        AdamW a = { (float)lr[step], (float)scalar("adamw", "beta1"), (float)scalar("adamw", "beta2"),
-                    (float)scalar("adamw", "eps"),
-                    (float)scalar("adamw", "decay"), (float)scalar("adamw", "clip"), 0, 0, 0 };
+        AdamW a = { .lr = (float)lr[step], .beta1 = (float)scalar("adamw", "beta1"),
+                    .beta2 = (float)scalar("adamw", "beta2"), .eps = (float)scalar("adamw", "eps"),
+                    .decay = (float)scalar("adamw", "decay"), .clip = (float)scalar("adamw", "clip") };
         a.fix1 = 1 / (1 - pow((double)a.beta1, step + 1));
         a.fix2 = 1 / (1 - pow((double)a.beta2, step + 1));
         dev->upload(settings, &a, sizeof a);

@@ -306,6 +306,7 @@ static void any_number_of_ranks(void) {
         { "cpu-f64",  "m2:c16h4d4e5k2f12a4x2",     1, 0, 1e-7, 0.95f, 2, 0 },
         { "cpu-f64", "d2:c16h4f20", 3, 0, 1e-7, 0.95f, 0, 0 }, /* most matrices have parts on several ranks */
         { "cpu-f64",  "d2:c48h4f96",               1, 0, 1e-7, 0.95f, 0, 0 },
+        { "cpu-f64",  "m3:c20h4d4q2e4k2f12v2g1t2p1", 1, 1, 1e-7, 0.95f, 0, 1 },
     };
     for (size_t i = 0; i < COUNT(runs); i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .micro_batches = runs[i].micro_batches,
@@ -365,6 +366,7 @@ static void same_bits(void) {
         { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", { { 0, 1, 0, 1, 0 } }, 0.1f, 0.95f, 3 },
         /* a head of its own; more layers than buffers for them */
         { "cpu-f32",  "m5:c16h4d4e4k2f12a4x2u1v1", { { 4, 3, 1, 2, 4 } }, 0, 0.95f, 0 },
+        { "cpu-f32",  "m5:c20h4d4e4k2f12u1v2g1t3p1", { { 4, 3, 1, 2, 4 } }, 0.1f, 0.95f, 0 },
     };
     for (size_t i = 0; i < COUNT(runs); i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .dropout = runs[i].dropout,
@@ -513,7 +515,8 @@ static void saved_alike(void) {
     static const struct { const char *device, *model; int pairs, oss, latents; float momentum; } runs[] = {
         { "cpu-f32", "m3:c16h4d4e4k2f12a4x2u1", 0, 0, 0, 0 }, { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 0, 0, 0, 0.95f },
         { "cpu-f32", "d2:c48h8f96", 1, 0, 0, 0.95f }, { "cpu-bf16", "m2:c24h4e5k2f20n0", 0, 1, 0, 0 },
-        { "cpu-f32", "m2:c24h4d10e5k2f20s1n0u1", 1, 0, 1, 0.95f } };
+        { "cpu-f32", "m2:c24h4d10e5k2f20s1n0u1", 1, 0, 1, 0.95f },
+        { "cpu-f32", "m2:c20h4d4e5k2f20v1g1t2p1", 0, 0, 0, 0.95f } };
     for (size_t i = 0; i < COUNT(runs); i++) {
         char *name = text_format("alike-%zu", i), *first = scratch_path(name);
         Team one = { .device = runs[i].device, .model = runs[i].model, .pairs = runs[i].pairs, .oss = runs[i].oss,
