@@ -19,7 +19,7 @@ static const struct { const char *key; Part part; const char *why; } keys[] = {
     { "messages",      LIST,       NULL },  { "conversations", LIST,       NULL },  { "conversation", LIST,  NULL },
     { "system",        SYSTEM,     NULL },  { "system_prompt", SYSTEM,     NULL },
     { "tools",         TOOLS,      NULL },  { "functions",     TOOLS,      NULL },
-    { "instruction",   QUESTION,   NULL },  { "question",      QUESTION,   NULL },
+    { "instruction",   QUESTION,   NULL },  { "question",      QUESTION,   NULL },  { "query",        QUESTION, NULL },
     { "input",         CONTEXT,    NULL },  { "context",       CONTEXT,    NULL },
     { "output",        ANSWER,     NULL },  { "response",      ANSWER,     NULL },  { "answer",       ANSWER, NULL },
     { "history",       HISTORY,    NULL },
@@ -42,6 +42,7 @@ static const struct { const char *question, *context, *answer; } pairs[] = {
     { "instruction", "context", "response" },               /* Dolly */
     { "question",    NULL,      "response" },               /* OpenOrca */
     { "question",    NULL,      "answer" },                 /* GSM8K */
+    { "query",       NULL,      "response" },               /* ms-swift */
 };
 
 /* Keys that data sets have for their own purposes, in records and messages. */
