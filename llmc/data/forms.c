@@ -497,15 +497,20 @@ int form_read(Form *f, Json *json, const char *field, Error *e) {
 }
 
 int forms_held(const char *text, size_t bytes) {
+    enum { LOOKED_AT = 1 << 20 };
     Error e;
     Records r;
-    const int found = bytes && records_find(&r, text, bytes, &e) && r.count;
-    Json *json = found ? json_parse_record(r.at->at, r.at->bytes, &e) : NULL;
+    const size_t some = bytes < LOOKED_AT ? bytes : LOOKED_AT;
+    size_t white = some >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3) ? 3 : 0;
+    while (white < some && text_is_white(text[white])) white++;
+    if (white == some || (text[white] != '{' && text[white] != '[')) return 0;
+    records_find(&r, text, some, &e);                       /* the last record may be cut */
+    Json *json = r.count ? json_parse_record(r.at->at, r.at->bytes, &e) : NULL;
     const JsonValue *v = json ? json_root(json) : NULL;
     const int is = json_is(v, JSON_ARRAY) ? get(json_first(v), "role") || get(json_first(v), "from")
                  : json && (r.count > 1 || memchr(text, '[', (size_t)(r.at->at - text)))
                    && (find(v, LIST) || find(v, TEXT) || find(v, PROMPT) || (find(v, QUESTION) && find(v, ANSWER)));
-    if (bytes) free(r.at);
+    free(r.at);
     json_free(json);
     return is;
 }
