@@ -150,9 +150,16 @@ static void check_utf8(const Source *s) {
          "characters. If it is Latin-1: %s > utf-8.txt", s->path, valid, (unsigned char)s->text[valid], command.at);
     free(command.at);
 }
-static int is_table(const char *path) {
+static void warn_of_table(const char *path) {
     const char *dot = strrchr(path, '.');
-    return dot && (!strcasecmp(dot, ".csv") || !strcasecmp(dot, ".tsv"));
+    const int tabs = dot && !strcasecmp(dot, ".tsv");
+    Text word = { 0 };
+    text_add_word(&word, path);
+    if (tabs || (dot && !strcasecmp(dot, ".csv")))
+        warn("%s is read as plain text, with the marks between its columns. To train on one of them, make JSON of it: "
+             "python3 -c 'import sys, pandas; pandas.read_csv(sys.argv[1]%s).to_json(sys.argv[2], orient=\"records\", "
+             "lines=True)' %s data.jsonl, then -i data.jsonl -tf COLUMN", path, tabs ? ", sep=\"\\t\"" : "", word.at);
+    free(word.at);
 }
 /* 0: it is another kind of file, whose bytes nobody wants to train on. */
 static int is_text(const Data *d, const Source *s, Error *e) {
@@ -163,10 +170,7 @@ static int is_text(const Data *d, const Source *s, Error *e) {
                          ".json: call it so. To train on the JSON itself: -ab 1", s->path);
     if (!d->any_bytes && !s->separate && kind_is_json(s->text, s->bytes))
         warn("%s looks like JSON, and is read as plain text", s->path);
-    if (!d->any_bytes && is_table(s->path))
-        warn("%s is read as plain text, with the marks between its columns. To train on one of them, write it as JSON: "
-             "python3 -c 'import sys, pandas; pandas.read_csv(sys.argv[1]).to_json(sys.argv[2], orient=\"records\", "
-             "lines=True)', then -tf COLUMN", s->path);
+    if (!d->any_bytes) warn_of_table(s->path);
     if (!d->any_bytes && !s->separate) check_utf8(s);
     return 1;
 }

@@ -299,6 +299,12 @@ static void test_folders(void) {
     warn_hook(NULL);
     check(d && strstr(warned, "chars/meta.pkl") && strstr(warned, "-i input.txt"), "nanoGPT's characters: %s", warned);
     data_close(d), free(tokens), free(meta), free(train), free(val);
+    warn_hook(keep_warning);
+    char *columns = put_text("a b.tsv", "x\ty\nlong enough\t1\n");
+    d = open_data(columns, "", NULL, &e);
+    warn_hook(NULL);
+    check(d && strstr(warned, "sep=\"\\t\"") && strstr(warned, "a b.tsv' data.jsonl"), "columns: %s", warned);
+    data_close(d), remove(columns), free(columns);
 }
 
 void test_forms(void) {
