@@ -119,7 +119,7 @@ static int number(Parser *p, JsonValue *v) {
     v->type = is_integer ? JSON_INT : JSON_DOUBLE;
     if (is_integer) v->is.integer = first == begin ? (int64_t)size : -(int64_t)(size - 1) - 1;
     else v->is.number = text_strtod(begin, NULL);
-    return is_integer || isfinite(v->is.number) ? 1 : wrong(p, "number too large for a double");
+    return is_integer || p->python || isfinite(v->is.number) ? 1 : wrong(p, "number too large for a double");
 }
 
 static int by_key(const void *a, const void *b) {

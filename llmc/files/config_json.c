@@ -521,6 +521,10 @@ static int known_names(Error *e, const char *type) {
     return 0;
 }
 
+static int checked(const Config *c, Error *e) {
+    Error why;
+    return config_check(c, &why) || error_set(e, "config.json: %.900s", why.text);
+}
 int config_from_json(Config *c, const JsonValue *root, Error *e) {
     const char *type = json_string(json_get(root, "model_type"), "");
     Reader r = { .e = e };
@@ -533,7 +537,7 @@ int config_from_json(Config *c, const JsonValue *root, Error *e) {
         return error_set(e, "config.json: num_always_on_attention_experts: " WITHOUT_ALWAYS);
     for (int i = 0; i < KEYS; i++)
         if (keys[i].families & r.family && !read_key(c, i, find_key(root, i), &r)) return 0;
-    if (!complete(c, root, &r) || !config_check(c, e) || !read_layers(c, root, &r) || !read_rope(c, root, &r)
+    if (!complete(c, root, &r) || !checked(c, e) || !read_layers(c, root, &r) || !read_rope(c, root, &r)
         || !read_windows(c, root, &r) || !refuse_unknown(root, &r)) return 0;
     return family_expresses(r.family, c) ? 1
         : error_set(e, "config.json: a %s of these sizes is not known to this program", family_name(r.family));

@@ -6,6 +6,7 @@
 #include "llmc/model/ranges.h"
 #include "llmc/model/routers.h"
 #include "config_json.h"
+#include "foreign.h"
 #include "load.h"
 #include "pieces.h"
 #include <glob.h>
@@ -30,15 +31,6 @@ static int has_file(const char *folder, const char *name) {
 static int is_model(const char *folder) {
     return has_file(folder, "config.json")
         && (has_file(folder, "model.safetensors") || has_file(folder, "model.safetensors.index.json"));
-}
-
-/* Weights as older folders have them: Python objects, which only Python can read. */
-#define PICKLES "its weights are pytorch_model.bin, which only Python reads. To convert them: python3 -c \"import " \
-    "transformers as t; t.AutoModelForCausalLM.from_pretrained('FOLDER', dtype='auto').save_pretrained('NEW')\" and " \
-    "copy the tokenizer's files"
-static int has_pickles(const char *folder) {
-    return !is_model(folder)
-        && (has_file(folder, "pytorch_model.bin") || has_file(folder, "pytorch_model.bin.index.json"));
 }
 
 static int later(struct timespec a, struct timespec b) {
@@ -73,18 +65,16 @@ static char *newest_model(void) {
 static const char *no_model(const char *given) {
     return has_file(given, "run.json") ? "this is the state of a run, from which -y 1 resumes; with config.json and "
         "tokenizer.json of the run beside it, it is a model"
-         : is_folder(given) ? "there is no model in this folder" : is_file(given) ? "this is a file"
-                            : "no such folder (a prompt is given with -i)";
+         : is_folder(given) ? "there is no model in this folder" : "no such folder (a prompt is given with -i)";
 }
 char *hf_find_model(const char *given, Error *e) {
     char *best = text_format("%s/best", given ? given : "out"), *folder = NULL;
     if (given && is_model(given)) folder = text_format("%s", given);
     else if (is_model(best)) folder = text_format("%s", best);
     else if (!given) folder = is_model("out") ? text_format("out") : newest_model();
-    if (!folder && given && has_pickles(given)) error_set(e, "%s: " PICKLES, given);
-    else if (!folder && given)
+    if (!folder && given && foreign_model(given, e))
         error_set(e, "%s: %s; a checkpoint is a folder with config.json and model.safetensors", given, no_model(given));
-    else if (!folder) error_set(e, "there is no model in out/best, in out, or in any other folder here");
+    else if (!folder && !given) error_set(e, "there is no model in out/best, in out, or in any other folder here");
     free(best);
     return folder;
 }
@@ -102,7 +92,7 @@ Json *hf_json(const char *folder, const char *name, Error *e) {
     return json;
 }
 int hf_load_config(const char *folder, Config *c, Error *e) {
-    if (has_pickles(folder)) return error_set(e, "%s: " PICKLES, folder);
+    if (!is_model(folder) && !foreign_model(folder, e)) return 0;
     Json *json = hf_json(folder, "config.json", e);
     Error why;
     const int ok = json && (config_from_json(c, json_root(json), &why) || error_set(e, "%s/%.900s", folder, why.text));

@@ -265,8 +265,12 @@ static int index_names(Safetensors *s, Error *e) {
 
 static int by_string(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
 
-static int is_plain_name(const char *name) {
-    return name[0] && !strchr(name, '/') && strcmp(name, ".") && strcmp(name, "..");
+static int is_inside(const char *name) {
+    for (const char *part = name, *end; ; part = end + 1) {
+        end = part + strcspn(part, "/");
+        if (end == part || !strncmp(part, "..", (size_t)(end - part))) return 0;           /* "", ".", ".." */
+        if (!*end) return 1;
+    }
 }
 
 /* Opens every shard of "weight_map" once, in the order of their names. */
@@ -276,9 +280,9 @@ static int open_mapped(Safetensors *s, const char *folder, const char *index, co
     int ok = 1;
     for (const JsonValue *v = json_first(map); v && ok; v = v->next) {
         const char *name = names[n++] = json_string(v, "");
-        if (!is_plain_name(name))
-            ok = error_set(e, "%s: tensor %.200s is in \"%.200s\", which is not a plain file name", index,
-                           v->key, name);
+        if (!is_inside(name))
+            ok = error_set(e, "%s: tensor %.200s is in \"%.200s\", which is not the name of a file in this "
+                           "folder", index, v->key, name);
     }
     if (ok) qsort(names, n, sizeof *names, by_string);
     for (size_t i = 0; i < n && ok; i++) {
@@ -292,12 +296,11 @@ static int open_mapped(Safetensors *s, const char *folder, const char *index, co
 }
 
 /* The map and the files must agree. Warns of tensors that the map does not name. */
-static int check_map(Safetensors *s, const char *index, const JsonValue *map, Error *e) {
+static int check_map(Safetensors *s, const char *folder, const char *index, const JsonValue *map, Error *e) {
+    const size_t before = strlen(folder) + 1;
     for (const JsonValue *v = json_first(map); v; v = v->next) {
         const FileTensor *t = safetensors_find(s, v->key);
-        const char *path = t ? s->shards[t->file].path : "";
-        const char *slash = strrchr(path, '/');
-        if (!t || strlen(v->key) != v->key_length || strcmp(slash ? slash + 1 : path, json_string(v, "")))
+        if (!t || strlen(v->key) != v->key_length || strcmp(s->shards[t->file].path + before, json_string(v, "")))
             return error_set(e, "%s: tensor %.200s is not in %.200s", index, v->key, json_string(v, ""));
     }
     size_t kept = 0;
@@ -321,7 +324,7 @@ static int open_index(Safetensors *s, const char *folder, const char *index, Err
     if (!json) return error_set(e, "%s: %.800s", index, why.text);
     const JsonValue *map = json_get(json_root(json), "weight_map");
     int ok = json_is(map, JSON_OBJECT) ? 1 : error_set(e, "%s: \"weight_map\" is missing", index);
-    ok = ok && open_mapped(s, folder, index, map, e) && index_names(s, e) && check_map(s, index, map, e);
+    ok = ok && open_mapped(s, folder, index, map, e) && index_names(s, e) && check_map(s, folder, index, map, e);
     json_free(json);
     return ok;
 }

@@ -1,6 +1,7 @@
 /* run_open.c: the start of a run (run.h): settings, folder, device, data, model, ranks. */
 #include "run.h"
 #include "llmc/files/config_json.h"
+#include "llmc/files/foreign.h"
 #include "llmc/files/hf.h"
 #include "llmc/ranks/secret.h"
 #include <stdlib.h>
@@ -204,7 +205,8 @@ static void describe_kinds(const Settings *s, Config *c) {
 }
 static void describe_config(const Settings *s, Config *c) {
     Error e;
-    if (!config_parse(c, s->model, &e)) fail_with(&e, EXIT_USAGE);
+    Error why;
+    if (!config_parse(c, s->model, &e)) fail_with(foreign_model(s->model, &why) ? &e : &why, EXIT_USAGE);
     describe_kinds(s, c);
 }
 

@@ -4,6 +4,7 @@
 #include "tests/test.h"
 #include "llmc/base/json.h"
 #include "llmc/base/random.h"
+#include "llmc/files/foreign.h"
 #include "llmc/files/safetensors.h"
 #include "kernels/kernels.h"
 #include "llmc/data/tokenizer.h"
@@ -48,6 +49,27 @@ static void test_json_values(void) {
     json_free(json);
 }
 
+/* Data files are read as Python reads JSON; other files are not. */
+static void test_json_python(void) {
+    static const char *const texts[] = { "{\"a\": NaN}", "[Infinity, -Infinity]", "1e999", "NaN" },
+        *const wrong[] = { "nan", "{\"a\": NaNa}", "-NaN", "+Infinity", "\"\\ud83d\"", "\"\\ude00\"", "inf" };
+    Error e = { 0 };
+    for (size_t i = 0; i < COUNT(texts); i++) {
+        Json *json = json_parse_record(texts[i], strlen(texts[i]), &e);
+        const JsonValue *v = json ? json_root(json) : NULL;
+        if (json_first(v)) v = json_first(v);
+        check(json_is(v, JSON_DOUBLE) && !isfinite(json_double(v, 0)), "json: a record may be %s", texts[i]);
+        json_free(json);
+        json = json_parse(texts[i], strlen(texts[i]), &e);
+        check(!json, "json: a document may not be %s", texts[i]);
+        json_free(json);
+    }
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        Json *json = json_parse_record(wrong[i], strlen(wrong[i]), &e);
+        check(!json, "json: a record may not be %s", wrong[i]);
+        json_free(json);
+    }
+}
 static void test_json_refused(void) {
     static const char *const wrong[] = {
         "", " ", "{", "[", "[1", "[1,", "[1,]", "[,1]", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{,}", "{a:1}",
@@ -450,6 +472,7 @@ static void test_safetensors_refused(void) {
     free(path);
 }
 
+#define OUTSIDE "not the name of a file in this folder"
 static int warnings;
 static void count_warning(const char *text) { warnings += strstr(text, "among them c") != NULL; }
 static void test_safetensors_folder(void) {
@@ -461,12 +484,17 @@ static void test_safetensors_folder(void) {
         { "missing tensor", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"x\":\"m-1.safetensors\"}}", 0, "is not in" },
         { "another shard", "{\"weight_map\":{\"a\":\"m-2.safetensors\",\"b\":\"m-1.safetensors\"}}", 0, "is not in" },
         { "in two shards", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-3.safetensors\"}}", 0, "two files" },
-        { "name with ..",            "{\"weight_map\":{\"a\":\"../folder/m-1.safetensors\"}}", 0, "plain file name" },
-        { "name that is ..",         "{\"weight_map\":{\"a\":\"..\"}}", 0, "plain file name" },
-        { "absolute name",           "{\"weight_map\":{\"a\":\"/etc/passwd\"}}", 0, "plain file name" },
-        { "empty name",              "{\"weight_map\":{\"a\":\"\"}}", 0, "plain file name" },
-        { "name with a NUL",         "{\"weight_map\":{\"a\":\"m-1.safetensors\\u0000x\"}}", 0, "plain file name" },
-        { "name is a number",        "{\"weight_map\":{\"a\":1}}", 0, "plain file name" },
+        { "a folder below", "{\"weight_map\":{\"a\":\"in/m-1.safetensors\",\"b\":\"m-2.safetensors\"}}", 2, "" },
+        { "another folder",
+          "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"c\":\"in/m-1.safetensors\"}}", 0, "two files" },
+        { "inner ..", "{\"weight_map\":{\"a\":\"in/../m-1.safetensors\"}}", 0, OUTSIDE },
+        { "name with .", "{\"weight_map\":{\"a\":\"./m-1.safetensors\"}}", 0, OUTSIDE },
+        { "name with ..",            "{\"weight_map\":{\"a\":\"../folder/m-1.safetensors\"}}", 0, OUTSIDE },
+        { "name that is ..",         "{\"weight_map\":{\"a\":\"..\"}}", 0, OUTSIDE },
+        { "absolute name",           "{\"weight_map\":{\"a\":\"/etc/passwd\"}}", 0, OUTSIDE },
+        { "empty name",              "{\"weight_map\":{\"a\":\"\"}}", 0, OUTSIDE },
+        { "name with a NUL",         "{\"weight_map\":{\"a\":\"m-1.safetensors\\u0000x\"}}", 0, OUTSIDE },
+        { "name is a number",        "{\"weight_map\":{\"a\":1}}", 0, OUTSIDE },
         { "duplicate key", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"a\":\"m-1.safetensors\"}}", 0, "twice" },
         { "no map", "{}", 0, "weight_map" }, { "map is an array", "{\"weight_map\":[]}", 0, "weight_map" },
         { "not JSON",                "{\"weight_map\":", 0, "ends too early" },
@@ -479,9 +507,10 @@ static void test_safetensors_folder(void) {
     Error e = { 0 };
     check(folder_make(folder, &e) && !safetensors_open(folder, &e) && strstr(e.text, "neither"),
           "safetensors: an empty folder is refused");
-    for (int i = 0; i < 3; i++) {
-        char *name = text_format("%s/m-%d.safetensors", folder, i + 1);
-        write_tensors(name, strlen(shards[i]), shards[i], strlen(shards[i]), i == 1 ? 4 : 8);
+    free(scratch_folder("folder/in"));
+    for (int i = 0; i < 4; i++) {
+        char *name = text_format("%s/%sm-%d.safetensors", folder, i == 3 ? "in/" : "", i % 3 + 1);
+        write_tensors(name, strlen(shards[i % 3]), shards[i % 3], strlen(shards[i % 3]), i == 1 ? 4 : 8);
         free(name);
     }
     warn_hook(count_warning);
@@ -499,7 +528,7 @@ static void test_safetensors_folder(void) {
         safetensors_close(s);
     }
     warn_hook(NULL);
-    check(warnings == 1, "safetensors: a tensor that the map does not name causes a warning (above)");
+    check(warnings == 2, "safetensors: a tensor that the map does not name causes a warning (above)");
     free(folder), free(index);
 }
 
@@ -835,9 +864,35 @@ static void conversions(void) {
     safetensors_close(s), free(path);
 }
 
+/* What people have in a model's place, and what is said of it. */
+static void test_foreign_models(void) {
+    static const struct { const char *file, *words; } cases[] = {
+        { "pytorch_model.bin", "only Python reads|save_pretrained|foreign" },
+        { "pytorch_model.bin.index.json", "only Python reads" }, { "adapter_config.json", "LoRA|merge_and_unload" },
+        { "x-Q4.gguf", "GGUF" }, { "model-00001-of-00003.safetensors", "index.json is missing" },
+        { "consolidated.safetensors", "other names|config.json" }, { "tf_model.h5", "TensorFlow" },
+        { "x.pth", "Python" },
+    };
+    Error e = { 0 };
+    char *folder = scratch_folder("foreign");
+    check(foreign_model(folder, &e), "an empty folder is nothing foreign: %s", e.text);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        char *name = text_format("foreign/%s", cases[i].file), *path = scratch_put(name, "x", 1);
+        fails(foreign_model(folder, &e), &e, cases[i].words, cases[i].file);
+        if (strstr(name, "gguf")) fails(foreign_model(path, &e), &e, "GGUF", "a file of GGUF");
+        remove(path), free(path), free(name);
+    }
+    fails(foreign_model("Qwen/Qwen3-30B", &e), &e, "no such folder|hf download Qwen/Qwen3-30B", "a name of the Hub");
+    static const char *const others[] = { "ROMEO:", "m4:z1", "nowhere", "/no/where", "./no/where", "a/b/c", "a/",
+                                          "a/b c" };
+    for (size_t i = 0; i < COUNT(others); i++) check(foreign_model(others[i], &e), "%s: nothing foreign", others[i]);
+    free(folder);
+}
+
 void test_files(void) {
-    PART(test_random_normals()); PART(conversions()); PART(test_json_values()); PART(test_json_refused());
-    PART(test_json_large()); PART(test_text()); PART(test_utf8()); PART(test_safetensors_round_trip());
+    PART(test_foreign_models());
+    PART(test_random_normals()); PART(conversions()); PART(test_json_values()); PART(test_json_python());
+    PART(test_json_refused()); PART(test_json_large()); PART(test_text()); PART(test_utf8()); PART(test_safetensors_round_trip());
     PART(test_safetensors_large()); PART(test_conversion()); PART(test_safetensors_writer_errors());
     PART(test_safetensors_refused()); PART(test_safetensors_folder()); PART(test_tokenizer_bytes());
     PART(test_tokenizer_goldens()); PART(test_tokenizer_lossless()); PART(test_tokenizer_without_bytes());

@@ -132,7 +132,8 @@ static const char *const cases[][2] = {
       "{messages: [{role: 'system', content: 's'}, {role: 'user', content: 'b'}, {role: 'assistant', content: 'c'}, "
       "{role: 'user', content: 'q\\nx'}, " A "]}" },
     { "{'instruction': 'q', 'context': '', 'response': 'a', 'category': 'x'}", CHAT },
-    { "{'query': 'q', 'response': 'a', 'history': []}", CHAT }, { "{'id\\u0000': 1, 'query': 'q', 'response': 'a'}", "error: 'id'" },
+    { "{'query': 'q', 'response': 'a', 'history': []}", CHAT },
+    { "{'id\\u0000': 1, 'query': 'q', 'response': 'a'}", "error: 'id'" },
     { "{'system_prompt': '', 'question': 'q', 'response': 'a'}", CHAT }, { "{'question': 'q', 'answer': 'a'}", CHAT },
     { "{'instruction': 'q', 'input': NaN, 'output': 'a'}", "error: 'input' is NaN" },
     { "{'instruction': 'q', 'output': 'a', 'text': 'rendered'}", "error: 'text' beside 'instruction'" },
