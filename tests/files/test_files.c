@@ -892,7 +892,8 @@ static void test_foreign_models(void) {
 void test_files(void) {
     PART(test_foreign_models());
     PART(test_random_normals()); PART(conversions()); PART(test_json_values()); PART(test_json_python());
-    PART(test_json_refused()); PART(test_json_large()); PART(test_text()); PART(test_utf8()); PART(test_safetensors_round_trip());
+    PART(test_json_refused()); PART(test_json_large()); PART(test_text());
+    PART(test_utf8()); PART(test_safetensors_round_trip());
     PART(test_safetensors_large()); PART(test_conversion()); PART(test_safetensors_writer_errors());
     PART(test_safetensors_refused()); PART(test_safetensors_folder()); PART(test_tokenizer_bytes());
     PART(test_tokenizer_goldens()); PART(test_tokenizer_lossless()); PART(test_tokenizer_without_bytes());

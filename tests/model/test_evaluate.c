@@ -156,7 +156,7 @@ static void test_wrong_lines(void) {
         { "{\"question\": \"a\", \"choices\": {\"text\": [\"b\", \"c\"], \"label\": [\"A\", \"B\"]}, "
           "\"answerKey\": \"1\"}",
           "none of the labels" },
-        { "[\n" GOOD ",\n{}]", "line 3: expected {\"context\"" },
+        { "[\n" GOOD ",\n{}]", "line 4: expected {\"context\"" },
     };
     Tokenizer *t = tokenizer_bytes();
     for (size_t i = 0; i < COUNT(wrong); i++) {
