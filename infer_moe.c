@@ -34,7 +34,7 @@ typedef struct {
     enum { GENERATE, CHAT, WEB } mode;
     enum { COLOR_AUTO, COLOR_ALWAYS, COLOR_NEVER } color;
     int     tokens, sequences, context, echo, verbose, layer, top_k, port, gpus;
-    float   temperature, top_p, min_p;
+    float   temperature, top_p, min_p, penalty;
     int64_t seed;
 } Settings;
 
@@ -63,6 +63,9 @@ static const Option table[] = {
       "draw from tokens with at least this fraction of the largest probability" },
     { "sampling", "k",  "top-k",         OPTION_INT,    FIELD(top_k),       "0",          0, INT_MAX, NULL,
       "draw from the k most likely tokens; 0: from all" },
+    { "sampling", "rp", "repetition-penalty", OPTION_FLOAT, FIELD(penalty), "1",       0.01, 100,     NULL,
+      "logits of tokens that the text has, prompt included, are divided by it, negative ones multiplied; 1: as they "
+      "are" },
     { "sampling", "s",  "seed",          OPTION_LONG,   FIELD(seed),        "-1",        -1, 9e15,    NULL,
       "same seed, same text; -1: from the clock" },
     { "model",    "c",  "context",       OPTION_INT,    FIELD(context),     "0",          0, 1 << 24, NULL,
@@ -102,7 +105,7 @@ static const char usage[] =
     "below this folder.";
 
 static void check_options(Options o) {
-    static const char *const generating[] = { "i", "n", "r", "m", "ct", "st", "e", "t", "p", "mp", "k", "s" };
+    static const char *const generating[] = { "i", "n", "r", "m", "ct", "st", "e", "t", "p", "mp", "k", "rp", "s" };
     const Settings *s = o.settings;
     const int chat = s->mode == CHAT, web = s->mode == WEB;
     const char *measures = *s->file ? "x" : *s->questions ? "ev" : NULL;
@@ -301,6 +304,7 @@ static void open_generator(Session *q, int capacity) {
     const Settings *s = &q->s;
     Generator *g = &q->g;
     g->sampler = (Sampler){ .temperature = s->temperature, .top_p = s->top_p, .min_p = s->min_p, .top_k = s->top_k };
+    g->penalty = s->penalty;
     g->seed = (uint64_t)s->seed;
     g->end_tokens = hf_end_tokens(q->folder, q->tokenizer, g->end_token);
     if (q->talk.chat.form) {
@@ -557,6 +561,46 @@ static void answer_questions(Session *q) {
 
 /* ---- main ------------------------------------------------------------------------------------ */
 
+/* Settings of sampling in the folder's generation_config.json are defaults, as they are in
+ * Transformers: so are those that the file does not have, if it says that tokens are drawn. */
+static void follow_folder(Session *q, Options o) {
+    static const struct { const char *key, *letter, *drawn; } keys[] = {
+        { "temperature", "t", "1" }, { "top_p", "p", "1" }, { "top_k", "k", "50" }, { "min_p", "mp", NULL },
+        { "repetition_penalty", "rp", NULL } };
+    static const char *const others[] = { "typical_p", "epsilon_cutoff", "eta_cutoff", "no_repeat_ngram_size",
+                                          "num_beams", "penalty_alpha", "bad_words_ids", "sequence_bias",
+                                          "suppress_tokens" };
+    Error e;
+    Text said = { 0 };
+    Json *json = hf_json(q->folder, "generation_config.json", &e);
+    const JsonValue *root = json ? json_root(json) : NULL, *draws = json_get(root, "do_sample");
+    const int greedy = draws && !json_bool(draws, 1);
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const Option *row = option_row(o, keys[i].letter);
+        const JsonValue *v = json_get(root, keys[i].key);
+        const int is_given = v && !json_is(v, JSON_NULL), is_limit = strcmp(keys[i].letter, "rp") != 0;
+        char value[64];
+        if (option_given(o, keys[i].letter) || (greedy && is_limit && i) || (!is_given && !greedy && !draws)) continue;
+        if (greedy && !i) options_default(o, "t", "0");
+        else if (is_given && !option_read(row, o.settings, v, &e))
+            fail(EXIT_INPUT, "%s/generation_config.json: %s: %s; -%s sets another", q->folder, keys[i].key, e.text,
+                 row->letter);
+        else if (!is_given && keys[i].drawn) options_default(o, row->letter, keys[i].drawn);
+        else if (!is_given) continue;
+        option_value(row, o.settings, value, sizeof value);
+        text_add(&said, "%s%s %s (-%s)", said.length ? ", " : "", row->name, value, row->letter);
+    }
+    if (said.length) message(q, "as in generation_config.json: %s\n", said.at);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        const JsonValue *v = json_get(root, others[i]);
+        if (v && !json_is(v, JSON_NULL) && !((json_is(v, JSON_INT) || json_is(v, JSON_DOUBLE))
+                                             && (json_double(v, 0) <= 0 || json_double(v, 0) == 1)))
+            warn("generation_config.json: %s is not followed", others[i]);
+    }
+    json_free(json);
+    free(said.at);
+}
+
 /* What follows from the options and the terminal: stop string, a seed from the clock, colors. */
 static void prepare(Session *q, Options o) {
     Settings *s = &q->s;
@@ -588,6 +632,7 @@ int main(int argc, char **argv) {
     options_parse(options, argc, argv, usage, &folder, 1);
     check_options(options);
     load(q, folder);
+    if (!*q->s.file && !*q->s.questions) follow_folder(q, options);
     prepare(q, options);
 
     if (*q->s.file) measure_perplexity(q);

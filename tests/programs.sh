@@ -325,6 +325,16 @@ ok "-ss 0: one file again" [ -f small/model.safetensors -a ! -f small/model.safe
 expect 0 'fingerprint' $train -i text.txt -j val.txt -e d2:c32h2 -b 2 -t 32 -d 128 -x 3 -v 3 -s 0 -ss 0.00003 -o small -y 0
 rm small/model-00002-of-*.safetensors small/best/model-00002-of-*.safetensors
 expect 4 'small/best/model-00002-of-.*: No such file' $infer small/best -x val.txt
+# What generation_config.json says of sampling is the default.
+cp -r exact sampled
+echo '{"do_sample": true, "temperature": 0.6, "repetition_penalty": 1.1, "typical_p": 0.5}' > sampled/generation_config.json
+expect 0 'as in generation_config.json: temperature 0.6 (-t), top-p 1 (-p), top-k 50 (-k), repetition-penalty 1.1 (-rp)' $infer sampled -i a -n 2
+expect 0 'typical_p is not followed' $infer sampled -i a -n 2
+expect 0 'as in generation_config.json: top-p 1 (-p), top-k 50 (-k)$' $infer sampled -i a -n 2 -t 1 -rp 1
+echo '{"do_sample": false, "temperature": 0.6}' > sampled/generation_config.json
+expect 0 'as in generation_config.json: temperature 0 (-t)$' $infer sampled -i a -n 2
+echo '{"do_sample": true, "top_p": 3}' > sampled/generation_config.json
+expect 3 'top_p: .*expected a number from 0 to 1; -p sets another' $infer sampled -i a -n 2
 # A mixture of a dense model begins with its loss.
 expect 0 'fingerprint' $train -i text.txt -j val.txt -tk 300 -e d2:c32h2n1 -b 2 -t 32 -d 128 -x 20 -v 20 -s 0 -o plain
 # A row without a token is in the softmax like all others: the loss does not depend on whether its token has a name.

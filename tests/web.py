@@ -425,7 +425,7 @@ def test_page(browser, server):
     check(page.until("document.querySelectorAll('#bars button').length") > 3, "the page loads, with a bar for each expert")
     check("parameters" in page.get("document.getElementById('model').textContent"), "and the name of the model")
     names = page.get("[...document.querySelectorAll('#options label')].map(l => l.textContent)")
-    check(names == ["tokens", "temperature", "top-p", "min-p", "top-k", "seed", "stop"], f"options: {names}")
+    check(names == ["tokens", "temperature", "top-p", "min-p", "top-k", "repetition-penalty", "seed", "stop"], f"options: {names}")
     evil = "<img src=x onerror=alert(1)> The "
     page.call("Input.insertText", text=evil)
     set_option(page, "tokens", 25)

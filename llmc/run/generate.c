@@ -110,6 +110,29 @@ static void set_sampler(Generator *g) {
     free(key);
 }
 
+static int has_penalty(const Generator *g) { return g->penalty > 0 && (g->penalty < 1 || g->penalty > 1); }
+/* The logits of tokens in the cache, each once, are divided by the penalty, negative ones
+ * multiplied (arXiv 1909.05858, section 4.1, as in Transformers). By the host, one step at a time. */
+static void penalize(Generator *g) {
+    const Model *m = &g->d.model;
+    const size_t B = (size_t)g->sequences, V = (size_t)m->config.vocab;
+    if (!has_penalty(g)) return;
+    double *logits = mem_alloc(B * V * sizeof *logits);
+    g->dev->to_double(logits, g->d.logits, B * V);
+    for (size_t b = 0; b < B; b++) {
+        char *seen = mem_alloc(V);
+        for (int i = 0; i < g->d.length; i++) {
+            const size_t id = (size_t)g->window[b * (size_t)g->capacity + (size_t)i];
+            double *x = logits + b * V + id;
+            if (!seen[id]) *x = *x > 0 ? *x / (double)g->penalty : *x * (double)g->penalty;
+            seen[id] = 1;
+        }
+        free(seen);
+    }
+    g->dev->from_double(g->d.logits, logits, B * V);
+    free(logits);
+}
+
 static int is_end(const Generator *g, int token) {
     for (int i = 0; i < g->end_tokens; i++) if (g->end_token[i] == token) return 1;
     return 0;
@@ -128,6 +151,7 @@ static void take(Generator *g, const int *tokens, int expert, int ends) {
 
 /* The context is full: draws a token from it, and reads that token after a slide. */
 static void step_over(Generator *g, int *tokens, int *expert) {
+    penalize(g);
     decoder_sample(&g->d, tokens);
     read_tokens(g, tokens, 1, expert);
     set_sampler(g);
@@ -138,7 +162,7 @@ void generator_write(Generator *g, int limit, int ends) {
     enum { AHEAD = 12 };
     Decoder *d = &g->d;
     const size_t B = (size_t)g->sequences;
-    const int ahead = g->dev->is_gpu && !g->view.main;
+    const int ahead = g->dev->is_gpu && !g->view.main && !has_penalty(g);
     int *tokens = mem_alloc(B * AHEAD * sizeof *tokens), count[2] = { 0 }, expert = -1;
     int64_t left = limit > 0 ? limit : INT64_MAX;                   /* steps still to be queued */
     int read = d->length;                                           /* positions whose tokens are known here */
@@ -150,7 +174,7 @@ void generator_write(Generator *g, int limit, int ends) {
         const int older = ahead ? slot ^ 1 : slot;
         count[slot] = left < n ? (int)left : n;
         left -= count[slot];
-        if (count[slot]) decoder_queue(d, count[slot], slot);
+        if (count[slot]) penalize(g), decoder_queue(d, count[slot], slot);
         else if (!count[older]) {
             g->full = !limit;
             if (!left || g->full) break;

@@ -15,6 +15,7 @@ typedef struct {
     /* set by the caller */
     const Device *dev;
     Sampler  sampler;
+    float    penalty;                   /* of tokens that the text has already; 0 or 1: none */
     uint64_t seed;
     int      end_token[MOST_ENDS], end_tokens; /* those that end a text, and how many they are */
     int      sequences;

@@ -23,12 +23,13 @@ static const double ARRIVE = 10, SILENT = 30, LONGEST = 600, LINGER = 1;
 typedef struct {                        /* what a request sets; prompt NULL: it asks for an answer */
     const char *prompt, *stop;
     int     tokens, top_k;
-    float   temperature, top_p, min_p;
+    float   temperature, top_p, min_p, penalty;
     int64_t seed;
 } Query;
 static const struct { const char *letter; size_t field; } query_options[] = {
     { "i", offsetof(Query, prompt) }, { "n", offsetof(Query, tokens) }, { "t", offsetof(Query, temperature) },
     { "p", offsetof(Query, top_p) }, { "mp", offsetof(Query, min_p) }, { "k", offsetof(Query, top_k) },
+    { "rp", offsetof(Query, penalty) },
     { "s", offsetof(Query, seed) }, { "st", offsetof(Query, stop) }, };
 enum { QUERY_OPTIONS = sizeof query_options / sizeof *query_options };
 
@@ -291,6 +292,7 @@ static void generation_begin(const Server *s, Slot *slot, Client *c) {
     slot->style.stop = slot->stop = stop_string(c->query.stop);
     g->sampler = (Sampler){ .temperature = c->query.temperature, .top_p = c->query.top_p, .min_p = c->query.min_p,
                             .top_k = c->query.top_k };
+    g->penalty = c->query.penalty;
     g->seed = (uint64_t)c->query.seed;
     generator_restart(g);
     slot->busy = 1;

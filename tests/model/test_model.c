@@ -10,6 +10,7 @@
 #include "llmc/model/gradients.h"
 #include "llmc/model/pass.h"
 #include "llmc/model/plan.h"
+#include "llmc/run/generate.h"
 #include "llmc/model/routers.h"
 #include "llmc/model/recompute.h"
 #include "llmc/base/random.h"
@@ -347,6 +348,48 @@ static void decoding(const char *descriptor, int scores) {
     decoding_of(&c, descriptor);
 }
 
+/* Greedy text with a penalty, token by token as the formula says: of the logits after all tokens so
+ * far, those of tokens that are among them are divided by it, negative ones multiplied. */
+static void repetition_penalty(float penalty) {
+    enum { PROMPT = 5, NEW = 30, ALL = PROMPT + NEW };
+    static const volatile sig_atomic_t never = 0;
+    const Config c = config_of("m2:c32h4e4k2f32a4x2n0", TOPK_SOFTMAX, SWIGLU, 0);
+    const Device *dev = device_find("cpu-f64");
+    const size_t V = (size_t)c.vocab;
+    int ids[ALL], same = 0, changed = 0;
+    double *logits = mem_alloc(V * sizeof *logits);
+    Model m;
+    model_plan_inference(&m, dev, &c, 1, ALL, 0, NULL);
+    check(model_allocate(&m), "memory");
+    model_initialize(&m, 5);
+    Generator g = { .dev = dev, .penalty = penalty, .sequences = 1, .interrupted = &never, .silent = 1,
+                    .weights_of = &m };
+    check(generator_open(&g, &c, ALL, &(TextStyle){ .stop = "" }), "memory");
+    for (int i = 0; i < PROMPT; i++) ids[i] = (int)(random_uniform(3, (uint64_t)i) * c.vocab);
+    generator_read(&g, ids, PROMPT, NULL, 0);
+    generator_write(&g, NEW, 0);
+    for (int t = PROMPT; t < ALL; t++) {
+        int plain = 0, best = 0;
+        model_batch(&m, ids, NULL, 1, t);
+        model_forward(&m);
+        model_logits(&m, t - 1, 1);
+        dev->to_double(logits, m.s.logits, V);
+        for (size_t v = 0; v < V; v++) if (logits[v] > logits[plain]) plain = (int)v;
+        for (size_t v = 0; v < V; v++) {
+            int seen = 0;
+            for (int i = 0; i < t; i++) seen |= ids[i] == (int)v;
+            if (seen) logits[v] = logits[v] < 0 ? logits[v] * (double)penalty : logits[v] / (double)penalty;
+        }
+        for (size_t v = 0; v < V; v++) if (logits[v] > logits[best]) best = (int)v;
+        ids[t] = best;
+        changed += best != plain;
+        same += g.window[t] == best;
+    }
+    check(same == NEW && changed > 0, "penalty %g: %d of %d tokens as by the formula, which chose %d others",
+          (double)penalty, same, (int)NEW, changed);
+    generator_close(&g), model_free(&m), free(logits);
+}
+
 /* An SMoE MLP layer keeps only its input, the pre-activations of the experts, and the routing. */
 static void memory_promise(void) {
     static const char *const models[] = { "m4:a8n0", "m2:c128h4e32k8f32a8x2n0", "m2:c128h4e64k4f64a8x2n0" };
@@ -602,6 +645,8 @@ void test_model(void) {
     PART(descriptors());
     PART(gradients());
     PART(bf16());
+    PART(repetition_penalty(1.5f));
+    PART(repetition_penalty(0.8f));
     PART(memory_promise());
     PART(rounded_gradients());
     PART(forgetting());
