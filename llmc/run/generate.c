@@ -112,7 +112,7 @@ static void set_sampler(Generator *g) {
 
 static int has_penalty(const Generator *g) { return g->penalty > 0 && (g->penalty < 1 || g->penalty > 1); }
 /* The logits of tokens in the cache, each once, are divided by the penalty, negative ones
- * multiplied (arXiv 1909.05858, section 4.1, as in Transformers). By the host, one step at a time. */
+ * multiplied (arXiv 1909.05858, section 4.1, as in Transformers). By the host, step by step. */
 static void penalize(Generator *g) {
     const Model *m = &g->d.model;
     const size_t B = (size_t)g->sequences, V = (size_t)m->config.vocab;
