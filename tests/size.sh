@@ -12,7 +12,7 @@ path="$path|^kernels/cpu/(matmul|expert|route|attention|norm|rope|embed|loss|opt
 speed='^kernels/(cuda|ladder)/|^kernels/cpu/(fp8|loopback|muon)\.|^kernels/comm\.h$|^llmc/ranks/'
 speed="$speed|^llmc/model/(check|decode|exchange|fp8|layer_decode|muon|parallel|ranges|recompute|relay|replay|shards)\."
 families='^llmc/files/(families|config_json|hf|export|load|pieces|modeling_smoe|safetensors)\.'
-families="$families|^llmc/data/(bpe|chat|pretokenizer|tokenizer[a-z_]*|unicode)\."
+families="$families|^llmc/data/(bpe|chat|pattern[a-z_]*|codeset|tokenizer[a-z_]*|unicode)\."
 product='^llmc/(run|files|base)/|^llmc/data/[a-tv-z]|^(train_moe|infer_moe)\.c$|^(scripts|data|\.ci)/|^Makefile$'
 # Purpose, files (a regular expression; a file counts in the first row that it fits), and where to look.
 rows() { cat <<END

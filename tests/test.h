@@ -50,6 +50,7 @@ int in_child(void (*child)(void *), void *argument, char *said, size_t capacity)
 void test_house(void);                                      /* the rules of the source tree */
 void test_files(void);                                      /* json, safetensors, tokenizer */
 void test_outside(void);                                    /* part of the group files */
+void test_patterns(void);                                   /* part of the group files */
 void test_data(void);
 void test_texts(void);                                      /* raw text, part of the group data */
 void test_forms(void);                                      /* forms of data, part of the group data */

@@ -43,12 +43,14 @@ static void words_add(Words *w, const char *s, size_t n, uint32_t hash, int64_t 
     word->count += count;
 }
 
-static void count_text(Words *w, const PreTokenizer *scanner, const char *s, size_t n) {
-    for (size_t length; n; s += length, n -= length) {
-        length = scanner->next(scanner, s, n);
-        if (length > WORD_LIMIT) length = WORD_LIMIT;
-        words_add(w, s, length, (uint32_t)hash_bytes(0, s, length), 1);
-    }
+/* All text matches the patterns that there are. */
+static void count_text(Words *w, const Pattern *pattern, const char *s, size_t n) {
+    PatternSearch search = { .p = pattern, .s = s, .n = n };
+    for (Match match; pattern_next(&search, &match, 1); )
+        for (size_t at = match.from, length; at < match.to; at += length) {
+            length = match.to - at < WORD_LIMIT ? match.to - at : WORD_LIMIT;
+            words_add(w, s + at, length, (uint32_t)hash_bytes(0, s + at, length), 1);
+        }
 }
 
 /* Where END_OF_TEXT is written in s, or n. */
@@ -58,7 +60,7 @@ static size_t end_of_text(const char *s, size_t n) {
         if (!memcmp(p, END_OF_TEXT, length)) return (size_t)(p - s);
     return n;
 }
-static Words count_words(const Document *text, size_t documents, const PreTokenizer *scanner, int show) {
+static Words count_words(const Document *text, size_t documents, const Pattern *pattern, int show) {
     const int threads = omp_get_max_threads();
     Words *of = mem_alloc((size_t)threads * sizeof *of), all;
     Job *jobs;
@@ -75,7 +77,7 @@ static Words count_words(const Document *text, size_t documents, const PreTokeni
             const Document d = job_piece(&jobs[i], k, &last);
             for (size_t at = 0, end; at < d.bytes; at = end + sizeof END_OF_TEXT - 1) {
                 end = at + end_of_text(d.at + at, d.bytes - at);
-                count_text(mine, scanner, d.at + at, end - at);
+                count_text(mine, pattern, d.at + at, end - at);
             }
         }
         meter_add(&meter, (int64_t)jobs[i].bytes);
@@ -363,10 +365,12 @@ Tokenizer *bpe_train(const Document *text, size_t documents, int tokens, const c
     if (tokens < BPE_MIN || tokens > BPE_MAX)
         return error_set(e, "a tokenizer of %d tokens (-tk): expected %d (256 bytes and the end of text) to %d", tokens,
                          BPE_MIN, BPE_MAX), NULL;
-    const char *regex = gpt2 ? NULL : pretokenizer_cl100k_regex();
-    const PreTokenizer scanner = gpt2 ? pretokenizer_gpt2() : *pretokenizer_of_regex(regex);
+    const char *regex = gpt2 ? NULL : CL100K_PATTERN, *cuts = gpt2 ? GPT2_PATTERN : CL100K_PATTERN;
+    Pattern *compiled = pattern_open(cuts, strlen(cuts), 0, e);
+    if (!compiled) return NULL;
     Trainer t;
-    Words words = count_words(text, documents, &scanner, show);
+    Words words = count_words(text, documents, compiled, show);
+    pattern_close(compiled);
     trainer_begin(&t, &words, tokens);
     free(words.at);
     merge_all(&t, tokens, show);

@@ -11,8 +11,8 @@ typedef struct { const char *at; size_t bytes; int is_record; } Document;
 typedef struct { const Document *first; size_t count, from, to, bytes; } Job;
 
 /* divisible: a document may be cut between a letter or digit of ASCII and a space or new line,
- * where the patterns of GPT-2 and its successors always end a word
- * (pretokenizer_ends_before_space). Returns the number of jobs; free(*jobs). */
+ * where the patterns of GPT-2 and its successors always end a word (pattern_stops_at_space).
+ * Returns the number of jobs; free(*jobs). */
 size_t documents_jobs(const Document *documents, size_t count, int divisible, Job **jobs);
 
 /* The piece of the job's document i. last: it ends with the document. */

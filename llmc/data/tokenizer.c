@@ -12,21 +12,39 @@
 /* ---- normalization --------------------------------------------------------------------------- */
 
 /* The space of SentencePiece: U+2581 for each space, and one in front if wanted. */
-static void underline(const char *s, size_t n, int replace, int prepend, Text *out) {
+static void underline(const char *s, size_t n, int prepend, Text *out) {
     if (prepend) text_add_bytes(out, UNDERLINE, 3);
     for (size_t i = 0; i < n; i++) {
-        if (replace && s[i] == ' ') text_add_bytes(out, UNDERLINE, 3);
+        if (s[i] == ' ') text_add_bytes(out, UNDERLINE, 3);
         else text_add_bytes(out, s + i, 1);
     }
 }
 
-static int normalizes(const Tokenizer *t) { return t->nfc || t->prepend || t->replace; }
+static void replace(const Change *c, const char *s, size_t n, Text *out) {
+    PatternSearch search = { .p = c->pattern, .s = s, .n = n };
+    Match match;
+    size_t done = 0;
+    for (; pattern_next(&search, &match, 1); done = match.to) {
+        text_add_bytes(out, s + done, match.from - done);
+        text_add_string(out, c->text);
+    }
+    text_add_bytes(out, s + done, n - done);
+}
 void tokenizer_normalize(const Tokenizer *t, const char *s, size_t n, Text *out) {
-    Text composed = { 0 };
-    if (t->nfc) { unicode_nfc(&composed, s, n); s = composed.at; n = composed.length; }
-    if (t->prepend || t->replace) underline(s, n, t->replace, t->prepend && n, out);
-    else text_add_bytes(out, s, n);
-    free(composed.at);
+    Text now = { 0 };
+    text_add_bytes(&now, s, n);
+    for (int i = 0; i < t->changes; i++) {
+        const Change *c = &t->change[i];
+        Text next = { 0 };
+        if (c->kind == NFC) unicode_nfc(&next, now.at, now.length);
+        if (c->kind == REPLACE) replace(c, now.at, now.length, &next);
+        if (c->kind == PREPEND && now.length) text_add_string(&next, c->text);
+        if (c->kind == PREPEND) text_add_bytes(&next, now.at, now.length);
+        free(now.at);
+        now = next;
+    }
+    text_add_bytes(out, now.at, now.length);
+    free(now.at);
 }
 
 /* ---- merging ------------------------------------------------------------------------------------
@@ -189,15 +207,69 @@ static void word(Encoder *e, const char *s, size_t n) {
 
 /* ---- encoding and decoding ------------------------------------------------------------------- */
 
-/* Cuts s by the scanners from number `scanner` on, and encodes the words. */
-static void cut(Encoder *e, int scanner, const char *s, size_t n) {
-    const Tokenizer *t = e->t;
-    for (size_t length; n; s += length, n -= length) {
-        length = scanner < t->scanners ? t->scanner[scanner].next(&t->scanner[scanner], s, n)
-               : n < WORD_MAX ? n : WORD_MAX;
-        if (scanner < t->scanners - 1 || length > WORD_MAX) cut(e, scanner + 1, s, length);
-        else word(e, s, length);
+static void cut(Encoder *e, int step, const char *s, size_t n);
+static inline void cut_on(Encoder *e, int step, const char *s, size_t n) {
+    if (step == e->t->steps && n <= WORD_MAX) word(e, s, n); else cut(e, step, s, n);
+}
+
+/* A piece waits for those that may join it. */
+typedef struct { Encoder *e; int step, waits, counts; size_t from, to; const char *s; } Pieces;
+static void piece_send(Pieces *p) {
+    const Step *k = &p->e->t->step[p->step];
+    if (p->waits && p->to > p->from && !(k->behavior == REMOVED && p->counts))
+        cut_on(p->e, p->step + 1, p->s + p->from, p->to - p->from);
+}
+static inline void piece_add(Pieces *p, size_t from, size_t to, int counts) {
+    const Behavior b = p->e->t->step[p->step].behavior;
+    const int joins = p->waits && (b == WITH_PREVIOUS ? counts && !p->counts : b == WITH_NEXT ? !counts && p->counts
+                                   : b == CONTIGUOUS && counts == p->counts);
+    if (!joins) {
+        piece_send(p);
+        p->from = from;
     }
+    p->to = to;
+    p->waits = 1;
+    p->counts = counts;
+}
+static void cut_at_matches(Encoder *e, int step, const char *s, size_t n) {
+    const Step *k = &e->t->step[step];
+    PatternSearch search = { .p = k->pattern, .s = s, .n = n };
+    Pieces p = { .e = e, .step = step, .s = s };
+    size_t done = 0;
+    const int alone = k->behavior == ISOLATED;
+    Match match[MATCHES];
+    for (size_t count = MATCHES; count == MATCHES; ) {
+        count = pattern_next(&search, match, MATCHES);
+        for (size_t i = 0; i < count; done = match[i++].to) {
+            const size_t from = match[i].from, to = match[i].to;
+            if (alone) {                                /* the inner loop of most */
+                if (from > done) cut_on(e, step + 1, s + done, from - done);
+                if (to > from) cut_on(e, step + 1, s + from, to - from);
+                continue;
+            }
+            if (from > done) piece_add(&p, done, from, k->invert);
+            piece_add(&p, from, to, !k->invert);
+        }
+    }
+    if (n > done) piece_add(&p, done, n, k->invert);
+    piece_send(&p);
+}
+
+/* Cuts s by the steps from number `step` on, and encodes the words. */
+static void cut(Encoder *e, int step, const char *s, size_t n) {
+    const Tokenizer *t = e->t;
+    if (step < t->steps && t->step[step].pattern) cut_at_matches(e, step, s, n);
+    else if (step < t->steps && *s != ' ') {
+        Text led = { 0 };
+        const char *end = e->end;
+        text_add(&led, " ");
+        text_add_bytes(&led, s, n);
+        e->end = led.at + led.length;
+        cut(e, step + 1, led.at, led.length);
+        e->end = end;
+        free(led.at);
+    } else if (step < t->steps) cut(e, step + 1, s, n);
+    else for (size_t length; n; s += length, n -= length) word(e, s, length = n < WORD_MAX ? n : WORD_MAX);
 }
 
 /* Of added tokens i ... end-1, equal before byte k, the first with at least `byte` there. */
@@ -231,12 +303,12 @@ static void between(Encoder *e, const char *s, size_t n, int normalized, int fir
     const Tokenizer *t = e->t;
     Text changed = { 0 };
     if (!normalized) {
-        if (normalizes(t)) { tokenizer_normalize(t, s, n, &changed); s = changed.at; n = changed.length; }
+        if (t->changes) { tokenizer_normalize(t, s, n, &changed); s = changed.at; n = changed.length; }
         encode(e, s, n, 1, first);
     } else {
         if (t->metaspace) {
             int led = s[0] == ' ' || (n >= 3 && !memcmp(s, UNDERLINE, 3));
-            underline(s, n, 1, !led && (t->metaspace_prepend == ALWAYS || (t->metaspace_prepend == FIRST && first)),
+            underline(s, n, !led && (t->metaspace_prepend == ALWAYS || (t->metaspace_prepend == FIRST && first)),
                       &changed);
             s = changed.at; n = changed.length;
         }
@@ -246,18 +318,38 @@ static void between(Encoder *e, const char *s, size_t n, int normalized, int fir
     free(changed.at);
 }
 
+/* The bytes of the character before s[at], or of that at it, if it is in the set; else 0. */
+static size_t neighbour(const CodeSet *set, const char *s, size_t at, size_t n, int before) {
+    uint32_t code;
+    size_t bytes = before ? 0 : utf8_decode(s + at, n - at, &code);
+    for (size_t k = 1; before && !bytes && k <= 4 && k <= at; k++)
+        if (utf8_decode(s + at - k, k, &code) == k) bytes = k;
+    return bytes && codeset_has(set, code) ? bytes : 0;
+}
+
+/* That a token after one with spaces may begin among them, and they are encoded twice, is the way
+ * of Hugging Face's library. */
 static void encode(Encoder *e, const char *s, size_t n, int normalized, int first) {
-    size_t from = 0;
+    const Tokenizer *t = e->t;
+    const int *start = t->added_start[normalized];
+    size_t done = 0;
     for (size_t at = 0; at < n; ) {
-        const Added *a = added_match(e->t, s + at, n - at, normalized);
+        const unsigned char c = (unsigned char)s[at];
+        const Added *a = start[c] == start[c + 1] ? NULL : added_match(t, s + at, n - at, normalized);
         if (!a) { at++; continue; }
-        if (at > from) between(e, s + from, at - from, normalized, first && !from);
+        size_t from = at, to = at + a->bytes;
+        at = to;
+        if (a->is_word && (neighbour(&t->letter, s, from, n, 1) || neighbour(&t->letter, s, to, n, 0))) continue;
+        for (size_t k; a->strips & 1 && (k = neighbour(&t->space, s, from, n, 1)); ) from -= k;
+        for (size_t k; a->strips & 2 && (k = neighbour(&t->space, s, to, n, 0)); ) to += k;
+        if (from < done) from = done;
+        if (from > done) between(e, s + done, from - done, normalized, first && !done);
         emit(e, a->id);
-        from = at += a->bytes;
-        if (e->seams && !normalized)
+        done = to;
+        if (e->seams && !normalized && !t->added_flags)
             text_add_bytes(e->seams, &(TokenSeam){ (size_t)(s + at - e->text), e->count }, sizeof(TokenSeam));
     }
-    if (n > from) between(e, s + from, n - from, normalized, first && !from);
+    if (n > done) between(e, s + done, n - done, normalized, first && !done);
 }
 
 /* A short text is encoded sooner than the slots are cleared. */
@@ -279,11 +371,16 @@ size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int 
 
 /* May documents_jobs cut documents? Words must end there, and no added token go on. */
 static int is_divisible(const Tokenizer *t) {
-    int ends = 0;
-    for (int i = 0; i < t->scanners; i++) ends |= pretokenizer_ends_before_space(&t->scanner[i]);
+    int begins = 0;
+    for (int i = 0; i < t->steps; i++) {
+        const Step *k = &t->step[i];
+        if (!k->pattern || k->behavior > REMOVED || !pattern_stops_at_space(k->pattern)) return 0;
+        begins |= pattern_begins_at_space(k->pattern);
+    }
+    for (int i = 0; i < t->changes; i++) if (t->change[i].kind != NFC) return 0;
     for (int i = 0; i < t->added_count; i++)
-        for (size_t k = 1; k < t->added[i].bytes; k++) ends &= t->added[i].at[k] != ' ' && t->added[i].at[k] != '\n';
-    return ends && t->byte_level;
+        for (size_t k = 1; k < t->added[i].bytes; k++) if (strchr(" \n", t->added[i].at[k])) return 0;
+    return begins && t->byte_level && !t->added_flags;
 }
 
 /* The ids of a job, each `width` bytes wide. */

@@ -3,17 +3,18 @@
  *
  * Two families of byte-pair encoding (BPE) are read; anything else is refused with the name of what
  * is not supported:
- *   byte-level  GPT-2, OLMoE, Granite, Qwen, Llama-3: text is cut into words by a fixed pattern,
- *               words into bytes, and pairs are merged within a word. Every byte string can be
- *               encoded, valid UTF-8 or not; if a file has no tokens for bytes that UTF-8 never has
- *               (OLMoE, GPT-NeoX), such a byte becomes U+FFFD.
+ *   byte-level  GPT-2, OLMoE, Granite, Qwen, Llama-3: text is cut into words by patterns
+ *               (pattern.h), words into bytes, and pairs are merged within a word. Every byte
+ *               string can be encoded, valid UTF-8 or not; if a file has no tokens for bytes that
+ *               UTF-8 never has (OLMoE, GPT-NeoX), such a byte becomes U+FFFD.
  *   SentencePiece  Llama-2, Mixtral, JetMoE: spaces become U+2581, characters are merged, rare ones
  *                  fall back to bytes.
  * Decoding is the concatenation of pieces. Encoding and decoding give the same bytes back, except
- * where the tokenizer's Unicode normalization (NFC) changes them; SentencePiece gives a space for
- * U+2581, and its newer spelling (Metaspace) has the same ids for a text with and without one
- * leading space, and gives back the one without. What encodes adds no beginning-of-text token, but
- * for documents: tokenizer_begin does. */
+ * where the file's normalizer changes them, a step of its pre_tokenizer removes some or puts a
+ * space in front, or an added token takes the spaces around it (lstrip, rstrip). SentencePiece
+ * gives a space for U+2581, and its newer spelling (Metaspace) has the same ids for a text with and
+ * without one leading space, and gives back the one without. What encodes adds no token in front of
+ * a text, but for documents: tokenizer_begin does. */
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
 #include "jobs.h"

@@ -5,38 +5,85 @@
  * read; from then on symbols are plain bytes. */
 #define _POSIX_C_SOURCE 200809L
 #include "tokenizer_impl.h"
+#include "unicode.h"
 #include "llmc/base/json.h"
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define COUNT(a) (sizeof (a) / sizeof *(a))
+enum { GAPS_MOST = 1 << 20 };           /* ids without a token */
 
 /* ---- what happens to text -------------------------------------------------------------------- */
 
 static const char *type_of(const JsonValue *v) { return json_string(json_get(v, "type"), "of unknown type"); }
 static int text_is(const JsonValue *v, const char *expected) { return !strcmp(json_string(v, ""), expected); }
 static int is_null(const JsonValue *v) { return !v || v->type == JSON_NULL; }
+/* Has the object only these keys, separated by spaces? Others could change what it means. */
+static int has_only(const JsonValue *v, const char *keys, const char *what, Error *e) {
+    for (const JsonValue *x = json_first(v); x; x = x->next) {
+        const char *at = strstr(keys, x->key);
+        while (at && !((at == keys || at[-1] == ' ') && (at[x->key_length] == ' ' || !at[x->key_length])))
+            at = strstr(at + 1, x->key);
+        if (!at || !x->key_length)
+            return error_set(e, "%.80s: \"%.80s\" is not known to this program; remove it if it changes nothing", what,
+                             x->key);
+    }
+    return 1;
+}
+
+/* {"Regex": ...} or {"String": ...} */
+static Pattern *read_pattern(const JsonValue *v, Error *e) {
+    const JsonValue *regex = json_get(v, "Regex"), *text = json_get(v, "String"), *one = regex ? regex : text;
+    if (!json_is(one, JSON_STRING) || json_get(v, regex ? "String" : "Regex"))
+        return error_set(e, "a pattern has neither \"Regex\" nor \"String\""), NULL;
+    return pattern_open(one->is.string, one->length, !regex, e);
+}
+static int add_change(Tokenizer *t, int kind, Pattern *pattern, const char *text, Error *e) {
+    if (t->changes == STEPS || (kind != NFC && !text)) {
+        pattern_close(pattern);
+        return error_set(e, "normalizer: more than %d steps, or one without its text", STEPS);
+    }
+    t->change[t->changes++] = (Change){ kind, pattern, text ? text_format("%s", text) : NULL };
+    return 1;
+}
 static int read_normalizer(Tokenizer *t, const JsonValue *v, Error *e) {
     const char *type = type_of(v);
     if (is_null(v)) return 1;
+    if (!has_only(v, "type normalizers prepend pattern content strip_left strip_right", "normalizer", e)) return 0;
     if (!strcmp(type, "Sequence")) {
         for (const JsonValue *part = json_first(json_get(v, "normalizers")); part; part = part->next)
             if (!read_normalizer(t, part, e)) return 0;
         return 1;
     }
-    if (!strcmp(type, "NFC")) return t->nfc = 1;
-    if (!strcmp(type, "Prepend") && text_is(json_get(v, "prepend"), UNDERLINE) && !t->prepend) return t->prepend = 1;
-    if (!strcmp(type, "Replace") && text_is(json_get(json_get(v, "pattern"), "String"), " ")
-        && text_is(json_get(v, "content"), UNDERLINE)) return t->replace = 1;
-    return error_set(e, "normalizer %.80s, or one of its options, is not supported", type);
+    if (!strcmp(type, "NFC")) return add_change(t, NFC, NULL, NULL, e);
+    if (!strcmp(type, "Prepend")) return add_change(t, PREPEND, NULL, json_string(json_get(v, "prepend"), NULL), e);
+    if (!strcmp(type, "Replace")) {
+        Pattern *pattern = read_pattern(json_get(v, "pattern"), e);
+        return pattern && add_change(t, REPLACE, pattern, json_string(json_get(v, "content"), NULL), e);
+    }
+    if (!strcmp(type, "Strip")) {
+        static const char *const keys[] = { "strip_left", "strip_right" }, *const regex[] = { "\\A\\s+", "\\s+\\z" };
+        for (int i = 0; i < 2; i++) {
+            Pattern *edge = json_bool(json_get(v, keys[i]), 1) ? pattern_open(regex[i], strlen(regex[i]), 0, e) : NULL;
+            if (edge && !add_change(t, REPLACE, edge, "", e)) return 0;
+        }
+        return 1;
+    }
+    return error_set(e, "normalizer %.80s is not supported; there are NFC, Prepend, Replace, Strip and Sequence", type);
 }
 
-static int add_scanner(Tokenizer *t, PreTokenizer scanner, Error *e) {
-    if (t->scanners == (int)COUNT(t->scanner))
-        return error_set(e, "pre_tokenizer: more than %zu steps", COUNT(t->scanner));
-    t->scanner[t->scanners++] = scanner;
+static int add_step(Tokenizer *t, Pattern *pattern, Behavior behavior, int invert, Error *e) {
+    if (t->steps == STEPS) {
+        pattern_close(pattern);
+        return error_set(e, "pre_tokenizer: more than %d steps", STEPS);
+    }
+    t->step[t->steps++] = (Step){ pattern, behavior, invert };
     return 1;
+}
+static int add_regex(Tokenizer *t, const char *regex, Behavior behavior, int invert, Error *e) {
+    Pattern *pattern = pattern_open(regex, strlen(regex), 0, e);
+    return pattern && add_step(t, pattern, behavior, invert, e);
 }
 static int read_metaspace(Tokenizer *t, const JsonValue *v, Error *e) {
     static const char *const schemes[] = { "never", "first", "always" };
@@ -44,44 +91,57 @@ static int read_metaspace(Tokenizer *t, const JsonValue *v, Error *e) {
     const char *scheme = json_string(json_get(v, "prepend_scheme"), old);
     for (int i = NEVER; i <= ALWAYS; i++)
         if (!strcmp(scheme, schemes[i]) && text_is(json_get(v, "replacement"), UNDERLINE) && !t->metaspace
-            && !t->scanners) {
+            && !t->steps) {
             t->metaspace = 1;
             t->metaspace_prepend = i;
-            return json_bool(json_get(v, "split"), 1) ? add_scanner(t, pretokenizer_underline(), e) : 1;
+            return !json_bool(json_get(v, "split"), 1) || add_regex(t, UNDERLINE, WITH_NEXT, 0, e);
         }
     return error_set(e, "pre_tokenizer Metaspace: its options are not supported");
 }
 
+/* 0 and e: it has none of these names. */
+static int read_behavior(const JsonValue *v, Behavior *behavior, Error *e) {
+    static const char *const names[] = { "Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous" };
+    const char *name = json_string(json_get(v, "behavior"), "Isolated");
+    for (*behavior = ISOLATED; *behavior < BEHAVIORS; ++*behavior) if (!strcmp(name, names[*behavior])) return 1;
+    return error_set(e, "pre_tokenizer %.80s: behavior %.80s is not supported", type_of(v), name);
+}
 static int read_split(Tokenizer *t, const JsonValue *v, Error *e) {
-    const char *regex = json_string(json_get(json_get(v, "pattern"), "Regex"), "");
-    const char *behavior = json_string(json_get(v, "behavior"), "");
-    int invert = json_bool(json_get(v, "invert"), 0);
-    if (!(!strcmp(behavior, "Isolated") && !invert) && !(!strcmp(behavior, "Removed") && invert))
-        return error_set(e, "pre_tokenizer Split: behavior %.80s%s is not supported", behavior,
-                         invert ? " (inverted)" : "");
-    const PreTokenizer *scanner = pretokenizer_of_regex(regex);
-    return scanner ? add_scanner(t, *scanner, e) : error_set(e, "pre_tokenizer Split: the pattern %.300s is not one of "
-                                                             "those supported (GPT-2, GPT-4, Qwen2)", regex);
+    Behavior behavior;
+    Pattern *pattern = read_behavior(v, &behavior, e) ? read_pattern(json_get(v, "pattern"), e) : NULL;
+    return pattern && add_step(t, pattern, behavior, json_bool(json_get(v, "invert"), 0), e);
+}
+/* It can put a space in front of each piece, and cut as GPT-2 does. */
+static int read_byte_level(Tokenizer *t, const JsonValue *v, Error *e) {
+    t->byte_level = 1;
+    return (!json_bool(json_get(v, "add_prefix_space"), 1) || add_step(t, NULL, ISOLATED, 0, e))
+        && (!json_bool(json_get(v, "use_regex"), 1) || add_regex(t, GPT2_PATTERN, ISOLATED, 0, e));
 }
 
+#define WORD "\\w\\x{200C}\\x{200D}"       /* \w as Rust's library sees it */
 static int read_pre_tokenizer(Tokenizer *t, const JsonValue *v, Error *e) {
     const char *type = type_of(v);
+    Behavior behavior;
     if (is_null(v)) return 1;
+    if (!has_only(v, "type pretokenizers pattern behavior invert individual_digits add_prefix_space trim_offsets "
+                  "use_regex replacement prepend_scheme split str_rep", "pre_tokenizer", e)) return 0;
     if (!strcmp(type, "Sequence")) {
         for (const JsonValue *part = json_first(json_get(v, "pretokenizers")); part; part = part->next)
             if (!read_pre_tokenizer(t, part, e)) return 0;
         return 1;
     }
     if (t->byte_level) return error_set(e, "pre_tokenizer %.80s after ByteLevel is not supported", type);
-    if (!strcmp(type, "Digits"))
-        return add_scanner(t, pretokenizer_digits(json_bool(json_get(v, "individual_digits"), 0) ? 1 : SIZE_MAX), e);
     if (!strcmp(type, "Split")) return read_split(t, v, e);
+    if (!strcmp(type, "ByteLevel")) return read_byte_level(t, v, e);
     if (!strcmp(type, "Metaspace")) return read_metaspace(t, v, e);
-    if (strcmp(type, "ByteLevel")) return error_set(e, "pre_tokenizer %.80s is not supported", type);
-    if (json_bool(json_get(v, "add_prefix_space"), 1))
-        return error_set(e, "pre_tokenizer ByteLevel: add_prefix_space is not supported");
-    t->byte_level = 1;
-    return json_bool(json_get(v, "use_regex"), 1) ? add_scanner(t, pretokenizer_gpt2(), e) : 1;
+    if (!strcmp(type, "Digits"))
+        return add_regex(t, "\\p{N}", json_bool(json_get(v, "individual_digits"), 0) ? ISOLATED : CONTIGUOUS, 0, e);
+    if (!strcmp(type, "Punctuation"))
+        return read_behavior(v, &behavior, e) && add_regex(t, "[!-/:-@\\[-`{-~\\p{P}]", behavior, 0, e);
+    if (!strcmp(type, "Whitespace"))
+        return add_regex(t, "[" WORD "]+|[^\\s" WORD "]+", REMOVED, 1, e);
+    if (!strcmp(type, "WhitespaceSplit")) return add_regex(t, "\\s", REMOVED, 0, e);
+    return error_set(e, "pre_tokenizer %.80s is not supported", type);
 }
 
 static int read_decoder(Tokenizer *t, const JsonValue *v, Error *e) {
@@ -152,8 +212,7 @@ static int byte_token(const char *s, size_t n) {         /* <0x4F> is the byte 7
 static int id_free(const Tokenizer *t, const JsonValue *v, const char *name, Error *e) {
     int64_t id = json_int(v, -1);
     if (id < 0 || id >= t->vocab)
-        return error_set(e, "token %.100s has the id %lld, but the %d tokens need the ids from "
-                            "0 up without a gap", name, (long long)id, t->vocab);
+        return error_set(e, "token %.100s has no id, or one far from those of the others", name);
     return t->piece[id].at ? error_set(e, "two tokens have the id %lld; one is %.100s", (long long)id, name) : 1;
 }
 
@@ -216,32 +275,50 @@ static int index_added(Tokenizer *t, Error *e) {
     return 1;
 }
 
+/* A token that is not in the vocabulary gets this id from Hugging Face's library, whatever the file
+ * says: the next after those before it, or after the vocabulary. */
+static int64_t next_id(const Tokenizer *t) {
+    int64_t id = t->model_tokens - 1;
+    for (int i = 0; i < t->added_count; i++) if (t->added[i].id > id) id = t->added[i].id;
+    return id + 1;
+}
+static int read_one_added(Tokenizer *t, const JsonValue *v, const JsonValue *vocab, Error *e) {
+    const JsonValue *content = json_get(v, "content"), *known = json_find(vocab, content->is.string, content->length),
+        *number = json_get(v, "id");
+    const char *name = content->is.string;
+    if (!has_only(v, "id content special normalized lstrip rstrip single_word", "added token", e)) return 0;
+    if (known ? json_int(known, -1) != json_int(number, -2) : !id_free(t, number, name, e))
+        return known ? error_set(e, "added token %.100s has another id in the vocabulary", name) : 0;
+    if (!known && json_int(number, -1) != next_id(t))
+        return error_set(e, "added token %.100s has the id %lld, but Transformers gives it the next one, %lld: write "
+                         "the id that the model learned it by, and tokens for the gap", name,
+                         (long long)json_int(number, -1), (long long)next_id(t));
+    Added *a = &t->added[t->added_count++];
+    Text wanted = { 0 };
+    *a = (Added){ .id = (int)number->is.integer, .content = keep(t, name, content->length) };
+    a->normalized = json_bool(json_get(v, "normalized"), 0);
+    a->strips = json_bool(json_get(v, "lstrip"), 0) + 2 * json_bool(json_get(v, "rstrip"), 0);
+    a->is_word = json_bool(json_get(v, "single_word"), 0);
+    t->added_flags |= a->strips || a->is_word;
+    t->piece[a->id] = json_bool(json_get(v, "special"), 0) ? (Slice){ "", 0 } : a->content;
+    if (!known) t->symbol[a->id] = a->content;
+    if (a->normalized) tokenizer_normalize(t, name, content->length, &wanted);
+    else text_add_bytes(&wanted, name, content->length);
+    a->at = wanted.at;
+    a->bytes = wanted.length;
+    if (!a->bytes) return error_set(e, "added token %d is empty", a->id);
+    return a->bytes <= ADDED_MOST
+        || error_set(e, "added token %.100s has %zu bytes; at most %d are supported", name, a->bytes, ADDED_MOST);
+}
 static int read_added(Tokenizer *t, const JsonValue *list, const JsonValue *vocab, Error *e) {
     t->added = mem_alloc((list ? list->length : 0) * sizeof *t->added);
-    for (const JsonValue *v = json_first(list); v; v = v->next) {
-        const JsonValue *content = json_get(v, "content"),
-            *known = json_find(vocab, content->is.string, content->length), *number = json_get(v, "id");
-        const char *name = content->is.string;
-        static const char *const refused[] = { "single_word", "lstrip", "rstrip" };
-        for (size_t i = 0; i < COUNT(refused); i++)
-            if (json_bool(json_get(v, refused[i]), 0))
-                return error_set(e, "added token %.100s: %s is not supported", name, refused[i]);
-        if (known ? json_int(known, -1) != json_int(number, -2) : !id_free(t, number, name, e))
-            return known ? error_set(e, "added token %.100s has another id in the vocabulary", name) : 0;
-        Added *a = &t->added[t->added_count++];
-        Text wanted = { 0 };
-        *a = (Added){ .id = (int)number->is.integer, .content = keep(t, name, content->length) };
-        a->normalized = json_bool(json_get(v, "normalized"), 0);
-        t->piece[a->id] = json_bool(json_get(v, "special"), 0) ? (Slice){ "", 0 } : a->content;
-        if (!known) t->symbol[a->id] = a->content;
-        if (a->normalized) tokenizer_normalize(t, name, content->length, &wanted);
-        else text_add_bytes(&wanted, name, content->length);
-        a->at = wanted.at;
-        a->bytes = wanted.length;
-        if (!a->bytes) return error_set(e, "added token %d is empty", a->id);
-        if (a->bytes > ADDED_MOST)
-            return error_set(e, "added token %.100s has %zu bytes; at most %d are supported", name, a->bytes,
-                             ADDED_MOST);
+    for (const JsonValue *v = json_first(list); v; v = v->next) if (!read_one_added(t, v, vocab, e)) return 0;
+    for (int i = 0; i < t->vocab; i++) if (!t->piece[i].at) t->piece[i] = t->symbol[i] = (Slice){ "", 0 };
+    if (t->added_flags) {
+        unicode_add(&t->space, "space", 5);
+        unicode_add(&t->letter, "word", 4);
+        codeset_add(&t->letter, 0x200C, 0x200D);
+        codeset_sort(&t->letter);
     }
     return index_added(t, e);
 }
@@ -278,7 +355,7 @@ static int read_merges(Tokenizer *t, const JsonValue *list, const JsonValue *voc
         *tokenizer_merge(t, pair) = (Merge){ pair, rank, (int)id };
     }
     if (!rank && !(t->byte_level && t->vocab - t->added_count == 256))
-        return error_set(e, "it has no merges, so %d tokens could never be used", t->model_vocab);
+        return error_set(e, "it has no merges, so %d tokens could never be used", t->model_tokens);
     return 1;
 }
 
@@ -288,19 +365,25 @@ static size_t table_size(size_t entries) {
     return size;
 }
 
-/* Sizes the tables: the vocabulary, and the added tokens that are not in it. */
+/* Sizes the tables: the vocabulary, and the added tokens that are not in it. Ids may have gaps. */
 static int prepare(Tokenizer *t, size_t json_bytes, const JsonValue *vocab, const JsonValue *merges,
                    const JsonValue *added, Error *e) {
     size_t total = vocab->length;
+    int64_t last = -1;
+    for (const JsonValue *v = json_first(vocab); v; v = v->next) if (json_int(v, -1) > last) last = json_int(v, -1);
     for (const JsonValue *v = json_first(added); v; v = v->next) {
         const JsonValue *content = json_get(v, "content");
         if (!json_is(content, JSON_STRING)) return error_set(e, "an added token has no \"content\"");
         total += !json_find(vocab, content->is.string, content->length);
+        if (json_int(json_get(v, "id"), -1) > last) last = json_int(json_get(v, "id"), -1);
     }
     if (total > INT_MAX / 4 || merges->length > INT_MAX / 4)
         return error_set(e, "more tokens than this program can count");
-    t->vocab = (int)total;
-    t->model_vocab = (int)vocab->length;
+    if (last >= (int64_t)total + GAPS_MOST)
+        return error_set(e, "a token has the id %lld, but there are only %zu tokens", (long long)last, total);
+    t->vocab = (int)((int64_t)total > last + 1 ? (int64_t)total : last + 1);
+    t->model_tokens = (int)vocab->length;
+    total = (size_t)t->vocab;
     t->arena = t->arena_end = mem_alloc(2 * json_bytes + 1);            /* at most a symbol and a piece for each key */
     t->symbol = mem_alloc(total * sizeof *t->symbol);
     t->piece = mem_alloc(total * sizeof *t->piece);
@@ -320,6 +403,8 @@ static int read_model(Tokenizer *t, const JsonValue *root, size_t bytes, Error *
     const JsonValue *added = json_get(root, "added_tokens");
     static const char *const refused[] = { "continuing_subword_prefix", "end_of_word_suffix" };
     if (!json_is(model, JSON_OBJECT)) return error_set(e, "it has no \"model\"");
+    if (!has_only(model, "type dropout unk_token continuing_subword_prefix end_of_word_suffix fuse_unk byte_fallback "
+                  "ignore_merges vocab merges", "model", e)) return 0;
     if (json_get(model, "type") && strcmp(type_of(model), "BPE"))
         return error_set(e, "model %.80s is not supported, only BPE is", type_of(model));
     if (!json_is(vocab, JSON_OBJECT) || !json_is(merges, JSON_ARRAY))
@@ -336,17 +421,16 @@ static int read_model(Tokenizer *t, const JsonValue *root, size_t bytes, Error *
 }
 
 static int check_family(const Tokenizer *t, Error *e) {
-    if (t->byte_level && (t->prepend || t->replace || t->metaspace))
-        return error_set(e, "ByteLevel together with U+2581 for spaces is not supported");
-    if (t->byte_level) return 1;
-    for (int i = 0; i < t->scanners; i++)
-        if (t->scanner[i].next != pretokenizer_underline().next)
-            return error_set(e, "its pre_tokenizer does not end in ByteLevel");
-    return t->replace || t->metaspace
+    int underlines = t->metaspace;
+    for (int i = 0; i < t->changes; i++) underlines |= t->change[i].text && !strcmp(t->change[i].text, UNDERLINE);
+    if (t->byte_level && underlines) return error_set(e, "ByteLevel together with U+2581 for spaces is not supported");
+    return t->byte_level || underlines
         || error_set(e, "neither ByteLevel nor U+2581 for spaces: this kind of BPE is not supported");
 }
 static int read_all(Tokenizer *t, const JsonValue *root, size_t bytes, Error *e) {
     if (!json_is(root, JSON_OBJECT)) return error_set(e, "it is not a JSON object");
+    if (!has_only(root, "version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder model",
+                  "it", e)) return 0;
     if (!read_normalizer(t, json_get(root, "normalizer"), e)
         || !read_pre_tokenizer(t, json_get(root, "pre_tokenizer"), e)
         || !check_family(t, e) || !read_decoder(t, json_get(root, "decoder"), e)
@@ -355,7 +439,7 @@ static int read_all(Tokenizer *t, const JsonValue *root, size_t bytes, Error *e)
     read_post_processor(t, json_get(root, "post_processor"));
     int ends[1];
     if (tokenizer_ends(t, ends, 1)) t->eos = ends[0];
-    t->is_bytes = t->byte_level && t->vocab == 256 && t->model_vocab == 256 && !t->added_count && !t->nfc;
+    t->is_bytes = t->byte_level && t->vocab == 256 && t->model_tokens == 256 && !t->added_count && !t->changes;
     for (int b = 0; b < 256; b++) t->is_bytes &= t->byte_id[b] == b;
     return 1;
 }
@@ -437,5 +521,8 @@ Tokenizer *tokenizer_bytes(void) {
 void tokenizer_free(Tokenizer *t) {
     if (!t) return;
     for (int i = 0; i < t->added_count; i++) free(t->added[i].at);
-    free_each(t->json, t->chat, t->answer_end, t->arena, t->symbol, t->piece, t->words, t->merges, t->added, t);
+    for (int i = 0; i < t->changes; i++) { pattern_close(t->change[i].pattern); free(t->change[i].text); }
+    for (int i = 0; i < t->steps; i++) pattern_close(t->step[i].pattern);
+    free_each(t->space.at, t->letter.at, t->json, t->chat, t->answer_end, t->arena, t->symbol, t->piece, t->words,
+              t->merges, t->added, t);
 }

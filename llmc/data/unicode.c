@@ -1,7 +1,10 @@
 /* unicode.c: see unicode.h. The tables are generated (unicode_table.h). */
+#define _POSIX_C_SOURCE 200809L
 #include "unicode.h"
 #include "unicode_table.h"
 #include <stdlib.h>
+#include <string.h>
+#include <strings.h>
 
 #define COUNT(a) (sizeof (a) / sizeof *(a))
 
@@ -18,22 +21,45 @@ static const uint32_t *row_of(const uint32_t *table, size_t rows, size_t width, 
     return NULL;
 }
 
-CharClass unicode_class(uint32_t code) {
-    if (code < 0x80)
-        return (code | 32) - 'a' < 26 ? LETTER : code - '0' < 10 ? NUMBER : code == ' ' || code - 9 < 5 ? SPACE : OTHER;
-    if (row_of(unicode_letters[0], COUNT(unicode_letters), 2, 1, code)) return LETTER;
-    if (row_of(unicode_numbers[0], COUNT(unicode_numbers), 2, 1, code)) return NUMBER;
-    if (row_of(unicode_spaces[0], COUNT(unicode_spaces), 2, 1, code)) return SPACE;
-    return OTHER;
+static void add_rows(CodeSet *out, const uint32_t (*rows)[2], size_t n) {
+    for (size_t i = 0; i < n; i++) codeset_add(out, rows[i][0], rows[i][1]);
+}
+/* The characters of the categories whose bits are in `mask`. */
+static void add_categories(CodeSet *out, uint32_t mask) {
+    const size_t runs = COUNT(unicode_categories);
+    for (size_t i = 0; i < runs; i++) {
+        const uint32_t first = unicode_categories[i] >> 8, category = unicode_categories[i] & 0xFF,
+            end = i + 1 < runs ? unicode_categories[i + 1] >> 8 : CODE_MAX + 1;
+        if (category == ALTERNATE && (mask & 3) != 3) {
+            for (uint32_t c = first + !(mask & 1); mask & 3 && c < end; c += 2) codeset_add(out, c, c);
+        } else if (category == ALTERNATE || mask >> category & 1) codeset_add(out, first, end - 1);
+    }
+}
+/* The bits of a category (Lu), or of a group of them (L). */
+static uint32_t mask_of(const char *name, size_t n) {
+    uint32_t mask = 0;
+    for (uint32_t i = 0; i < ALTERNATE; i++)
+        if (n && n <= 2 && !memcmp(UNICODE_CATEGORIES + 2 * i, name, n)) mask |= 1u << i;
+    return mask;
 }
 
-int unicode_case(uint32_t code) {
-    if (code < 0x80) return code - 'A' < 26 ? MAY_BE_UPPER : code - 'a' < 26 ? MAY_BE_LOWER : 0;
-    if (row_of(unicode_lowers[0], COUNT(unicode_lowers), 2, 1, code)) return MAY_BE_LOWER;
-    if (row_of(unicode_uppers[0], COUNT(unicode_uppers), 2, 1, code)) return MAY_BE_UPPER;
-    if (unicode_class(code) == LETTER || row_of(unicode_marks[0], COUNT(unicode_marks), 2, 1, code))
-        return MAY_BE_UPPER | MAY_BE_LOWER;
-    return 0;
+int unicode_add(CodeSet *out, const char *name, size_t n) {
+#define ROWS(name) { #name, unicode_##name, COUNT(unicode_##name) }
+    static const struct { const char *name; const uint32_t (*rows)[2]; size_t count; } tables[] = {
+        ROWS(han), ROWS(hiragana), ROWS(katakana), ROWS(hangul), { "space", unicode_spaces, COUNT(unicode_spaces) } };
+    static const char *const words[] = { "L", "M", "Nd", "Nl", "Pc" };
+    const uint32_t mask = mask_of(name, n);
+    size_t found = mask != 0;
+    if (mask) add_categories(out, mask);
+    for (size_t i = 0; i < COUNT(tables); i++)
+        if (strlen(tables[i].name) == n && !strncasecmp(tables[i].name, name, n))
+            add_rows(out, tables[i].rows, tables[i].count), found = 1;
+    if (n == 4 && !strncasecmp(name, "word", n)) {
+        for (size_t i = 0; i < COUNT(words); i++) add_categories(out, mask_of(words[i], strlen(words[i])));
+        add_rows(out, unicode_words, COUNT(unicode_words)), found = 1;
+    }
+    codeset_sort(out);
+    return found != 0;
 }
 
 /* ---- normalization form C -----------------------------------------------------------------------

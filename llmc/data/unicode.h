@@ -1,13 +1,11 @@
-/* unicode.h: Unicode's classes of characters and normalization form C. UTF-8: llmc/base/text.h. */
+/* unicode.h: Unicode's properties of characters, normalization form C. UTF-8: llmc/base/text.h. */
 #ifndef UNICODE_H
 #define UNICODE_H
+#include "codeset.h"
 #include "llmc/base/text.h"
 
-typedef enum { OTHER, LETTER, NUMBER, SPACE } CharClass;        /* \p{L}, \p{N} and \s of regular expressions */
-
-CharClass unicode_class(uint32_t code);
-/* May it be in a word's capitals, small letters, or both (letters without case, marks)? Bits. */
-enum { MAY_BE_UPPER = 1, MAY_BE_LOWER = 2 };
-int unicode_case(uint32_t code);
+/* Adds the characters of a property, as regular expressions name it: a general category (Lu), a
+ * group of them (L), a script (Han, Hiragana, Katakana, Hangul), space or word. 0: unknown. */
+int  unicode_add(CodeSet *out, const char *name, size_t n);
 void unicode_nfc(Text *out, const char *s, size_t n);           /* appends s in normalization form C */
 #endif

@@ -20,9 +20,9 @@ static Tokenizer *golden_tokenizer(const JsonValue *golden) {
     char *at = text ? strstr(text, list) : NULL;
     Text all = { 0 };
     if (!at) fail(EXIT_INPUT, "%s has no list of added tokens", path);
-    at += strlen(list);
+    at = strchr(at + strlen(list), ']');                /* no token of these has one */
     text_add_bytes(&all, text, (size_t)(at - text));
-    if (*added) text_add(&all, "%s,", added);
+    if (*added) text_add(&all, ",%s", added);
     text_add_string(&all, at);
     Tokenizer *t = tokenizer_load_text(all.at, all.length, &e);
     if (!t) fail(EXIT_INPUT, "%s: %s", path, e.text);

@@ -696,6 +696,9 @@ static void test_tokenizer_refused(void) {
 #define PRE "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false}"
 #define DECODER ",\"decoder\":{\"type\":\"ByteLevel\"}"
 #define ADDED(content, id, flags) PRE DECODER ",\"added_tokens\":[{\"id\":" id ",\"content\":\"" content "\"" flags "}]"
+#define SPLIT(regex, behavior, more) "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":" \
+    "\"Split\",\"pattern\":{\"Regex\":\"" regex "\"},\"behavior\":\"" behavior "\",\"invert\":false" more "}," \
+    "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]}" DECODER
     /* says: NULL if it must load */
     static const struct { const char *what, *vocab, *merges, *model, *rest, *says; } cases[] = {
         { "merges as strings", ",\"th\":256", "[\"t h\"]", "", NULL, NULL },
@@ -711,11 +714,11 @@ static void test_tokenizer_refused(void) {
         { "a merge into an unknown token", ",\"th\":256", "[\"h t\"]", "", NULL, "merge 0" },
         { "merges missing", ",\"th\":256", "null", "", NULL, "needs" },
         { "duplicate ids", ",\"th\":255", "[\"t h\"]", "", NULL, "two tokens" },
-        { "a gap in the ids", ",\"th\":257", "[\"t h\"]", "", NULL, "gap" },
-        { "a negative id", ",\"th\":-1", "[\"t h\"]", "", NULL, "gap" },
-        { "a huge id", ",\"th\":4294967296", "[\"t h\"]", "", NULL, "gap" },
-        { "an id that is text", ",\"th\":\"256\"", "[\"t h\"]", "", NULL, "gap" },
-        { "a fractional id", ",\"th\":256.0", "[\"t h\"]", "", NULL, "gap" },
+        { "a gap in the ids", ",\"zz\":300,\"th\":256", "[\"t h\",\"z z\"]", "", NULL, NULL },
+        { "a negative id", ",\"th\":-1", "[\"t h\"]", "", NULL, "no id" },
+        { "a huge id", ",\"th\":4294967296", "[\"t h\"]", "", NULL, "4294967296" },
+        { "an id that is text", ",\"th\":\"256\"", "[\"t h\"]", "", NULL, "no id" },
+        { "a fractional id", ",\"th\":256.0", "[\"t h\"]", "", NULL, "no id" },
         { "a key twice", ",\"th\":256,\"th\":257", "[\"t h\"]", "", NULL, "twice" },
         { "dropout", ",\"th\":256", "[\"t h\"]", "\"dropout\":0.1,", NULL, "dropout" },
         { "word suffix", ",\"th\":256", "[\"t h\"]", "\"end_of_word_suffix\":\"</w>\",", NULL, "end_of_word_suffix" },
@@ -724,12 +727,13 @@ static void test_tokenizer_refused(void) {
         { "another normalizer", "", "[]", "", "\"normalizer\":{\"type\":\"Lowercase\"}," PRE DECODER, "Lowercase" },
         { "another pre-tokenizer", "", "[]", "", "\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"}"
           DECODER, "BertPreTokenizer" },
-        { "add_prefix_space", "", "[]", "", "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true}"
-          DECODER, "add_prefix_space" },
-        { "another pattern", "", "[]", "",
-          "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\","
-          "\"pattern\":{\"Regex\":\"a+\"},\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\","
-          "\"add_prefix_space\":false,\"use_regex\":false}]}" DECODER, "a+" },
+        { "a pattern", ",\"th\":256", "[\"t h\"]", "", SPLIT("a+", "Isolated", ""), NULL },
+        { "an atomic group", "", "[]", "", SPLIT("(?>a+)b", "Isolated", ""), "this kind of group" },
+        { "another behavior", "", "[]", "", SPLIT("a+", "Merged", ""), "behavior Merged" },
+        { "a step's unknown key", "", "[]", "", SPLIT("a+", "Isolated", ",\"greedy\":true"), "greedy" },
+        { "an unknown key", "", "[]", "", PRE DECODER ",\"casing\":\"lower\"", "casing" },
+        { "a model's unknown key", "", "[]", "\"cache\":3,", NULL, "cache" },
+        { "an added token's unknown key", "", "[]", "", ADDED("<x>", "256", ",\"strip\":true"), "strip" },
         { "a step after ByteLevel", "", "[]", "", "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":["
           "{\"type\":\"ByteLevel\",\"add_prefix_space\":false},{\"type\":\"Digits\"}]}" DECODER, "after ByteLevel" },
         { "another decoder", "", "[]", "", PRE ",\"decoder\":{\"type\":\"WordPiece\"}", "WordPiece" },
@@ -737,11 +741,10 @@ static void test_tokenizer_refused(void) {
         { "no pre-tokenizer", "", "[]", "", "\"decoder\":{\"type\":\"ByteLevel\"}", "neither" },
         { "an added token with the id of another", "", "[]", "", ADDED("<x>", "255", ""), "two tokens" },
         { "an added token with another id in the vocabulary", "", "[]", "", ADDED("A", "66", ""), "another id" },
-        { "an added token after a gap", "", "[]", "", ADDED("<x>", "257", ""), "gap" },
+        { "an added token after a gap", "", "[]", "", ADDED("<x>", "257", ""), "gives it the next one, 256" },
         { "an added token without content", "", "[]", "", PRE DECODER ",\"added_tokens\":[{\"id\":256}]", "content" },
         { "an empty added token", "", "[]", "", ADDED("", "256", ""), "empty" },
-        { "an added token with lstrip", "", "[]", "", ADDED("<x>", "256", ",\"lstrip\":true"), "lstrip" },
-        { "an added single_word", "", "[]", "", ADDED("<x>", "256", ",\"single_word\":true"), "single_word" }, };
+    };
     for (size_t i = 0; i < COUNT(cases); i++) {
         char *text = tokenizer_text(cases[i].vocab, cases[i].merges, cases[i].model, cases[i].rest);
         Error e = { 0 };
@@ -899,4 +902,5 @@ void test_files(void) {
     PART(test_tokenizer_goldens()); PART(test_tokenizer_lossless()); PART(test_tokenizer_without_bytes());
     PART(test_tokenizer_refused()); PART(test_tokenizer_order()); PART(test_tokenizer_stream());
     test_outside();
+    test_patterns();
 }

@@ -115,9 +115,9 @@ static void test_added_tokens(void) {
         { "<", 1, { '<' } }, { "<abce", 3, { 258, 'c', 'e' } }, { "<b<az", 4, { '<', 'b', 257, 'z' } },
         { "=xy", 2, { 260, 'y' } }, { "=xyz", 1, { 256 } }, };
     Error e = { 0 };
-    Tokenizer *t = with_added("{\"id\":259,\"content\":\"<abcd\"},{\"id\":258,\"content\":\"<ab\"},"
-                              "{\"id\":260,\"content\":\"=x\",\"normalized\":true},{\"id\":257,\"content\":\"<a\"},"
-                              "{\"id\":256,\"content\":\"=xyz\"}", &e);
+    Tokenizer *t = with_added("{\"id\":256,\"content\":\"=xyz\"},{\"id\":257,\"content\":\"<a\"},"
+                              "{\"id\":258,\"content\":\"<ab\"},{\"id\":259,\"content\":\"<abcd\"},"
+                              "{\"id\":260,\"content\":\"=x\",\"normalized\":true}", &e);
     for (size_t i = 0; t && i < COUNT(cases); i++) {
         int *ids, n = (int)tokenizer_encode(t, cases[i].text, strlen(cases[i].text), &ids), same = n == cases[i].count;
         for (int k = 0; k < n && same; k++) same = ids[k] == cases[i].ids[k];

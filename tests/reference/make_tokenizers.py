@@ -5,7 +5,7 @@
 trained_PATTERN.json is the result of the library's trainer on trained.txt (min_frequency 2); llmc/data/bpe.c must give the same.
 NAME.json is a tokenizer.json; NAME.cases.json is {"cases": [{"text", "ids", "decoded"}]}, without a beginning-of-text token, and
 decoding skips special tokens. "decoded" is null if the library's byte-level decoder would interpret the characters of an added
-token as bytes (it turns the token "na\u00ef" into the bytes 6E 61 EF)."""
+token as bytes (it turns the token "na\u00ef" into the bytes 6E 61 EF). steps.json: see write_steps."""
 import json
 import os
 import random
@@ -187,3 +187,94 @@ for file, content in outputs.items():
     with open(os.path.join("tokenizers", file), "w", encoding="utf-8", newline="") as f:
         f.write(content)
     print(file, os.path.getsize(f.name))
+
+# ---- steps.json: how text is cut, by what published tokenizers use. Each case replaces parts of o200k.json, whose ids depend on
+# where words end; a hash of the ids is kept for each text.
+UP, LOW, LED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"[^\r\n\p{L}\p{N}]?"
+TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+NO_HAN = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+PATTERNS = {
+    "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "cl100k of tiktoken": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+    "cl100k, first": ENDING + r"|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    "nanochat": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    "tekken": LED + UP + "*" + LOW + "+|" + LED + UP + "+" + LOW + r"*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "qwen3.5": ENDING + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "kimi-k2": r"[\p{Han}]+|" + LED + NO_HAN[0] + "*" + NO_HAN[1] + "+" + ENDING + "?|" + LED + NO_HAN[0] + "+" + NO_HAN[1] + "*" + ENDING
+               + r"?|\p{N}{1,3}" + TAIL,
+    "seed-oss": ENDING + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "exaone": ENDING + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+    "bloom": " ?[^(\\s|[.,!?…。，、।۔،])]+",
+    "clip": r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
+    "digits from the right": r"\p{N}{1,3}(?=(?:\p{N}{3})*\b)",
+    "digits from the right, of no length": r"(?=(\d{3})+(?!\d))",
+    "behind": r"(?<=\d)\D|(?<!\s)\p{Lu}", "lazy": r"a.*?e|\w{2,4}?", "edges": r"^.|\B.$|\A\s|\S\z|\b\d", "intervals": r"\w{1,3}+|\s{2}?|.{,2}x",
+    "classes": r"[]x'-]+|[^\W\d_]{3}|[\x00-\x1f\u4e2d\x{1F600}]|(?i:[k-t]+)", "any": r"(?m:a.b)|x*", "scripts": r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]+|[^\p{Han}]",
+}
+DEEPSEEK = ["\\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+",
+            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""]
+
+
+def steps(*parts, **level):
+    level = {"add_prefix_space": False, "use_regex": False, **level}
+    return pre_tokenizers.Sequence([*parts, pre_tokenizers.ByteLevel(**level)])
+
+
+def split_at(pattern, behavior="isolated", invert=False):
+    return pre_tokenizers.Split(pattern if isinstance(pattern, str) else Regex(pattern[0]), behavior, invert)
+
+
+def step_cases():
+    out = {name: {"pre": steps(split_at([regex]))} for name, regex in PATTERNS.items()}
+    out["deepseek-v3"] = {"pre": steps(*[split_at([regex]) for regex in DEEPSEEK])}
+    for behavior in ("removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"):
+        for invert in (False, True):
+            out[behavior + " inverted" * invert] = {"pre": steps(split_at([r"[aeiou ]|\d{2}"], behavior, invert))}
+    out["text"] = {"pre": steps(split_at(" ", "merged_with_previous"), split_at(".", "merged_with_next"))}
+    out["digits"] = {"pre": steps(pre_tokenizers.Digits(False), use_regex=True)}
+    out["punctuation"] = {"pre": steps(pre_tokenizers.Punctuation("contiguous"))}
+    out["whitespace"] = {"pre": steps(pre_tokenizers.Whitespace())}
+    out["whitespace split"] = {"pre": steps(pre_tokenizers.WhitespaceSplit())}
+    out["prefix space"] = {"pre": pre_tokenizers.ByteLevel(add_prefix_space=True)}
+    out["prefix space of pieces"] = {"pre": steps(pre_tokenizers.Digits(True), use_regex=True, add_prefix_space=True)}
+    out["normalizers"] = {"normalizer": normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Replace("the", "<s>"),
+                                                             normalizers.Prepend("e")])}
+    out["strip"] = {"normalizer": normalizers.Strip(True, True)}
+    out["added"] = {"added": [AddedToken("<l>", lstrip=True), AddedToken("<r>", rstrip=True), AddedToken("w", single_word=True), AddedToken("\n"),
+                              AddedToken("<lr>", lstrip=True, rstrip=True, normalized=True), AddedToken("é", single_word=True, normalized=True)]}
+    return out
+
+
+FLAGS = ["a  <l> b", "a <r>  b", "a w b", "aw b", "w\u200d", "\u200dw", "²w w²", "x<r>\n\n y", "<r> <l>", "ww w", "a\u0085<l>", "w_ Ⓐw ẃ ⅷw", "<r>  <r> <l>  <l>",
+         "\n<l>\n<lr> \u3000<r>", "w w\nw", "  <lr>  <lr>é é", "<l><r><l>", "éw wé cafe\u0301 e\u0301", "1234567 890 12", "a1b22c333d4444e", " aeiou 12 34 ou"]
+
+
+def write_steps():
+    texts = CASES + CASED + FLAGS + random_cases(40)
+    lines = []
+    for name, case in step_cases().items():
+        t = Tokenizer.from_str(json.dumps(MADE["o200k"]))
+        change = {}
+        if "pre" in case:
+            t.pre_tokenizer = case["pre"]
+        if "normalizer" in case:
+            t.normalizer = case["normalizer"]
+        t.add_tokens(case.get("added", []))
+        made = json.loads(t.to_str())
+        for key in ("pre_tokenizer", "normalizer", "added_tokens"):
+            if made[key] != MADE["o200k"][key]:
+                change[key] = made[key]
+        hashes = []
+        for text in texts:
+            h = 0
+            for i in t.encode(text, add_special_tokens=False).ids:
+                h = (h * 31 + i + 1) % 2**32
+            hashes.append(h)
+        lines.append(json.dumps({"name": name, "change": change, "hashes": hashes}, separators=(",", ":")))
+    with open("tokenizers/steps.json", "w", encoding="utf-8") as f:
+        f.write('{"texts":%s,\n"cases":[\n' % json.dumps(texts, separators=(",", ":")) + ",\n".join(lines) + "\n]}\n")
+    print("steps.json", os.path.getsize("tokenizers/steps.json"))
+
+
+write_steps()
