@@ -337,6 +337,14 @@ echo '{"do_sample": true, "top_p": 3}' > sampled/generation_config.json
 expect 3 'top_p: .*expected a number from 0 to 1; -p sets another' $infer sampled -i a -n 2
 # A mixture of a dense model begins with its loss.
 expect 0 'fingerprint' $train -i text.txt -j val.txt -tk 300 -e d2:c32h2n1 -b 2 -t 32 -d 128 -x 20 -v 20 -s 0 -o plain
+# Tokens without a row: refused, or rows are added on request, which are saved like all others.
+sed 's/"special":true}\],$/"special":true},{"id":300,"content":"<|new|>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],/' plain/tokenizer.json > more.json
+expect 3 'has 300 tokens, the data need 301. -nr 1 adds rows' $train -i text.txt -j val.txt -e plain -tk more.json -b 2 -t 32 -d 128 -x 2 -v 2 -s 0 -o grown
+expect 0 '1 rows are added to the vocabulary of plain' $train -i text.txt -j val.txt -e plain -tk more.json -nr 1 -b 2 -t 32 -d 128 -x 2 -v 2 -s 0 -o grown
+ok "-nr: config.json has the new row" grep -q '"vocab_size": 301' grown/config.json
+ok "-nr: and the tokenizer the new token" cmp grown/tokenizer.json more.json
+expect 0 'bits/byte' $infer grown -x val.txt
+expect 0 'resuming' $train -o grown -y 1 -x 3
 # A row without a token is in the softmax like all others: the loss does not depend on whether its token has a name.
 sed -e '/":298,$/s/,$/},/' -e '/":299},$/d' -e '$d' plain/tokenizer.json | sed '$s/,$/]}}/' > fewer.json
 echo 'q z q z q' > odd.txt

@@ -41,6 +41,7 @@ typedef struct {
     int           node;                 /* ranks of a node, or all (-zn) */
     int           micro_batches;        /* of a step, on each rank */
     int          *inputs, *targets, *positions;     /* (micro_batches,B,T) */
+    int           new_rows;             /* of the vocabulary, that the folder's model does not have */
     int64_t       counted;              /* targets of the step that count, of all ranks: its loss is their mean */
     uint64_t     *keys;                 /* (micro_batches) of their dropout */
     double        started, session;     /* time of the program's start; seconds trained in this session */

@@ -244,11 +244,14 @@ static void load_config(Run *r) {
     Config *c = &r->config;
     Error e;
     if (!hf_load_config(s->model, c, &e)) fail_with(&e, EXIT_INPUT);
-    if (r->tokenizer && tokenizer_vocab(r->tokenizer) > c->vocab)
-        fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab,
-             tokenizer_vocab(r->tokenizer));
+    const int more = r->tokenizer ? tokenizer_vocab(r->tokenizer) - config_ids(c) : 0;
+    if (more > 0 && (!s->new_rows || *s->upcycle))
+        fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d. -nr 1 adds rows for them%s", s->model,
+             config_ids(c), config_ids(c) + more, *s->upcycle ? ", but not with -up: in a run before" : "");
     if (!hf_check_weights(r->dev, c, s->model, &e)) fail_with(&e, EXIT_INPUT);
     r->dense = *c;
+    r->new_rows = more > 0 ? more : 0;
+    c->vocab += r->new_rows, c->padding += r->new_rows;             /* rows that no file has, until it is read */
     if (*s->upcycle && !family_upcycle(c, s->upcycle, &e)) fail_with(&e, EXIT_USAGE);
     if (!r->restored && (!*s->upcycle || data_has_chats(r->data)))
         settings_fine_tune(&r->s, r->dev->is_gpu, c->channels, c->context, data_has_chats(r->data));
@@ -313,7 +316,7 @@ void run_choose_model(Run *r) {
     c->fp8 = s->precision == FP8_IF_FASTER ? FP8_WHERE_FASTER : s->precision == FP8_ALWAYS ? FP8_ALL : 0;
     check_precision(r);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt nearest: the MLP of this model has no experts");
-    if (!data_check(r->data, s->seq, config_ids(c), &e)) fail_with(&e, EXIT_INPUT);
+    if (!data_check(r->data, s->seq, config_ids(c) + r->new_rows, &e)) fail_with(&e, EXIT_INPUT);
     if (is_model && !r->restored && data_has_chats(r->data))
         settings_fit_rows(&r->s, data_epoch_samples(r->data, s->seq));
 }

@@ -4,6 +4,7 @@
 #include "llmc/files/hf.h"
 #include "llmc/model/check.h"
 #include "llmc/model/plan.h"
+#include "llmc/model/ranges.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -106,6 +107,33 @@ static void upcycle(Run *r) {
     parallel_gather_weights(&r->model, 0);
     if (!hf_load_upcycled(&r->model, &r->dense, r->s.model, &e)) fail_with(&e, EXIT_INPUT);
 }
+/* New tokens begin as the mean of all others, in the embedding and in the head: they change no
+ * distribution much (Hewitt 2021, Initializing New Word Embeddings). From here on files have them. */
+static void add_rows(Run *r) {
+    Model *m = &r->model;
+    if (!r->new_rows) return;
+    if (m->dp.level >= 3)
+        fail(EXIT_USAGE, "-nr 1: rows are not added to sharded weights (-z 3). -z 2, or a run of one step before");
+    for (int i = 0; i < m->manifest.count; i++) {
+        Tensor *t = &m->manifest.at[i];
+        if (!t->padding) continue;
+        const size_t rows = (size_t)(t->shape[0] - t->padding), width = t->count / (size_t)t->shape[0];
+        floatX *const weight = model_weight(m, t);
+        double *mean = mem_alloc(width * sizeof *mean), *row = mem_alloc(width * sizeof *row);
+        for (size_t n = 0; n < rows; n++) {
+            m->dev->to_double(row, float_at(m, weight, n * width), width);
+            for (size_t k = 0; k < width; k++) mean[k] += row[k] / (double)rows;
+        }
+        for (size_t n = 0; n < (size_t)r->new_rows; n++)
+            m->dev->from_double(float_at(m, weight, (rows + n) * width), mean, width);
+        t->padding -= r->new_rows;
+        free_each(mean, row);
+    }
+    m->manifest.padding -= r->new_rows;
+    r->config.padding = m->config.padding -= r->new_rows;
+    m->used_vocab = config_ids(&m->config);
+    if (r->leads) text_print(stdout, "%d rows are added to the vocabulary of %s\n", r->new_rows, r->s.model);
+}
 void run_start_or_resume(Run *r) {
     const Settings *s = &r->s;
     Progress *p = &r->progress;
@@ -134,6 +162,7 @@ void run_start_or_resume(Run *r) {
         if (!is_folder(s->model)) draw_weights(r);
         else if (*s->upcycle) upcycle(r);
         else if (!hf_load_weights(&r->model, s->model, &e)) fail_with(&e, EXIT_INPUT);
+        else add_rows(r);
         optimizer_start(&r->optimizer, &r->model);
         group_barrier(r->parallel.group);                    /* wait until every rank has validated its input */
         if (r->leads) run_claim_folder(r);

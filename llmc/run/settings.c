@@ -32,6 +32,8 @@ static const Option options[] = {
       "1: train on the bytes of files that are no text: archives, pictures, binaries" },
     { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4:z1",               0,    0,     NULL,
       "descriptor such as m4, d12, m12:e64k8f256, or a folder with a model to train further" },
+    { "model",     "nr", "new-rows",     OPTION_INT,   AT(new_rows),      "0",                   0,    1,     NULL,
+      "1: for tokens (-tk) that the model of a folder has no rows for they are added, each the mean of the others" },
     { "model",     "up", "upcycle",      OPTION_TEXT,  AT(upcycle),       "",                    0,    0,     NULL,
       "make the dense model of -e FOLDER a mixture; e8k2: 8 experts, 2 a token, each a copy of its MLP" },
     { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,

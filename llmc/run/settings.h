@@ -9,7 +9,7 @@
 #include "llmc/model/schedule.h"
 #include "options.h"
 
-enum { SETTINGS = 75 };
+enum { SETTINGS = 76 };
 /* Values of choices, in the order of their words in the table. */
 typedef enum { ADAMW, MUON } Updates;
 typedef enum { BIAS_BY_SIGN, BIAS_RELATIVE } BiasLaw;
@@ -19,7 +19,7 @@ typedef enum { SAVE_AUTO, SAVE_F32, SAVE_BF16, SAVE_F16, SAVE_F64 } SavedType;
 /* In the order of the table's groups. */
 typedef struct {
     const char *train, *val, *tokenizer, *pattern, *chat, *field;
-    int         allow_data, any_bytes;
+    int         allow_data, any_bytes, new_rows;
     const char *model, *upcycle, *scores;
     Activation  activation;
     const char *out;
