@@ -108,7 +108,7 @@ static void upcycle(Run *r) {
     if (!hf_load_upcycled(&r->model, &r->dense, r->s.model, &e)) fail_with(&e, EXIT_INPUT);
 }
 /* New tokens begin as the mean of all others, in the embedding and in the head: they change no
- * distribution much (Hewitt 2021, Initializing New Word Embeddings). From here on files have them. */
+ * distribution much (Hewitt 2021, Initializing New Word Embeddings). From here files have them. */
 static void add_rows(Run *r) {
     Model *m = &r->model;
     if (!r->new_rows) return;
