@@ -14,7 +14,7 @@
 #include "kernels/kernels.h"
 #include "llmc/base/base.h"
 
-enum { MOST_BUFFERS = 20, MOST_SEGMENTS = 67, GUARD = 256 };    /* GUARD: canary bytes on each side of a buffer */
+enum { MOST_BUFFERS = 21, MOST_SEGMENTS = 67, GUARD = 256 };    /* GUARD: canary bytes on each side of a buffer */
 typedef enum { INPUT, SCRATCH, OUTPUT, UPDATE } Role;   /* read; not compared; overwritten; read and written */
 /* A Dtype of kernels.h, or one of these. BYTE: bytes of a struct, a key or e4m3 codes. CODES: codes
  * of rows (Fp8), read as values; their scales, REAL, are the next buffer. */
