@@ -17,13 +17,21 @@
 #include "llmc/ranks/threads.h"
 #include "llmc/run/requests.h"
 #include "llmc/run/run.h"
+#include <math.h>
 #include <string.h>
 
 /* ---- one step -------------------------------------------------------------------------------- */
 
-static AdamW adamw(const Settings *s, int64_t step) {
-    return (AdamW){ .lr = s->lr * (float)schedule_rate(s->schedule, (long)step, (long)s->steps, (long)s->warmup,
-                                                       (double)s->final_lr, (double)s->decay_part),
+/* The noise of a gradient falls with the root of its batch, and the rate that it allows rises. */
+static float rate(const Run *r, int64_t step) {
+    const Settings *s = &r->s;
+    return s->lr * (float)schedule_rate(s->schedule, (long)step, (long)s->steps, (long)s->warmup, (double)s->final_lr,
+                                        (double)s->decay_part)
+         * sqrtf((float)stages_at(&r->stages, step, s->steps));
+}
+static AdamW adamw(const Run *r, int64_t step) {
+    const Settings *s = &r->s;
+    return (AdamW){ .lr = rate(r, step),
                     .beta1 = s->beta1, .beta2 = s->beta2, .eps = 1e-8f, .decay = s->decay, .clip = s->clip,
                     .key = random_key(~(uint64_t)s->seed, (uint64_t)step) };
 }
@@ -41,16 +49,17 @@ static void send_step(Run *r) {
                         r->inputs + at, r->targets + at, r->positions + at, &e))
             fail_with(&e, EXIT_DISK);
         r->keys[micro] = random_key((uint64_t)s->seed,
-                                    (uint64_t)(step * r->micro_batches * r->parallel.ranks + micro_index));
+                                    (uint64_t)(step * run_most_micro_batches(r) * r->parallel.ranks + micro_index));
     }
     r->counted = data_counted(r->data, first, (int)samples_per_step(r), s->seq, (uint64_t)s->seed, &e);
     if (r->counted < 0) fail_with(&e, EXIT_DISK);
+    r->model.batch.micro_batches = r->micro_batches;
     model_send(&r->model, r->inputs, r->targets, data_has_chats(r->data) ? r->positions : NULL, r->keys,
                s->batch, s->seq);
     const float scale = 1.0f / (float)r->counted;
     schedule_further((double)step / (double)s->steps, (double)s->further, r->model.further_weight);
     model_scale_loss(&r->model, (double)scale);
-    optimizer_set(&r->optimizer, &r->model, adamw(s, step));
+    optimizer_set(&r->optimizer, &r->model, adamw(r, step));
 }
 static void micro_batch(void *run) {
     Run *r = run;
@@ -67,12 +76,14 @@ static void train_step(Run *r) {
     char activity[64];
     snprintf(activity, sizeof activity, "step %lld", (long long)r->progress.step + 1);
     if (m->dev->set_activity) m->dev->set_activity(activity);
+    r->micro_batches = r->first_micro_batches * stages_at(&r->stages, r->progress.step, r->s.steps);
     send_step(r);
     m->dropout = r->s.dropout;
     m->rounds = m->fp8 = 1;
     for (int micro = 0; micro < r->micro_batches; micro++) {
         model_begin_micro(m, micro);
-        replay_run(&r->replay_micro[m->batch.phase], r->dev, model_state(m), micro_batch, r);
+        replay_run(&r->replay_micro[m->batch.phase], r->dev, model_state(m) + (uint64_t)r->micro_batches, micro_batch,
+                   r);
         model_end_micro(m, micro);
     }
     if (r->saves.under_way) m->dev->copied(0);                       /* what is saved is not changed before */
@@ -93,7 +104,7 @@ static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     results_free(&results);
     const double seconds = now() - start;               /* a GPU's step has ended when its results are here */
     r->session += seconds;
-    t.lr = (double)adamw(&r->s, r->progress.step).lr;
+    t.lr = (double)rate(r, r->progress.step);
     t.ms = 1e3 * seconds;
     t.tok_s = (double)tokens_per_step(r) / seconds;
     t.eta = run_seconds_left(r, t.step);

@@ -161,6 +161,15 @@ ok "a run leaves its settings" grep -q '^batch  *= 2$' whole/settings.txt
 expect 0 fingerprint $train -cf whole/settings.txt -o repeated
 same_run whole repeated "repeated from its settings.txt"
 ok "with the same settings.txt" cmp -s whole/settings.txt repeated/settings.txt
+# Stages of the batch, further targets: resumed within a stage; on two ranks.
+expect 0 'stages  ' $some -d 128 -ds 1:2:3 -ft 0.5 -k wsd -kd 0.6 -x 12 -n 5 -rp 1 -ng 1 -o staged
+cp -R staged staged2 && rm -rf staged2/state/step-0000001*
+expect 0 'at step 5' $train -o staged2 -y 1
+same_run staged staged2 "stages: resumed in the second"
+expect 0 fingerprint $some -d 128 -ds 1:2:3 -ft 0.5 -k wsd -kd 0.6 -x 12 -n 5 -rp 1 -ng 2 -o staged3
+same_run staged staged3 "stages on two ranks"
+expect 2 'ds 1:2:x: a stage is a number' $some -ds 1:2:x -o none
+expect 2 'ds 1:2:3: a run of 2 steps' $some -ds 1:2:3 -x 2 -o none
 printf '# mine\r\n\n-i text.txt\r\nval=val.txt\n  --seq = 16\nb 4\n' > mine.txt
 expect 0 '= 8 x 16 x 1 micro' $train --config=mine.txt -b 8 -d 128 $model -x 0
 expect 0 '= 4 x 16 x 1 micro' $train $model -cf mine.txt -x 0

@@ -86,7 +86,7 @@ void model_begin_micro(Model *m, int micro) {
     if (b->packed && m->config.window) m->dev->copy(b->reach, b->step_reaches + first, N * sizeof *b->reach);
     m->dev->copy(b->key, b->step_keys + micro, sizeof *b->key);
     m->dev->copy(m->dp.own_tokens, b->step_counted + micro, sizeof *b->step_counted);
-    if (micro == 0 && m->dp.ranks > 1)
+    if (micro == 0 && (m->dp.ranks > 1 || b->micro_batches < b->all_micro_batches))
         m->dev->zero(m->results.step_losses, (size_t)b->all_micro_batches * m->dev->real_size);
     const int shards = m->dp.level >= 2, apart = m->dp.ordered || shards;
     if (micro == 0 && apart)

@@ -133,7 +133,8 @@ typedef struct {                        /* what the model reads */
     real *loss_scale;                   /* (3) of gradients of the loss, by the next token and further targets */
     uint64_t *key;                      /* of its dropout */
     Phase phase;
-    int  micro_batches, all_micro_batches;  /* of a step, here and on all ranks. That of rank r: index m*ranks + r */
+    int  micro_batches;                 /* of the step; at most what was planned for */
+    int  all_micro_batches;             /* that, on all ranks. That of rank r: index m*ranks + r */
     int *step_tokens, *step_targets, *step_positions, *step_reaches;    /* (micro_batches, N); the last two if packed */
     uint64_t *step_keys;                /* (micro_batches) */
     int *step_counted;                  /* (micro_batches) tokens without filler */

@@ -39,11 +39,13 @@ typedef struct {
     int           records;              /* 1: steps are recorded and replayed */
     Checkpoint   *from;                 /* the checkpoint that is resumed, or NULL */
     int           node;                 /* ranks of a node, or all (-zn) */
-    int           micro_batches;        /* of a step, on each rank */
-    int          *inputs, *targets, *positions;     /* (micro_batches,B,T) */
+    Stages        stages;               /* of the batch (-ds) */
+    int           first_micro_batches;  /* of a step of the first stage, on each rank */
+    int           micro_batches;        /* of this step */
+    int          *inputs, *targets, *positions;     /* (run_most_micro_batches,B,T) */
     int           new_rows;             /* of the vocabulary, that the folder's model does not have */
     int64_t       counted;              /* targets of the step that count, of all ranks: its loss is their mean */
-    uint64_t     *keys;                 /* (micro_batches) of their dropout */
+    uint64_t     *keys;                 /* (run_most_micro_batches) of their dropout */
     double        started, session;     /* time of the program's start; seconds trained in this session */
     double        validated;            /* seconds that the last validation took; 0: none yet */
     Saves         saves;
@@ -54,6 +56,7 @@ typedef struct {
     int           finished;             /* 1: ran to the end; 0: stopped on request */
 } Run;
 
+static inline int run_most_micro_batches(const Run *r) { return r->first_micro_batches * r->stages.most; }
 static inline int64_t samples_per_step(const Run *r) {
     return (int64_t)r->s.batch * r->parallel.ranks * r->micro_batches;
 }

@@ -46,7 +46,8 @@ static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *c
     set_sharding(r, &p, e.level, e.shards);
     if (e.automatic) e.recompute = recompute_numbered(0);
     model_plan_training(&m, r->dev, &r->config, e.batch, r->s.seq, &e.recompute,
-                        r->micro_batches * r->s.batch / e.batch, r->s.gradients, p.ranks > 1 || p.ordered ? &p : NULL);
+                        run_most_micro_batches(r) * r->s.batch / e.batch, r->s.gradients,
+                        p.ranks > 1 || p.ordered ? &p : NULL);
     optimizer_plan(&o, &m, e.master, e.moments, settings_muon(&r->s));
     const int length = r->s.seq > 2 ? r->s.seq : 2;
     const size_t kept = m.arena.total,
@@ -135,6 +136,24 @@ static int64_t most_slots(const Config *c, int N) {
     const int64_t mlp = mlp_slots(c, N, 1), attention = c->attention_experts > 1 ? (int64_t)N * c->query_heads : 0;
     return mlp > attention ? mlp : attention;
 }
+/* micro_batches: of a step of the first stage. */
+static void plan_stages(Run *r, int64_t micro_batches) {
+    Settings *s = &r->s;
+    Error e;
+    if (!stages_parse(&r->stages, s->stages, &e)) fail(EXIT_USAGE, "-ds %s: %s", s->stages, e.text);
+    if (micro_batches * r->stages.most > 1 << 20)
+        fail(EXIT_USAGE, "-d %lld: more than %d micro-batches a step", (long long)s->total, 1 << 20);
+    r->micro_batches = r->first_micro_batches = (int)micro_batches;
+    const int64_t all = stages_before(&r->stages, r->stages.count, r->stages.count) * samples_per_step(r);
+    if (s->steps < 0
+        && !(s->steps = -s->steps * data_epoch_samples(r->data, s->seq) * r->stages.count / all))
+        fail(EXIT_INPUT, "%s: an epoch has %lld sequences, less than the %lld of one step. "
+             "Use smaller steps (-b, -t, -d), or set their number (-x)",
+             s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)(all / r->stages.count));
+    if (s->steps > 0 && s->steps < r->stages.count)
+        fail(EXIT_USAGE, "-ds %s: a run of %lld steps (-x) has no %d stages", s->stages, (long long)s->steps,
+             r->stages.count);
+}
 void run_plan(Run *r) {
     Settings *s = &r->s;
     const int ranks = r->parallel.ranks;
@@ -163,19 +182,13 @@ void run_plan(Run *r) {
     if (s->total % micro)
         fail(EXIT_USAGE, "-d %lld: must be a multiple of B*T = %d*%d%s = %lld", (long long)s->total, s->batch, s->seq,
              ranks > 1 ? ", times the ranks," : "", (long long)micro);
-    if (s->total / micro > 1 << 20)
-        fail(EXIT_USAGE, "-d %lld: more than %d micro-batches a step", (long long)s->total, 1 << 20);
-    r->micro_batches = (int)(s->total / micro);
+    plan_stages(r, s->total / micro);
     bound_validation(r);
-    if (s->steps < 0 && !(s->steps = -s->steps * data_epoch_samples(r->data, s->seq) / samples_per_step(r)))
-        fail(EXIT_INPUT, "%s: an epoch has %lld sequences, less than the %lld of one step. "
-             "Use smaller steps (-b, -t, -d), or set their number (-x)",
-             s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)samples_per_step(r));
     r->recompute = recompute_numbered(s->recompute);
     if (ranks > 1) choose_level(r);
     choose_recompute(r);
-    model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, &r->recompute, r->micro_batches,
-                        s->gradients, ranks > 1 || s->ordered ? &r->parallel : NULL);
+    model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, &r->recompute,
+                        run_most_micro_batches(r), s->gradients, ranks > 1 || s->ordered ? &r->parallel : NULL);
     if (s->ordered && r->dev->floatX_size == 2 && (!s->master || s->moments == FLOATX))
         fail(EXIT_USAGE, "-rp 1: not with -mw 0 or -mo bf16. Their stochastic rounding depends on positions in memory, "
              "which depend on the number of ranks");
@@ -371,6 +384,9 @@ void run_print_plan(const Run *r) {
     printf("|   tokens per step     | %lld = %d x %d x %d micro-batches x %d rank%s; %.2f Mflop per token\n",
            (long long)tokens_per_step(r), r->s.batch, r->s.seq, r->micro_batches, ranks, ranks > 1 ? "s" : "",
            config_flops(c, r->s.seq) / 1e6);
+    if (r->stages.count > 1)
+        printf("|   stages            | %s: times these tokens, and their root times the rate, in equally many steps\n",
+               r->s.stages);
     if (ranks > 1)
         printf("| ranks: %d in %d process%s (launcher: %s)\n", ranks, r->launch.processes,
                r->launch.processes > 1 ? "es" : "", r->launch.launcher);

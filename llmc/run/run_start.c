@@ -40,7 +40,7 @@ static const volatile sig_atomic_t never;
 
 void run_allocate(Run *r) {
     const Settings *s = &r->s;
-    const size_t N = (size_t)(tokens_per_step(r) / r->parallel.ranks);
+    const size_t most = (size_t)run_most_micro_batches(r), N = most * (size_t)s->batch * (size_t)s->seq;
     run_check_memory(r);
     if (!model_allocate(&r->model)) run_out_of_memory(r);
     /* of sharded weights all ranks have a part */
@@ -61,7 +61,7 @@ void run_allocate(Run *r) {
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
     r->positions = mem_alloc(N * sizeof *r->positions);
-    r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
+    r->keys = mem_alloc(most * sizeof *r->keys);
     for (int i = 0; i < PHASES; i++) r->replay_micro[i].off = !r->records;
     for (int i = 0; i < MUON_PERIODS; i++) r->replay_update[i].off = !r->records;
     parallel_register_memory(&r->model);

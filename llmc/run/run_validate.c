@@ -49,11 +49,13 @@ double run_seconds_left(const Run *r, int64_t step) {
     const int64_t steps = r->s.steps, every = r->s.val_every;
     /* that of `step` included */
     const int64_t validations = steps / every - (step - 1) / every + (steps % every != 0);
-    const double each = r->session / (double)(step - r->first_step);
+    const int64_t done = stages_before(&r->stages, step, steps),
+        before = stages_before(&r->stages, r->first_step, steps), all = stages_before(&r->stages, steps, steps);
+    const double each = r->session / (double)(done - before);                   /* of the first stage's steps */
     /* Before the first: a batch is a third of a micro-batch's work. */
     const double one = r->validated > 0
-        ? r->validated : each / 3 * (double)validation_batches(r) / r->parallel.ranks / r->micro_batches;
-    return each * (double)(steps - step) + one * (double)validations;
+        ? r->validated : each / 3 * (double)validation_batches(r) / r->parallel.ranks / r->first_micro_batches;
+    return each * (double)(all - done) + one * (double)validations;
 }
 
 /* Each forward pass counts its own batch. load (routers, E): the sums. */

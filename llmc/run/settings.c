@@ -50,6 +50,9 @@ static const Option options[] = {
       "tokens per sequence (T)" },
     { "batch",     "d",  "total",            OPTION_LONG,  AT(total),         "0",                   0,    1e12,  NULL,
       "tokens per step, a multiple of B*T (more than B*T: gradients accumulate); 0: B*T" },
+    { "batch",     "ds", "batch-stages",     OPTION_TEXT,  AT(stages),        "",                    0,    0,     NULL,
+      "1:2:3: in three thirds of the steps once, twice and three times the tokens of -d, at rates times the square "
+      "root of that" },
     { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "400",                 -1000, 1e12, NULL,
       "optimizer steps; -1: one epoch, -2: two; 0: print the plan and exit" },
     { "schedule",  "k",  "schedule",         OPTION_CHOICE, AT(schedule),      "cosine",              0,    0,

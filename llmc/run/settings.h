@@ -9,7 +9,7 @@
 #include "llmc/model/schedule.h"
 #include "options.h"
 
-enum { SETTINGS = 76 };
+enum { SETTINGS = 77 };
 /* Values of choices, in the order of their words in the table. */
 typedef enum { ADAMW, MUON } Updates;
 typedef enum { BIAS_BY_SIGN, BIAS_RELATIVE } BiasLaw;
@@ -24,7 +24,9 @@ typedef struct {
     Activation  activation;
     const char *out;
     int         resume, batch, seq;
-    int64_t     total, steps;
+    int64_t     total;
+    const char *stages;
+    int64_t     steps;
     Schedule    schedule;
     float       lr, final_lr, decay_part, further;
     int64_t     warmup;

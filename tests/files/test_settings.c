@@ -56,6 +56,28 @@ static void stages(void) {
     }
 }
 
+/* What a batch is in each stage, and that what was before a step adds up. */
+static void batch_stages(void) {
+    static const char *const wrong[] = { "2:3", "1:", "1::2", "1:0", "1:-2", "1:x", "1,2", "1:2:3:4:5:6:7:8:9",
+                                         "1:2000" };
+    Stages s;
+    Error e;
+    for (size_t i = 0; i < COUNT(wrong); i++) check(!stages_parse(&s, wrong[i], &e), "stages %s are refused", wrong[i]);
+    check(stages_parse(&s, "", &e) && s.count == 1 && stages_at(&s, 5, 10) == 1 && stages_before(&s, 7, 10) == 7,
+          "without stages a step is a step");
+    check(stages_parse(&s, "1:2:3", &e) && s.most == 3, "1:2:3 are stages: %s", e.text);
+    for (int64_t steps = 3; steps < 12; steps++) {
+        int64_t sum = 0, of[4] = { 0 };
+        int ok = 1;
+        for (int64_t i = 0; i <= steps; i++) {
+            ok &= stages_before(&s, i, steps) == sum;
+            if (i < steps) sum += stages_at(&s, i, steps), of[stages_at(&s, i, steps)]++;
+        }
+        check(ok && of[1] + 1 >= of[2] && of[1] >= of[3] && of[1] <= of[3] + 1 && of[2] <= of[3] + 1,
+              "%d steps in three stages", (int)steps);
+    }
+}
+
 /* ---- sampling -------------------------------------------------------------------------------- */
 
 typedef struct { float temperature, top_p, min_p; int top_k; uint64_t key; } Draw;
@@ -359,7 +381,7 @@ static void fine_tuning_defaults(void) {
     }
 }
 void test_settings(void) {
-    PART(schedules()); PART(stages()); PART(sampling()); PART(odd_logits()); PART(windows()); PART(options());
-    PART(defaults());
+    PART(schedules()); PART(stages()); PART(batch_stages()); PART(sampling()); PART(odd_logits());
+    PART(windows()); PART(options()); PART(defaults());
     PART(fine_tuning_defaults());
 }
