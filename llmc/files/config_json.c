@@ -18,12 +18,15 @@ enum {
     JET = FAMILY_JETMOE, MIX = FAMILY_MIXTRAL, LLA = FAMILY_LLAMA, MIS = FAMILY_MISTRAL, OWN = FAMILY_SMOE,
     OLM = FAMILY_OLMOE, QW3 = FAMILY_QWEN3, Q3M = FAMILY_QWEN3_MOE, Q2M = FAMILY_QWEN2_MOE,
     GRA = FAMILY_GRANITE | FAMILY_GRANITE_SHARED, GRS = FAMILY_GRANITE_SHARED, DOT = FAMILY_DOTS, GLM = FAMILY_GLM,
-    ERN = FAMILY_ERNIE, DS2 = FAMILY_DEEPSEEK_V2, DS3 = FAMILY_DEEPSEEK_V3, MLA = DS2 | DS3, GPT = FAMILY_GPT_OSS,
-    ALL = FAMILIES_END - 1, QWENS = Q3M | Q2M,
-    DEEP = DOT | GLM | DS3, DEEPS = DEEP | DS2,             /* sigmoids with a bias; scales, groups, dense layers */
+    ERN = FAMILY_ERNIE, DS2 = FAMILY_DEEPSEEK_V2, DS3 = FAMILY_DEEPSEEK_V3, GPT = FAMILY_GPT_OSS,
+    QW2 = FAMILY_QWEN2, LIT = FAMILY_GLM_LITE, SOL = FAMILY_SOLAR, MMX = FAMILY_MINIMAX_M2, MLA = DS2 | DS3 | LIT,
+    ALL = FAMILIES_END - 1, QWENS = Q3M | Q2M, DENSE = LLA | MIS | QW2 | QW3,
+    GLMS = GLM | SOL | DS3 | LIT,
+    DEEP = DOT | GLMS, DEEPS = DEEP | DS2,                  /* sigmoids with a bias; scales, groups, dense layers */
     MOES = QWENS | DEEPS | ERN,                             /* dense layers may be between their mixtures */
-    LOCAL = JET | MIX | OWN | GRA, BIASED = LLA | OLM | QW3 | Q3M | GRA | DOT | GLM,
-    LISTED = QW3 | Q2M | DOT | GPT,                               /* layer_types says which have a window */
+    LOCAL = JET | MIX | OWN | GRA, BIASED = LLA | OLM | QW3 | Q3M | GRA | DOT | GLM | SOL,
+    PARTIAL = GLM | MMX,                                    /* parts of heads may rotate */
+    LISTED = QW2 | QW3 | Q2M | DOT | GPT,                               /* layer_types says which have a window */
     WINDOWED = LISTED | MIX | MIS | Q3M,
 };
 static const struct { int families; const char *key, *alias; KeyKind kind; size_t field; double otherwise; } keys[] = {
@@ -36,7 +39,7 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { ALL,                "max_position_embeddings",         NULL,              NUMBER,     AT(context),      DEPENDS },
     { ALL & ~MOES,        "intermediate_size",               "ffn_hidden_size", NUMBER,     AT(width),       REQUIRED },
     { MOES,               "moe_intermediate_size",           NULL,              NUMBER,     AT(width),       REQUIRED },
-    { MOES,               "intermediate_size",               NULL,              NUMBER,     AT(dense_width),        0 },
+    { MOES & ~SOL,        "intermediate_size",               NULL,              NUMBER,     AT(dense_width),        0 },
     { ALL,                "rms_norm_eps",                    NULL,              DOUBLE,     AT(final_eps),    DEPENDS },
     { ALL,                "rope_theta",                      NULL,              DOUBLE,     AT(rope_theta),   DEPENDS },
     { ALL,                "tie_word_embeddings",             NULL,              FLAG,       AT(tied),         DEPENDS },
@@ -44,20 +47,20 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { ALL & ~JET,         "num_attention_heads",             NULL,              HEADS,      AT(query_heads), REQUIRED },
     { ALL,                "num_key_value_heads",             NULL,              NUMBER,     AT(kv_heads),     DEPENDS },
     { ALL & ~JET & ~MLA,  "head_dim",                        NULL,              NUMBER,     AT(head_size),    DEPENDS },
-    { MLA,                "kv_lora_rank",                    NULL,              NUMBER,     AT(kv_rank),          512 },
-    { MLA,                "q_lora_rank",                     NULL,              RANK,       AT(query_rank),      1536 },
-    { MLA,                "qk_rope_head_dim",                NULL,              NUMBER,     AT(rotated),           64 },
-    { MLA,                "qk_nope_head_dim",                NULL,              UNROTATED,  AT(head_size),        128 },
-    { MLA,                "v_head_dim",                      NULL,              NUMBER,     AT(value_size),       128 },
-    { DS3,                "rope_interleave",                 NULL,              FLAG,       AT(rope_pairs),         1 },
+    { MLA,                "kv_lora_rank",                    NULL,              NUMBER,     AT(kv_rank),      DEPENDS },
+    { MLA,                "q_lora_rank",                     NULL,              RANK,       AT(query_rank),   DEPENDS },
+    { MLA,                "qk_rope_head_dim",                NULL,              NUMBER,     AT(rotated),      DEPENDS },
+    { MLA,                "qk_nope_head_dim",                NULL,              UNROTATED,  AT(head_size),    DEPENDS },
+    { MLA,                "v_head_dim",                      NULL,              NUMBER,     AT(value_size),   DEPENDS },
+    { DS3 | LIT,          "rope_interleave",                 NULL,              FLAG,       AT(rope_pairs),         1 },
     { JET,                "kv_channels",                     NULL,              NUMBER,     AT(head_size),   REQUIRED },
     { LOCAL,              "num_local_experts",               "moe_num_experts", NUMBER,     AT(experts),      DEPENDS },
     { LOCAL,              "num_experts_per_tok",             "moe_top_k",       NUMBER,     AT(topk),         DEPENDS },
     { OLM | Q2M,          "num_experts",                     "num_local_experts", NUMBER,   AT(experts),      DEPENDS },
-    { Q3M | GPT,          "num_local_experts",               "num_experts",     NUMBER,     AT(experts),      DEPENDS },
+    { Q3M | GPT | MMX,    "num_local_experts",               "num_experts",     NUMBER,     AT(experts),      DEPENDS },
     { DEEP,               "n_routed_experts",                "num_local_experts", NUMBER,   AT(experts),      DEPENDS },
     { DS2,                "n_routed_experts",                "num_experts",     NUMBER,     AT(experts),      DEPENDS },
-    { OLM | QWENS | DEEPS | GPT, "num_experts_per_tok",      NULL,              NUMBER,     AT(topk),         DEPENDS },
+    { OLM | QWENS | DEEPS | GPT | MMX, "num_experts_per_tok", NULL,             NUMBER,     AT(topk),         DEPENDS },
     { ERN,                "moe_num_experts",                 "num_experts",     NUMBER,     AT(experts),      DEPENDS },
     { ERN,                "moe_k",                           "num_experts_per_tok", NUMBER, AT(topk),         DEPENDS },
     { JET,                "activation_function",             NULL,              ACTIVATION, AT(activation),    SWIGLU },
@@ -67,12 +70,12 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { OWN | GRS,          "shared_intermediate_size",        NULL,              NUMBER,     AT(shared_width),       0 },
     { Q2M,                "shared_expert_intermediate_size", NULL,              NUMBER,    AT(shared_width), REQUIRED },
     { DOT,                "n_shared_experts",                NULL,              SHARED,    AT(shared_width), REQUIRED },
-    { GLM | DS3,          "n_shared_experts",                NULL,              SHARED,     AT(shared_width),       1 },
+    { GLMS,               "n_shared_experts",                NULL,              SHARED,     AT(shared_width),       1 },
     { DS2,                "n_shared_experts",                NULL,              SHARED,     AT(shared_width),       2 },
     { ERN,                "moe_num_shared_experts",          NULL,              SHARED,     AT(shared_width),       2 },
     { OWN,                "router_scores",                   NULL,              SCORE,      AT(scores),  TOPK_SOFTMAX },
     { OLM | QWENS | DOT,  "norm_topk_prob",                  NULL,              RENORM,     AT(scores),             0 },
-    { GLM | DS3,          "norm_topk_prob",                  NULL,              RENORM,     AT(scores),             1 },
+    { GLMS,               "norm_topk_prob",                  NULL,              RENORM,     AT(scores),             1 },
     { OWN,                "universal",                       NULL,              FLAG,       AT(universal),          0 },
     { OWN,                "output_bias",                     NULL,              FLAG,       AT(output_bias),        0 },
     { OWN,                "block_norm_eps",                  NULL,              DOUBLE,     AT(norm_eps),        1e-6 },
@@ -209,7 +212,7 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
         break;
     case MULTIPLIER: if (*(double *)field == 1) *(double *)field = 0; break;
     case OF_SCORES: if (*(double *)field == 1 / sqrt(c->head_size)) *(double *)field = 0; break;
-    case BIASES: if (*integer) *integer = r->family & (Q2M | GLM) ? 1 : 2; break;
+    case BIASES: if (*integer) *integer = r->family & (Q2M | GLM | SOL) ? 1 : 2; break;
     case RENORM:
         *integer = r->family & DEEP ? *integer ? SIGMOID_TOPK : SIGMOID_EACH : *integer ? TOPK_SOFTMAX : SOFTMAX_TOPK;
         break;
@@ -259,9 +262,11 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
         return error_set(e, "config.json: a factor of rope_type \"%s\" is impossible", type);
     if (s->kind == ROPE_PLAIN) *s = (RopeScaling){ 0 };
     if (s->kind == ROPE_LINEAR) s->original = 0;
+    int dim = c->head_size;
+    if (r->family & MMX && !integer_of(&dim, root, "rotary_dim", c->head_size, e)) return 0;
     if (!real_of(&part, member(v, "partial_rotary_factor") ? v : root, "partial_rotary_factor",
-                 r->family == FAMILY_GLM ? 0.5 : 1, e)) return 0;
-    if (part != 1 && r->family != FAMILY_GLM)
+                 r->family == FAMILY_GLM ? 0.5 : (double)dim / c->head_size, e)) return 0;
+    if (part != 1 && !(r->family & PARTIAL))
         return error_set(e, "config.json: \"partial_rotary_factor\" is %g; of a %s this program rotates whole heads",
                          part, family_name(r->family));
     if (r->family & MLA) return 1;
@@ -285,7 +290,7 @@ static void write_rope(const Config *c, int with_theta, Text *out) {
         { "beta_slow", s->low, 1 << ROPE_YARN, 0 }, { "beta_fast", s->high, 1 << ROPE_YARN, 0 },
         { "attention_factor", s->attention, 1 << ROPE_YARN, 0 },
         { "mscale_all_dim", s->scores, s->scores > 0 ? ~0 : 0, 0 },
-        { "partial_rotary_factor", rotated_part(c), with_theta && config_family(c) == FAMILY_GLM ? ~0 : 0, 0 },
+        { "partial_rotary_factor", rotated_part(c), with_theta && config_family(c) & PARTIAL ? ~0 : 0, 0 },
     };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (numbers[i].kinds >> s->kind & 1) {
@@ -307,20 +312,29 @@ static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
     if (!(r->family & MOES)) return 1;
     if (r->family & QWENS && !integer_of(&step, root, "decoder_sparse_step", 1, e)) return 0;
     if (r->family & DEEPS && !integer_of(&first, root, "first_k_dense_replace",
-                                         r->family & DS3 ? 3 : r->family & GLM ? 1 : 0, e)) return 0;
+                                         r->family & DS3 ? 3 : r->family & (GLM | LIT) ? 1 : 0, e)) return 0;
+    const JsonValue *types = r->family & LIT ? member(root, "mlp_layer_types") : NULL, *type = json_first(types);
+    if ((r->family & LIT && !types && first != 1) || (r->family & SOL && first))
+        return error_set(e, "config.json: \"first_k_dense_replace\" is %d; Transformers ignores it in a %s%s", first,
+                         family_name(r->family), r->family & LIT ? ", where \"mlp_layer_types\" says it" : "");
     if (r->family & ERN && !(integer_of(&start, root, "moe_layer_start_index", 1, e)
                              && integer_of(&interval, root, "moe_layer_interval", 1, e)
                              && (json_int(member(root, "moe_layer_end_index"), -1) == -1
                                  || integer_of(&end, root, "moe_layer_end_index", -1, e)))) return 0;
     if (step < 1 || interval < 1) return error_set(e, "config.json: every 0-th layer has experts");
-    for (int l = 0; l < c->layers; l++)
-        if ((l + 1) % step || l < first
+    for (int l = 0; l < c->layers; l++, type = type ? type->next : NULL) {
+        const char *name = json_string(type, "");
+        if (types && strcmp(name, "dense") && strcmp(name, "sparse"))
+            return error_set(e, "config.json: \"mlp_layer_types\" of layer %d is \"%.60s\"; dense and sparse are known",
+                             l, name);
+        if (types ? *name == 'd' : (l + 1) % step || l < first
             || (r->family & ERN && ((l + 1) % interval || l < start || (end >= 0 && l > end)))) {
             if (l >= MOST_LISTED)
                 return error_set(e, "config.json: layer %d has no experts; only the first %d may differ (MOST_LISTED "
                                  "in llmc/model/config.h)", l, MOST_LISTED);
             layers_add(&c->dense, l);
         }
+    }
     const JsonValue *dense = r->family & QWENS ? json_get(root, "mlp_only_layers") : NULL;
     for (const JsonValue *v = json_first(dense); v; v = v->next) {
         int l;
@@ -345,7 +359,10 @@ static void write_layers(const Config *c, Text *out) {
         same = 1;
         for (int l = first; l <= end; l++) same &= ((l + 1) % interval == 0) == config_has_experts(c, l);
     }
-    if (f & DEEPS) text_add(out, ",\n  \"first_k_dense_replace\": %d", first);
+    if (f & DEEPS && !(f & SOL)) text_add(out, ",\n  \"first_k_dense_replace\": %d", first);
+    for (int l = 0; f & LIT && l < c->layers; l++)
+        text_add(out, "%s\"%s\"%s", l ? ", " : ",\n  \"mlp_layer_types\": [",
+                 config_has_experts(c, l) ? "sparse" : "dense", l == c->layers - 1 ? "]" : "");
     if (f & DS2) text_add(out, ",\n  \"topk_method\": \"%s\"", c->groups_by_best ? by_groups : "greedy");
     if (f & ERN)
         text_add(out, ",\n  \"moe_layer_start_index\": %d,\n  \"moe_layer_end_index\": %d,\n  "
@@ -361,7 +378,7 @@ static void write_layers(const Config *c, Text *out) {
 /* Has layer l one, in Transformers? type: of layer_types, or NULL; most: max_window_layers. */
 static int is_windowed(const Reader *r, const JsonValue *type, int most, int l) {
     if (type) return !strcmp(json_string(type, ""), "sliding_attention");
-    return r->family & (QW3 | DOT) ? l >= most : r->family & Q2M ? (l + 1) % 2 && l < most
+    return r->family & (QW2 | QW3 | DOT) ? l >= most : r->family & Q2M ? (l + 1) % 2 && l < most
                                    : r->family & GPT ? (l + 1) % 2 : 1;
 }
 static int read_windows(Config *c, const JsonValue *root, const Reader *r) {
@@ -372,7 +389,7 @@ static int read_windows(Config *c, const JsonValue *root, const Reader *r) {
     if (!integer_of(&window, root, "sliding_window",
                     r->family & MIX || json_get(root, "sliding_window") ? 0 : r->family & GPT ? 128 : 4096, e)
         || !integer_of(&most, root, "max_window_layers", r->family & DOT ? 62 : 28, e)) return 0;
-    if (r->family & (QW3 | QWENS) && !json_bool(json_get(root, "use_sliding_window"), 0)) window = 0;
+    if (r->family & (QW2 | QW3 | QWENS) && !json_bool(json_get(root, "use_sliding_window"), 0)) window = 0;
     for (int l = 0; l < c->layers; l++, type = type ? type->next : NULL) {
         const char *name = json_string(type, "");
         if (types && strcmp(name, "full_attention") && strcmp(name, "sliding_attention"))
@@ -394,7 +411,7 @@ static int read_windows(Config *c, const JsonValue *root, const Reader *r) {
 static void write_windows(const Config *c, Text *out) {
     const Family f = config_family(c);
     if (!(f & WINDOWED) || (!c->window && !(f & (MIS | DOT | GPT)))) return;
-    if (f & (QW3 | QWENS)) text_add(out, ",\n  \"use_sliding_window\": %s", c->window ? "true" : "false");
+    if (f & (QW2 | QW3 | QWENS)) text_add(out, ",\n  \"use_sliding_window\": %s", c->window ? "true" : "false");
     if (c->window) text_add(out, ",\n  \"sliding_window\": %d", c->window);
     else text_add(out, ",\n  \"sliding_window\": null");
     for (int l = 0; f & LISTED && l < c->layers; l++)
@@ -408,12 +425,12 @@ static void write_windows(const Config *c, Text *out) {
 static const struct { int families; const char *key, *what; } refused[] = {
     { ALL & ~(BIASED | GPT), "attention_bias", "biases of queries, keys and values in this family" },
     { ALL, "mlp_bias", "biases in the MLP" }, { ERN, "use_bias", "biases in attention and MLP" },
-    { ALL & ~GPT, "quantization_config", "quantized weights: convert them to bf16 first" },
     { ALL, "clip_qkv", "clipped queries, keys and values" },
     { DS2, "norm_topk_prob", "weights that are renormalized in this family" }, };
 /* Where the value of a string is known, those that are; harmless when missing. */
 static const struct { int families; const char *key, *values[2]; } named[] = {
-    { DS3, "scoring_func", { "sigmoid", NULL } },   { DS3, "topk_method", { "noaux_tc", NULL } },
+    { GLMS | MMX | DOT, "scoring_func", { "sigmoid", NULL } },   { GLMS | DOT, "topk_method", { "noaux_tc", NULL } },
+    { MMX, "qk_norm_type", { "per_layer", NULL } },
     { DS2, "scoring_func", { "softmax", NULL } },   { DS2, "topk_method", { "greedy", by_groups } },
 };
 static int refuse_names(const JsonValue *root, const Reader *r) {
@@ -426,6 +443,26 @@ static int refuse_names(const JsonValue *root, const Reader *r) {
     }
     return 1;
 }
+/* Weights in blocks are read: gpt_oss in MXFP4; others in FP8, 128 x 128 to a scale. */
+static int refuse_quantized(const JsonValue *root, const Reader *r) {
+    static const char way[] = "; a folder whose weights are in bf16 is needed";
+    const JsonValue *q = member(root, "quantization_config"), *side = json_first(member(q, "weight_block_size"));
+    const char *method = json_string(json_get(q, "quant_method"), ""), *form = json_string(member(q, "fmt"), "e4m3"),
+        *scheme = json_string(member(q, "activation_scheme"), "dynamic");
+    if (!q || (r->family & GPT && !strcmp(method, "mxfp4"))) return 1;
+    if (r->family & GPT || strcmp(method, "fp8"))
+        return error_set(r->e, "config.json: \"quantization_config\" has the quant_method \"%.60s\"; of a %s this "
+                         "program reads %s%s", method, family_name(r->family),
+                         r->family & GPT ? "mxfp4" : "fp8 in blocks of 128 x 128", way);
+    if (json_int(side, 0) != 128 || !side->next || json_int(side->next, 0) != 128 || side->next->next)
+        return error_set(r->e, "config.json: \"quantization_config\" has no \"weight_block_size\" of [128, 128], the "
+                         "only blocks of fp8 that are read%s", way);
+    if (strcmp(form, "e4m3") && strcmp(form, "float8_e4m3fn"))
+        return error_set(r->e, "config.json: \"quantization_config\" has the fmt \"%.60s\"; e4m3 is read%s", form, way);
+    return !strcmp(scheme, "dynamic")
+        || error_set(r->e, "config.json: \"quantization_config\" has the activation_scheme \"%.60s\"; dynamic is "
+                     "known%s", scheme, way);
+}
 static int refuse_unknown(const JsonValue *root, const Reader *r) {
     Error *e = r->e;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
@@ -434,11 +471,7 @@ static int refuse_unknown(const JsonValue *root, const Reader *r) {
             return error_set(e, "config.json: \"%s\" is set, and this program does not know %s", refused[i].key,
                              refused[i].what);
     }
-    const JsonValue *quantized = r->family & GPT ? member(root, "quantization_config") : NULL;
-    const char *method = json_string(json_get(quantized, "quant_method"), "");
-    if (quantized && strcmp(method, "mxfp4"))
-        return error_set(e, "config.json: \"quant_method\" is \"%.60s\"; of a %s this program reads mxfp4 and weights "
-                         "that are not quantized", method, family_name(r->family));
+    if (!refuse_quantized(root, r)) return 0;
     double least = 0, slope = 0, limit = 0;
     int every = 1;
     if (!refuse_names(root, r) || (r->family & MLA && !integer_of(&every, root, "moe_layer_freq", 1, e))) return 0;
@@ -483,15 +516,17 @@ static int complete(Config *c, const JsonValue *root, const Reader *r) {
     }
     if (f & MLA && !complete_latents(c, root, r)) return 0;
     if (f & (QW3 | Q3M | DOT)) c->qk_norm = 1;
-    if (f & OLM) c->qk_norm = 2;
+    if (f & (OLM | MMX)) c->qk_norm = 2;
+    if (f & MMX) c->scores = SIGMOID_TOPK;
     if (f & ERN) c->scores = SOFTMAX_RENORM, c->rope_pairs = 1;
-    if (f & (DEEP | ERN)) c->choice_bias = 1;
+    if (f & (DEEP | ERN | MMX)) c->choice_bias = 1;
+    if (f & QW2) c->attention_bias = 1;
     if (f & Q2M) c->shared_gate = 1;
     if (f & GPT) c->activation = CLAMPED, c->sinks = c->expert_bias = 1;
-    if (f & (LLA | MIS | QW3)) c->experts = c->topk = 1;
+    if (f & DENSE) c->experts = c->topk = 1;
     if (c->vocab < 1 || c->context < 1)
         return error_set(r->e, "config.json: the vocabulary and the context must be at least 1");
-    if (f & ~(LLA | MIS | QW3 | OWN) && c->experts < 2)
+    if (f & ~(DENSE | OWN) && c->experts < 2)
         return error_set(r->e, "config.json: a %s needs at least two experts, this one has %d", family_name(f),
                          c->experts);
     if (!(c->final_eps >= 0 && c->norm_eps >= 0 && c->rope_theta > 0 && c->init_std >= 0 && c->init_fan >= 0
@@ -501,9 +536,11 @@ static int complete(Config *c, const JsonValue *root, const Reader *r) {
     return 1;
 }
 
+/* A deepseek_v3 with code in its folder. It is saved as deepseek_v3, which other programs know,
+ * without the names of that code. */
+static const char kimi_k2[] = "kimi_k2";
 /* What other families would take. */
 static const struct { const char *type, *takes; } others[] = {
-    { "kimi_k2",     "the model_type deepseek_v3, which its mathematics are, and weights that are not quantized" },
     { "deepseek_v32", "sparse attention (an indexer)" },
     { "qwen3_next",  "linear attention (gated delta rule)" },
     { "minimax", "linear attention" }, { "granitemoehybrid", "state-space layers (Mamba)" },
@@ -528,6 +565,7 @@ static int checked(const Config *c, Error *e) {
 int config_from_json(Config *c, const JsonValue *root, Error *e) {
     const char *type = json_string(json_get(root, "model_type"), "");
     Reader r = { .e = e };
+    if (!strcmp(type, kimi_k2)) type = family_name(FAMILY_DEEPSEEK_V3);
     for (int i = 1; i < FAMILIES_END; i *= 2) if (!strcmp(type, family_name(i))) r.family = i;
     if (!r.family) return known_names(e, type);
     *c = (Config){ .layers = 1, .attention_experts = 1, .attention_topk = 1, .experts = 1, .topk = 1, .tile = ROW_TILE,
@@ -593,6 +631,8 @@ static void write_older(const Config *c, const JsonValue *origin, const char *se
         text_add(out, "%s\"rope_scaling\": ", separator);
         write_rope(c, 0, out);
     }
+    if (newer && f & MMX && !json_get(origin, "rotary_dim"))
+        text_add(out, "%s\"rotary_dim\": %d", separator, c->rotated ? c->rotated : c->head_size);
     if (newer && f == FAMILY_GLM && !json_get(origin, "partial_rotary_factor")) {
         text_add(out, "%s\"partial_rotary_factor\": ", separator);
         text_add_real(out, rotated_part(c));
@@ -647,10 +687,13 @@ int config_to_json_like(const Config *c, const char *dtype, const JsonValue *ori
     if (!config_from_json(&was, origin, &e) || was.family != (int)f) return 0;
     for (const JsonValue *v = json_first(origin); v; v = v->next) {
         const int row = row_of(v->key, f);
+        const int renamed = !strcmp(json_string(json_get(origin, "model_type"), ""), kimi_k2);
         if (!strcmp(v->key, "descriptor") || !strcmp(v->key, "quantization_config")
+            || (renamed && !strcmp(v->key, "auto_map"))
             || (row >= 0 && keys[row].kind == PADDED)) continue;
         write_key(v, &separator, out);
         if (is_type(v)) text_add(out, "\"%s\"", config_type(dtype));
+        else if (renamed && !strcmp(v->key, "model_type")) text_add(out, "\"%s\"", family_name(f));
         else if (row < 0 || is_kept(c, &was, row)) json_write(out, v, 1);
         else write_value(c, row, out);
     }

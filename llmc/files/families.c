@@ -36,6 +36,8 @@ static const struct { Family family; const char *name, *architecture; int must, 
     { FAMILY_QWEN3, "qwen3", "Qwen3ForCausalLM", HAS_HEAD_NORM,
       HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW | HAS_SOME_WINDOWS, 0,
       { .context = 32768, .kv_heads = 32, .head_size = 128 } },
+    { FAMILY_QWEN2, "qwen2", "Qwen2ForCausalLM", HAS_QKV_BIAS,
+      HAS_SCALED_ROPE | HAS_WINDOW | HAS_SOME_WINDOWS, 0, { .context = 32768, .kv_heads = 32 } },
     { FAMILY_OLMOE, "olmoe", "OlmoeForCausalLM", HAS_EXPERTS | HAS_JOINT_NORM,
       HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX | BY_P,
       { .context = 4096, .experts = 64, .topk = 8, .final_eps = 1e-5 } },
@@ -56,6 +58,10 @@ static const struct { Family family; const char *name, *architecture; int must, 
       HAS_DENSE_LAYERS | HAS_HEAD_NORM | HAS_QKV_BIAS | HAS_ROUTE_SCALE | HAS_PARTIAL | HAS_SCALED_ROPE
       | HAS_ODD_HEADS | HAS_GROUPS, BY_SIGMOID,
       { .context = 131072, .kv_heads = 8, .experts = 128, .topk = 8, .final_eps = 1e-5 } },
+    { FAMILY_SOLAR, "solar_open", "SolarOpenForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_CHOICE_BIAS,
+      HAS_QKV_BIAS | HAS_ROUTE_SCALE | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_GROUPS, BY_SIGMOID,
+      { .context = 131072, .kv_heads = 8, .head_size = 128, .experts = 128, .topk = 8, .final_eps = 1e-5,
+        .rope_theta = 1e6 } },
     { FAMILY_ERNIE, "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", HAS_EXPERTS | HAS_CHOICE_BIAS | HAS_PAIRS,
       HAS_SHARED | HAS_DENSE_LAYERS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_P_BIASED,
       { .context = 131072, .kv_heads = 4, .experts = 64, .topk = 6, .tied = 1, .final_eps = 1e-5, .rope_theta = 5e5 } },
@@ -67,10 +73,19 @@ static const struct { Family family; const char *name, *architecture; int must, 
       | HAS_LATENTS,
       HAS_DENSE_LAYERS | HAS_ROUTE_SCALE | HAS_GROUPS | HAS_PAIRS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_SIGMOID,
       { .context = 4096, .kv_heads = 128, .experts = 256, .topk = 8, .groups = 8, .groups_chosen = 4,
-        .route_scale = 2.5 } },
+        .route_scale = 2.5, .kv_rank = 512, .query_rank = 1536, .rotated = 64, .head_size = 128, .value_size = 128 } },
+    { FAMILY_GLM_LITE, "glm4_moe_lite", "Glm4MoeLiteForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_CHOICE_BIAS
+      | HAS_LATENTS,
+      HAS_DENSE_LAYERS | HAS_ROUTE_SCALE | HAS_GROUPS | HAS_PAIRS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_SIGMOID,
+      { .context = 202752, .kv_heads = 20, .experts = 64, .topk = 4, .route_scale = 1.8, .final_eps = 1e-5,
+        .kv_rank = 512, .query_rank = 768, .rotated = 64, .head_size = 192, .value_size = 256 } },
     { FAMILY_DEEPSEEK_V2, "deepseek_v2", "DeepseekV2ForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_LATENTS
       | HAS_PAIRS,
-      HAS_DENSE_LAYERS | HAS_ROUTE_SCALE | HAS_GROUPS_BY_BEST | HAS_SCALED_ROPE, BY_P, { .experts = 64 } },
+      HAS_DENSE_LAYERS | HAS_ROUTE_SCALE | HAS_GROUPS_BY_BEST | HAS_SCALED_ROPE, BY_P,
+      { .experts = 64, .kv_rank = 512, .query_rank = 1536, .rotated = 64, .head_size = 128, .value_size = 128 } },
+    { FAMILY_MINIMAX_M2, "minimax_m2", "MiniMaxM2ForCausalLM", HAS_EXPERTS | HAS_JOINT_NORM | HAS_CHOICE_BIAS,
+      HAS_PARTIAL | HAS_SCALED_ROPE | HAS_ODD_HEADS, 1 << SIGMOID_TOPK,
+      { .context = 196608, .kv_heads = 8, .head_size = 128, .experts = 256, .topk = 8, .rope_theta = 5e6 } },
     { FAMILY_SMOE, "smoe", "SmoeForCausalLM", 0,
       HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_JOINT_NORM | HAS_CHOICE_BIAS
       | HAS_ROUTE_SCALE | HAS_OUTPUT_BIAS | HAS_OWN | HAS_BLOCK_EPS | HAS_ODD_HEADS, ~0,
@@ -142,6 +157,7 @@ const Config *family_defaults(Family f)   { return &rows[row_of(f)].missing; }
 int family_upcycle(Config *c, const char *fields, Error *e) {
     if (!config_upcycle(c, fields, e)) return 0;
     if (c->family != FAMILY_SMOE) c->family = 0;
+    if (c->attention_bias == 1) c->attention_bias = 2;      /* with one of the output, which begins at zero */
     return family_expresses(config_family(c), c)
         || error_set(e, "-up %s: no family of mixtures has windows (sliding_window) in some of the layers only",
                      fields);

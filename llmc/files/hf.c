@@ -7,6 +7,7 @@
 #include "llmc/model/routers.h"
 #include "config_json.h"
 #include "foreign.h"
+#include "families.h"
 #include "load.h"
 #include "pieces.h"
 #include <glob.h>
@@ -91,21 +92,41 @@ Json *hf_json(const char *folder, const char *name, Error *e) {
     free_each(text, path);
     return json;
 }
+/* A file may say that the head is the embedding, and have another one. 1: it has. */
+static int has_other_head(const char *folder, Error *e) {
+    enum { SOME = 1 << 14 };
+    Safetensors *s = safetensors_open(folder, e);
+    const FileTensor *head = s ? safetensors_find(s, "lm_head.weight") : NULL,
+        *embedding = s ? safetensors_find(s, "model.embed_tokens.weight") : NULL;
+    int other = head && embedding && head->count != embedding->count;
+    double *a = mem_alloc(2 * SOME * sizeof *a), *b = a + SOME;
+    for (uint64_t i = 0; head && embedding && !other && i < head->count; i += SOME) {
+        const size_t n = head->count - i < SOME ? (size_t)(head->count - i) : SOME;
+        if (!safetensors_read_double(s, head, i, a, n, e) || !safetensors_read_double(s, embedding, i, b, n, e)) break;
+        other = memcmp(a, b, n * sizeof *a) != 0;
+    }
+    free(a);
+    safetensors_close(s);
+    return other;
+}
 int hf_load_config(const char *folder, Config *c, Error *e) {
     if (!is_model(folder) && !foreign_model(folder, e)) return 0;
     Json *json = hf_json(folder, "config.json", e);
     Error why;
     const int ok = json && (config_from_json(c, json_root(json), &why) || error_set(e, "%s/%.900s", folder, why.text));
     json_free(json);
+    if (ok && c->tied && has_other_head(folder, &why)) {
+        c->tied = 0;
+        warn("%s: \"tie_word_embeddings\" is true, but lm_head.weight is not the embedding: both are taken, as "
+             "Transformers 5 does; 4 would ignore the head", folder);
+    }
     return ok;
 }
 
 /* Experts may be in MXFP4, as two tensors, not transposed: p becomes such a piece. */
-static const FileTensor *find_piece(const Safetensors *s, Piece *p, const FileTensor **scales) {
+static const FileTensor *find_mxfp4(const Safetensors *s, Piece *p, const FileTensor **scales) {
     char name[TENSOR_NAME + 32];
-    const FileTensor *t = safetensors_find(s, p->name);
-    *scales = NULL;
-    if (t || !p->transposed) return t;
+    const FileTensor *t;
     snprintf(name, sizeof name, "%s_scales", p->name);
     *scales = safetensors_find(s, name);
     snprintf(name, sizeof name, "%s_blocks", p->name);
@@ -116,6 +137,19 @@ static const FileTensor *find_piece(const Safetensors *s, Piece *p, const FileTe
     p->transposed = 0;
     return t;
 }
+/* The tensor that a piece is, or is a part of; p becomes the piece as the file has it. */
+static const FileTensor *find_piece(const Safetensors *s, const Config *c, Piece *p, const FileTensor **scales) {
+    char name[TENSOR_NAME + 32];
+    Piece other;
+    const FileTensor *t = safetensors_find(s, p->name);
+    *scales = NULL;
+    if (!t && p->transposed) return find_mxfp4(s, p, scales);
+    if (!t && piece_by_module(c, p, &other) && (t = safetensors_find(s, other.name))) *p = other;
+    if (!t || strcmp(t->dtype, "F8_E4M3")) return t;
+    snprintf(name, sizeof name, "%s_scale_inv", p->name);
+    *scales = safetensors_find(s, name);
+    return t;
+}
 static int same_mxfp4(const FileTensor *blocks, const FileTensor *scales, const Piece *p) {
     const uint64_t all = (uint64_t)p->count / MXFP4_BLOCK;
     return p->shape[2] % MXFP4_BLOCK == 0 && blocks->rank == 4 && scales->rank == 3
@@ -124,7 +158,16 @@ static int same_mxfp4(const FileTensor *blocks, const FileTensor *scales, const 
         && blocks->shape[1] == p->shape[1] && scales->shape[0] == blocks->shape[0]
         && scales->shape[1] == blocks->shape[1];
 }
+/* Blocks of 128 x 128 of the tensor's last two dimensions have a scale each. */
+static int same_fp8(const FileTensor *t, const FileTensor *scales) {
+    int same = t->rank >= 2 && scales->rank == t->rank;
+    for (int d = 0; same && d < t->rank; d++)
+        same = scales->shape[d] == (d < t->rank - 2 ? t->shape[d] : (t->shape[d] + FP8_SIDE - 1) / FP8_SIDE);
+    return same && (!strcmp(scales->dtype, "F32") || !strcmp(scales->dtype, "BF16"));
+}
 static int same_shape(const FileTensor *t, const Piece *p) {
+    if (p->of) return t->rank == 3 && p->rank == 2 && t->shape[0] == (uint64_t)p->experts
+                   && t->shape[1] == (uint64_t)p->of * p->shape[0] && t->shape[2] == p->shape[1];
     if (t->rank != p->rank) return 0;
     for (int d = 0; d < p->rank; d++) if (t->shape[d] != p->shape[d]) return 0;
     return 1;
@@ -176,12 +219,13 @@ static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
     Load *loads = mem_alloc(count * sizeof *loads);
     for (size_t k = count; k--; ) {
         Piece p = pieces[k];
-        const FileTensor *scales, *tensor = find_piece(s, &p, &scales);
+        const FileTensor *scales, *tensor = find_piece(s, &was->config, &p, &scales);
         const Target target = target_of(m, was, &p);
         first[f->at[p.tensor].range] = k;
         of[k] = (LoadedPiece){ m, p };
-        loads[k] = (Load){ .tensor = tensor, .scales = scales, .count = p.count, .unit = piece_unit(&p),
-                           .to = target.to, .copies = target.copies, .stride = target.stride, .type = FLOATX,
+        loads[k] = (Load){ .tensor = tensor, .scales = scales, .first = p.first, .count = p.count,
+                           .unit = piece_unit(&p), .to = target.to,
+                           .copies = target.copies, .stride = target.stride, .type = FLOATX,
                            .check = check_piece, .of = &of[k] };
     }
     first[f->range_count] = count;
@@ -194,11 +238,17 @@ static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
  *      its manifest ---------------------------------------------------------------------------- */
 
 static int bias_count(const Model *m) { return m->config.choice_bias ? m->routers : 0; }
+static const FileTensor *find_bias(const Safetensors *s, const Model *m, int r, Piece *p) {
+    const FileTensor *scales;
+    *p = piece_of_bias(m, r);
+    return find_piece(s, &m->config, p, &scales);
+}
 static int load_bias(Model *m, Safetensors *s, int r, Error *e) {
-    const Piece p = piece_of_bias(m, r);
+    Piece p;
+    const FileTensor *t = find_bias(s, m, r, &p);
     const size_t E = p.count;
     double *values = mem_alloc(E * sizeof *values);
-    int ok = safetensors_read_double(s, safetensors_find(s, p.name), 0, values, E, e);
+    int ok = safetensors_read_double(s, t, 0, values, E, e);
     if (ok && first_not_finite("F64", values, E) < E)
         ok = error_set(e, "tensor %s: an element is NaN or infinite", p.name);
     if (ok) m->dev->reals_from_double(real_at(m, m->bias, router_offset(m, r)), values, E);
@@ -215,10 +265,13 @@ static void warn_of_unknown(const Model *m, const Safetensors *s, const char *pa
     Piece *pieces = pieces_of(m, &n);
     for (size_t k = 0; k < n; k++) {
         const FileTensor *scales;
-        mark(known, s, find_piece(s, &pieces[k], &scales));
+        mark(known, s, find_piece(s, &m->config, &pieces[k], &scales));
         mark(known, s, scales);
     }
-    for (int r = 0; r < bias_count(m); r++) mark(known, s, safetensors_find(s, piece_of_bias(m, r).name));
+    for (int r = 0; r < bias_count(m); r++) {
+        Piece p;
+        mark(known, s, find_bias(s, m, r, &p));
+    }
     for (size_t i = 0, warnings = 0; i < count && warnings < 5; i++) {
         const char *name = safetensors_at(s, i)->name;
         if (known[i] || is_idle(&m->config, name)) continue;
@@ -226,6 +279,47 @@ static void warn_of_unknown(const Model *m, const Safetensors *s, const char *pa
         warnings++;
     }
     free_each(pieces, known);
+}
+
+/* What is wrong with a tensor of the file, as a line; NULL: nothing. free() it. */
+static char *problem_of(const Piece *p, const FileTensor *t, const FileTensor *scales) {
+    char found[96], expected[96];
+    const int coded = t && !strcmp(t->dtype, "F8_E4M3"), packed = scales && !coded;
+    if (t && (packed ? same_mxfp4(t, scales, p) : same_shape(t, p)) && (!coded || (scales && same_fp8(t, scales))))
+        return NULL;
+    shape_text(expected, sizeof expected, p->shape, p->rank);
+    if (!t) return text_format("%s %s is missing", p->name, expected);
+    if (packed) return text_format("%s in MXFP4: its blocks and scales are not those of shape %s", p->name, expected);
+    shape_text(found, sizeof found, t->shape, t->rank);
+    if (!same_shape(t, p)) return text_format("%s has shape %s, the model needs %s%s", p->name, found, expected,
+                                              p->of == 2 ? ", twice for each expert" : p->of ? " for each expert" : "");
+    return text_format("%s is in F8_E4M3, and %s_scale_inv %s", p->name, p->name,
+                       scales ? "is no scale in F32 or BF16 of each 128 x 128 elements" : "is missing");
+}
+/* A file none of whose names are those of this model: what it is instead. */
+static void explain_names(const Model *m, const Safetensors *s, Text *problems) {
+    static const struct { const char *part, *is; } others[] = {
+        { "lora_A", "it is a LoRA adapter: merge it into its base model (PEFT: merge_and_unload(), "
+          "save_pretrained())" },
+        { "base_model.", "PEFT saved it with its own names: merge_and_unload() and save_pretrained() of what that "
+          "returns" },
+        { ".qweight", "its weights are quantized (GPTQ or AWQ): a folder in bf16 is needed" },
+        { ".weight_packed", "its weights are quantized (compressed-tensors): a folder in bf16 is needed" },
+        { ".absmax", "its weights are quantized (bitsandbytes): a folder in bf16 is needed" },
+        { "language_model.", "it is a model of images and text: only models of text are read" },
+        { "_orig_mod.", "it was saved from a compiled module (torch.compile), whose names begin with _orig_mod: save "
+          "the module in it" },
+    };
+    const char *name = safetensors_count(s) ? safetensors_at(s, 0)->name : "none";
+    const char *is = NULL;
+    for (size_t i = 0; i < safetensors_count(s) && !is; i++)
+        for (size_t k = 0; k < sizeof others / sizeof *others && !is; k++) {
+            if (!strstr(safetensors_at(s, i)->name, others[k].part)) continue;
+            is = others[k].is;
+            name = safetensors_at(s, i)->name;
+        }
+    text_add(problems, "\n  no tensor has a name of a %s; the file has %zu, among them %.200s%s%s",
+             family_name(config_family(&m->config)), safetensors_count(s), name, is ? ": " : "", is ? is : "");
 }
 
 /* Are all tensors there, in the right shapes? problems: a line for each that is not. used: of the
@@ -236,26 +330,24 @@ static int find_problems(const Model *m, Safetensors *s, Text *problems, size_t 
     Piece *pieces = pieces_of(m, &count);
     for (size_t k = 0; k < count; k++) {
         Piece *p = &pieces[k];
-        const FileTensor *scales, *t = find_piece(s, p, &scales);
-        char found[96], expected[96];
-        *used += (t != NULL) + (scales != NULL);
-        if (t && (scales ? same_mxfp4(t, scales, p) : same_shape(t, p))) continue;
-        shape_text(expected, sizeof expected, p->shape, p->rank);
-        n++;
-        if (problems->length > sizeof(Error)) continue;         /* counted, but no longer listed */
-        if (t) shape_text(found, sizeof found, t->shape, t->rank);
-        if (scales)
-            text_add(problems, "\n  %s in MXFP4: its blocks and scales are not those of shape %s", p->name, expected);
-        else if (t) text_add(problems, "\n  %s has shape %s, the model needs %s", p->name, found, expected);
-        else   text_add(problems, "\n  %s %s is missing", p->name, expected);
+        const FileTensor *scales, *t = find_piece(s, &m->config, p, &scales);
+        if (!p->first) *used += (t != NULL) + (scales != NULL);             /* of several pieces in one the first */
+        char *problem = problem_of(p, t, scales);
+        n += problem != NULL;
+        if (problem && problems->length <= sizeof(Error)) text_add(problems, "\n  %s", problem);
+        free(problem);                                      /* others are counted, but not listed */
     }
     for (int r = 0; r < bias_count(m); r++) {
-        const Piece p = piece_of_bias(m, r);
-        const FileTensor *t = safetensors_find(s, p.name);
+        Piece p;
+        const FileTensor *t = find_bias(s, m, r, &p);
         *used += t != NULL;
         if (t && t->count == p.count) continue;
         text_add(problems, "\n  %s of %zu elements is %s", p.name, p.count, t ? "of another size" : "missing");
         n++;
+    }
+    if (!*used) {
+        problems->length = 0;
+        explain_names(m, s, problems);
     }
     free(pieces);
     return n;

@@ -43,8 +43,10 @@ static void fill(const Device *dev, Safetensors *s, Part *p) {
     const Load *l = p->load;
     const char *type = load_dtype(dev, l->type);
     const uint64_t first = l->first + p->first;
-    p->ok = (l->scales ? safetensors_read_mxfp4(s, l->tensor, l->scales, first, type, data, p->n, &p->why)
-                       : safetensors_read_as(s, l->tensor, first, type, data, p->n, &p->why))
+    p->ok = (!l->scales ? safetensors_read_as(s, l->tensor, first, type, data, p->n, &p->why)
+             : !strcmp(l->tensor->dtype, "U8")
+                   ? safetensors_read_mxfp4(s, l->tensor, l->scales, first, type, data, p->n, &p->why)
+                   : safetensors_read_fp8(s, l->tensor, l->scales, first, type, data, p->n, &p->why))
              && p->load->check(p->load, data, p->first, p->n, &p->why);
     if (!p->ok) memset(data, 0, bytes);                     /* on a CPU it is the model's own memory */
     for (size_t k = 1; k < p->load->copies && !dev->is_gpu; k++) memcpy(address_of(dev, p, k), data, bytes);

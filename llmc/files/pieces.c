@@ -12,7 +12,8 @@
 /* HEADS: rows of heads, which files may have in another order; KEYS: only in the first half;
  * LATENT: one head at the end. */
 typedef enum { HEADS = 1, KEYS, LATENT, TRANSPOSED, INTERLEAVED, BOTH } Order;
-enum { OURS = FAMILY_JETMOE | FAMILY_SMOE, OTHERS = ~OURS, GRANITES = FAMILY_GRANITE | FAMILY_GRANITE_SHARED };
+enum { OURS = FAMILY_JETMOE | FAMILY_SMOE, OTHERS = ~OURS, GRANITES = FAMILY_GRANITE | FAMILY_GRANITE_SHARED,
+       MIXTRALS = FAMILY_MIXTRAL | FAMILY_MINIMAX_M2 };
 /* A tensor of a layer, as it is called here (Tensor.name), and in files; NULL: likewise. A '|' is
  * between names of parts that lie one after the other; a '%' stands for the number of an expert,
  * and such a name is of tensors of experts only. The first row that fits counts. Tensors that are
@@ -29,10 +30,11 @@ static const struct { int families; const char *here, *there; Order order; } nam
     { OTHERS,           "self_attn.q_proj.weight",         NULL, HEADS },           /* of latent attention */
     { OTHERS,           "self_attn.q_b_proj.weight",       NULL, HEADS },
     { OTHERS,           "self_attn.kv_a_proj_with_mqa.weight", NULL, LATENT },
-    { FAMILY_MIXTRAL,   "mlp.router.layer.weight",         "block_sparse_moe.gate.weight", 0 },
-    { FAMILY_MIXTRAL,   "mlp.input_linear.weight",
+    { FAMILY_MINIMAX_M2, "mlp.router.choice_bias",         "block_sparse_moe.e_score_correction_bias", 0 },
+    { MIXTRALS,         "mlp.router.layer.weight",         "block_sparse_moe.gate.weight", 0 },
+    { MIXTRALS,         "mlp.input_linear.weight",
       "block_sparse_moe.experts.%.w1.weight|block_sparse_moe.experts.%.w3.weight", 0 },
-    { FAMILY_MIXTRAL,   "mlp.output_linear.weight",        "block_sparse_moe.experts.%.w2.weight", 0 },
+    { MIXTRALS,         "mlp.output_linear.weight",        "block_sparse_moe.experts.%.w2.weight", 0 },
     { GRANITES,         "mlp.router.layer.weight",         "block_sparse_moe.router.layer.weight", 0 },
     { GRANITES,         "mlp.input_linear.weight",         "block_sparse_moe.input_linear.weight", 0 },
     { GRANITES,         "mlp.output_linear.weight",        "block_sparse_moe.output_linear.weight", 0 },
@@ -58,6 +60,25 @@ static const struct { int families; const char *here, *there; Order order; } nam
     { OTHERS,           "mlp.shared_output_linear.weight", "mlp.shared_experts.down_proj.weight", 0 },
 };
 enum { NAMES = sizeof names / sizeof *names };
+
+/* Names of modules in Transformers 5, in which it saves with save_original_format=False, and
+ * trainers that keep experts in one tensor. of: parts of each expert, of which it is number `part`;
+ * 0: the same tensor. */
+static const struct { const char *file, *module; int of, part; } modules[] = {
+    { "mlp.experts.%.gate_proj.weight",            "mlp.experts.gate_up_proj", 2, 0 },
+    { "mlp.experts.%.up_proj.weight",              "mlp.experts.gate_up_proj", 2, 1 },
+    { "mlp.experts.%.down_proj.weight",            "mlp.experts.down_proj",    1, 0 },
+    { "block_sparse_moe.experts.%.w1.weight",      "mlp.experts.gate_up_proj", 2, 0 },
+    { "block_sparse_moe.experts.%.w3.weight",      "mlp.experts.gate_up_proj", 2, 1 },
+    { "block_sparse_moe.experts.%.w2.weight",      "mlp.experts.down_proj",    1, 0 },
+    { "block_sparse_moe.gate.weight",              "mlp.gate.weight", 0, 0 },
+    { "block_sparse_moe.e_score_correction_bias",  "mlp.e_score_correction_bias", 0, 0 },
+    { "block_sparse_moe.input_linear.weight",      "block_sparse_moe.experts.gate_up_proj", 0, 0 },
+    { "block_sparse_moe.output_linear.weight",     "block_sparse_moe.experts.down_proj", 0, 0 },
+    { "block_sparse_moe.router.layer.weight",      "block_sparse_moe.router.weight", 0, 0 },
+    { "mlp.moe_statics.e_score_correction_bias",   "mlp.gate.moe_statics.e_score_correction_bias", 0, 0 },
+};
+enum { MODULES = sizeof modules / sizeof *modules };
 
 #define IN_LAYER "model.layers.%d."
 static const char *within_layer(const Tensor *t) {
@@ -149,10 +170,35 @@ Piece piece_of_bias(const Model *m, int r) {
     return p;
 }
 
+/* The number of the expert in a name of this form; -1: it is of another; 0 without a '%'. */
+static int expert_in(const char *form, const char *name) {
+    const char *at = strchr(form, '%');
+    const size_t before = at ? (size_t)(at - form) : 0;
+    if (strncmp(form, name, before)) return -1;
+    if (!at) return strcmp(form, name) ? -1 : 0;
+    const size_t digits = strspn(name + before, "0123456789");
+    return !digits || strcmp(at + 1, name + before + digits) ? -1 : atoi(name + before);
+}
+int piece_by_module(const Config *c, const Piece *p, Piece *other) {
+    int layer, length = 0;
+    if (sscanf(p->name, IN_LAYER "%n", &layer, &length) < 1 || !length) return 0;
+    for (int i = 0; i < MODULES; i++) {
+        const int expert = expert_in(modules[i].file, p->name + length);
+        if (expert < 0) continue;
+        *other = *p;
+        write_name(other->name, layer, modules[i].module, 0, 0);
+        other->of = modules[i].of, other->experts = c->experts;
+        other->first = (uint64_t)(expert * modules[i].of + modules[i].part) * p->count;
+        return 1;
+    }
+    return 0;
+}
+
 /* Predictors of later tokens (GLM, DeepSeek: more layers), angles, a head that is the embedding. */
 int is_idle(const Config *c, const char *name) {
     static const char layers[] = "model.layers.";
-    const int more = config_family(c) & (FAMILY_GLM | FAMILY_DEEPSEEK_V3) && !strncmp(name, layers, strlen(layers));
+    const int more = config_family(c) & (FAMILY_GLM | FAMILY_GLM_LITE | FAMILY_DEEPSEEK_V3 | FAMILY_MINIMAX_M2)
+        && !strncmp(name, layers, strlen(layers));
     return strstr(name, "rotary_emb.inv_freq") || strstr(name, "mtp")
         || (more && atoi(name + strlen(layers)) >= c->layers)
         || (c->tied && !strcmp(name, "lm_head.weight"));

@@ -12,11 +12,16 @@ typedef struct {
     int      rank, tensor;               /* tensor: its number in the manifest */
     int      head;                  /* the file has the rows of heads of this size in another order; 0: it has not */
     int      transposed, interleaved;    /* of experts: transposed; rows of gate and up alternate */
+    int      of, experts;                /* one of so many pieces of each of the experts in a tensor; 0: it is all */
+    uint64_t first;                      /* its first element there */
     size_t   offset, count;              /* in the arena of weights, in elements */
 } Piece;
 /* All of them in the order of memory, which is the file's. free() it. */
 Piece *pieces_of(const Model *m, OUT size_t *count);
 
+/* The name and the place of a piece where Transformers 5 keeps all experts of a layer in a tensor,
+ * and in its own names of other tensors. 0: there is no other. */
+int    piece_by_module(const Config *c, const Piece *p, OUT Piece *other);
 /* Router r's bias for choosing, if any: it is not learned, so not in the manifest. */
 Piece  piece_of_bias(const Model *m, int r);
 /* Is a tensor of this name in files of a family, but no part of its models? */

@@ -423,6 +423,39 @@ int safetensors_read_mxfp4(Safetensors *s, const FileTensor *blocks, const FileT
     }
     return 1;
 }
+/* e4m3: a sign, 4 bits of exponent, 3 of mantissa; no infinity, 127 is NaN. */
+static double e4m3(unsigned char code) {
+    const int exponent = code >> 3 & 15, mantissa = code & 7;
+    const double size = (code & 127) == 127 ? NAN : exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
+    return code & 128 ? -size : size;
+}
+int safetensors_read_fp8(Safetensors *s, const FileTensor *codes, const FileTensor *scales, uint64_t first,
+                         const char *dtype, void *data, size_t n, Error *e) {
+    enum { SOME = 1 << 15 };
+    const FileDtype *to = dtype_named(dtype);
+    const uint64_t columns = codes->shape[codes->rank - 1], rows = codes->shape[codes->rank - 2],
+        down = scales->shape[scales->rank - 2], across = scales->shape[scales->rank - 1];
+    unsigned char *code = mem_alloc(SOME);
+    double values[FP8_SIDE], *scale = mem_alloc(across * sizeof *scale);
+    uint64_t blocks = UINT64_MAX, at = first;               /* blocks: the row of blocks whose scales are there */
+    int ok = 1;
+    for (uint64_t end = first + n, some; at < end && ok; at += some) {
+        some = end - at < SOME ? end - at : SOME;
+        ok = safetensors_read(s, codes, at, code, some, e);
+        for (uint64_t i = 0, part; i < some && ok; i += part) {
+            const uint64_t row = (at + i) / columns, column = (at + i) % columns, matrix = row / rows,
+                left = FP8_SIDE - column % FP8_SIDE, wanted = matrix * down + row % rows / FP8_SIDE;
+            part = left < columns - column ? left : columns - column;       /* of this row of a block */
+            if (part > some - i) part = some - i;
+            if (wanted != blocks) ok = safetensors_read_double(s, scales, wanted * across, scale, across, e);
+            blocks = wanted;
+            for (uint64_t k = 0; k < part; k++) values[k] = scale[column / FP8_SIDE] * e4m3(code[i + k]);
+            to->write((char *)data + (at + i - first) * (uint64_t)to->bits / 8, values, part);
+        }
+    }
+    free_each(code, scale);
+    return ok;
+}
 double safetensors_value(const char *dtype, const void *element) {
     double value;
     dtype_named(dtype)->read(&value, element, 1);

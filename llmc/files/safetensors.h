@@ -43,6 +43,12 @@ int safetensors_read_as(Safetensors *s, const FileTensor *t, uint64_t first, con
 enum { MXFP4_BLOCK = 32 };
 int safetensors_read_mxfp4(Safetensors *s, const FileTensor *blocks, const FileTensor *scales, uint64_t first,
                            const char *dtype, void *data, size_t n, Error *e);
+/* The same of n weights in F8_E4M3 (.., rows, columns), of which 128 x 128 share a scale: scales
+ * (.., rows / 128, columns / 128), both rounded up, in a type that read_as reads. DeepSeek-V3 is
+ * published so, a weight's scales as weight_scale_inv. */
+enum { FP8_SIDE = 128 };
+int safetensors_read_fp8(Safetensors *s, const FileTensor *codes, const FileTensor *scales, uint64_t first,
+                         const char *dtype, void *data, size_t n, Error *e);
 double safetensors_value(const char *dtype, const void *element);      /* of one of these types */
 #define safetensors_read_double(s, t, first, data, n, e) safetensors_read_as(s, t, first, "F64", data, n, e)
 

@@ -466,6 +466,39 @@ static void test_safetensors_legal(const char *path) {
         safetensors_close(s);
     }
 }
+/* Weights in FP8 with a scale for 128 x 128: ragged blocks, every code, parts from anywhere. */
+static void test_safetensors_fp8(void) {
+    enum { ROWS = 130, COLUMNS = 133, ALL = 2 * ROWS * COLUMNS };
+    static unsigned char code[ALL];
+    static const float scale[] = { 1, 0.5F, 3, 0.25F, 7, 1.5F, 2, 0.125F };
+    static float got[ALL];
+    const uint64_t shape[] = { 2, ROWS, COLUMNS }, blocks[] = { 2, 2, 2 };
+    const FileTensor tensors[] = { { .name = "w", .dtype = "F8_E4M3", .rank = 3, .shape = shape },
+                                   { .name = "w_scale_inv", .dtype = "F32", .rank = 3, .shape = blocks } };
+    char *path = scratch_path("fp8.safetensors");
+    Error e = { 0 };
+    int bad = 0;
+    for (int i = 0; i < ALL; i++) code[i] = (unsigned char)(i * 7 % 256);
+    SafetensorsWriter *w = safetensors_create(path, tensors, 2, NULL, 0, &e);
+    check(w && safetensors_append(w, code, ALL, &e) && safetensors_append(w, scale, sizeof scale, &e)
+          && safetensors_finish(w, &e, NULL, NULL), "%s", e.text);
+    Safetensors *s = safetensors_open(path, &e);
+    for (size_t first = 0, n; s && first < ALL; first += n) {
+        n = 1 + first * 31 % 900;
+        if (n > ALL - first) n = ALL - first;
+        check(safetensors_read_fp8(s, safetensors_at(s, 0), safetensors_at(s, 1), first, "F32", got + first, n, &e),
+              "%s", e.text);
+    }
+    for (int i = 0; i < ALL; i++) {
+        const int c = code[i] & 127, matrix = i / (ROWS * COLUMNS), row = i / COLUMNS % ROWS, column = i % COLUMNS;
+        const float size = c < 8 ? (float)c / 512 : (float)(8 + c % 8) * powf(2, (float)(c / 8 - 10));
+        const float want = (code[i] > 127 ? -size : size) * scale[matrix * 4 + row / 128 * 2 + column / 128];
+        bad += c == 127 ? !isnan(got[i]) : got[i] != want;
+    }
+    check(s && !bad, "FP8 in blocks: %d of %d elements are wrong", bad, ALL);
+    safetensors_close(s);
+    free(path);
+}
 static void test_safetensors_refused(void) {
     char *path = scratch_path("refused.safetensors");
     test_safetensors_bad_headers(path), test_safetensors_bad_lengths(path), test_safetensors_legal(path);
@@ -479,6 +512,8 @@ static void test_safetensors_folder(void) {
     static const struct { const char *what, *index; int opens; const char *says; } cases[] = {
         { "two shards",              "{\"metadata\":{\"total_size\":12},"
           "\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-2.safetensors\"," "\"c\":\"m-1.safetensors\"}}", 3, "" },
+        { "a folder in it", "{\"weight_map\":{\"a\":\"in/m-1.safetensors\"}}", 0, "in/m-1.safetensors: No such" },
+        { "a way back", "{\"weight_map\":{\"a\":\"in/../m-1.safetensors\"}}", 0, "plain file name" },
         { "a tensor not in the map", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-2.safetensors\"}}", 2, "" },
         { "missing shard", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-9.safetensors\"}}", 0, "m-9" },
         { "missing tensor", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"x\":\"m-1.safetensors\"}}", 0, "is not in" },
@@ -898,7 +933,8 @@ void test_files(void) {
     PART(test_json_refused()); PART(test_json_large()); PART(test_text());
     PART(test_utf8()); PART(test_safetensors_round_trip());
     PART(test_safetensors_large()); PART(test_conversion()); PART(test_safetensors_writer_errors());
-    PART(test_safetensors_refused()); PART(test_safetensors_folder()); PART(test_tokenizer_bytes());
+    PART(test_safetensors_fp8()); PART(test_safetensors_refused());
+    PART(test_safetensors_folder()); PART(test_tokenizer_bytes());
     PART(test_tokenizer_goldens()); PART(test_tokenizer_lossless()); PART(test_tokenizer_without_bytes());
     PART(test_tokenizer_refused()); PART(test_tokenizer_order()); PART(test_tokenizer_stream());
     test_outside();

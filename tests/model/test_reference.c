@@ -79,12 +79,12 @@ static void compare_gradients(const Model *m, Safetensors *expected, const char 
     free(pieces), free(all);
 }
 
-static int is_packed(const char *folder) { return strstr(folder, "mxfp4") != NULL; }
+static int is_packed(const char *folder) { return strstr(folder, "mxfp4") || strstr(folder, "fp8"); }
 
 /* Names for older readers, which may follow. */
 static int is_older(const char *key) {
     return !strcmp(key, "num_experts") || !strcmp(key, "rope_theta") || !strcmp(key, "rope_scaling")
-        || !strcmp(key, "partial_rotary_factor");
+        || !strcmp(key, "partial_rotary_factor") || !strcmp(key, "rotary_dim");
 }
 /* Every key of their config.json with its value, in the order of theirs; and nothing else but names
  * for older readers. typed: also the number type. Weights that are not quantized any more have no
@@ -115,9 +115,11 @@ static void compare_configs(const char *folder, const char *family, int typed) {
     for (int i = 0; i < 2; i++) { json_free(json[i]); free(text[i]); free(path[i]); }
 }
 
-/* Every tensor of theirs that is not in MXFP4, by its name: the same shape and values. typed: also
- * the same number type, and no file of several tensors is larger than that many bytes. */
-static int is_mxfp4(const FileTensor *t) { return !strcmp(t->dtype, "U8"); }       /* blocks or scales */
+/* Every tensor of theirs that is not in MXFP4 or FP8, by its name: the same shape and values.
+ * typed: also the number type, and no file of several tensors is larger than that many bytes. */
+static int is_part(const FileTensor *t) {                   /* blocks or scales */
+    return !strcmp(t->dtype, "U8") || !strcmp(t->dtype, "F8_E4M3") || strstr(t->name, "_scale_inv");
+}
 static void compare_tensors(const char *folder, const char *family, uint64_t typed) {
     Error e = { 0 };
     size_t pairs = 0;
@@ -125,7 +127,7 @@ static void compare_tensors(const char *folder, const char *family, uint64_t typ
     Safetensors *theirs = safetensors_open(folder, &e), *ours = safetensors_open(scratch(), &e);
     check(theirs && ours, "%s: both files open: %s", family, e.text);
     for (size_t i = 0; theirs && ours && i < safetensors_count(theirs); i++) {
-        if (is_mxfp4(safetensors_at(theirs, i))) { pairs++; continue; }
+        if (is_part(safetensors_at(theirs, i))) { pairs++; continue; }
         const FileTensor *a = safetensors_at(theirs, i), *b = safetensors_find(ours, a->name);
         const int shaped = b && a->rank == b->rank && !memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape);
         check(shaped && (!typed || !strcmp(a->dtype, b->dtype)), "%s: %s is in our file", family, a->name);
@@ -392,7 +394,123 @@ static void test_unknown_tensors(const char *folder) {
     warnings = (Text){ 0 };
 }
 
+/* ---- a tied head that is in the file, too ---------------------------------------------------- */
+
+static void test_other_head(void) {
+    Error e = { 0 };
+    Config c;
+    size_t bytes;
+    const char *from = "tests/reference/families/solar_open";          /* its head is its own */
+    char *paths[] = { text_format("%s/config.json", from), text_format("%s/model.safetensors", from),
+                      scratch_path("config.json"), scratch_path("model.safetensors") };
+    char *config = file_read(paths[0], &bytes, &e),
+        *flag = config ? strstr(config, "\"tie_word_embeddings\": false") : NULL;
+    check(flag != NULL, "%s: %s", from, e.text);
+    if (flag) memcpy(flag, "\"tie_word_embeddings\": true ", 28);
+    size_t all = 0;
+    char *weights = file_read(paths[1], &all, &e);
+    check(weights && file_write(paths[2], config, bytes, &e) && file_write(paths[3], weights, all, &e), "%s", e.text);
+    warn_hook(keep_warning);
+    check(hf_load_config(scratch(), &c, &e) && !c.tied, "a head that is not the embedding is a head: %s", e.text);
+    check(warnings.at && strstr(warnings.at, "lm_head.weight is not the embedding"), "which is said");
+    free(warnings.at), warnings = (Text){ 0 };
+    /* the head's name for another tensor: it is tied */
+    Safetensors *s = safetensors_open(paths[3], &e);
+    const size_t there = s ? (size_t)safetensors_find(s, "lm_head.weight")->bytes : 0;
+    char *head = mem_alloc(there + 1), *embedding = mem_alloc(there + 1);
+    check(s && safetensors_read(s, safetensors_find(s, "lm_head.weight"), 0, head, there, &e)
+          && safetensors_read(s, safetensors_find(s, "model.embed_tokens.weight"), 0, embedding, there, &e),
+          "%s", e.text);
+    for (size_t i = 0; i + there <= all; i++)
+        if (!memcmp(weights + i, head, there)) { memcpy(weights + i, embedding, there); break; }
+    check(file_write(paths[3], weights, all, &e) && hf_load_config(scratch(), &c, &e) && c.tied && !warnings.at,
+          "a copy of the embedding is none: %s", e.text);
+    warn_hook(NULL);
+    safetensors_close(s);
+    for (int i = 0; i < 4; i++) { if (i > 1) remove(paths[i]); free(paths[i]); }
+    free(config), free(weights), free(head), free(embedding);
+}
+
+/* ---- experts in one tensor ------------------------------------------------------------------- */
+
+/* Of each expert: gate, up and down, as a family's files call them. */
+typedef struct { const char *family, *block, *part[3]; } ExpertNames;
+/* All of a layer, as Transformers 5 keeps them. Returns how many bytes. */
+static size_t experts_of(Safetensors *s, const ExpertNames *n, int layer, int down, char *to) {
+    size_t at = 0;
+    Error e;
+    for (int x = 0; ; x++)
+        for (int k = down ? 2 : 0; k < (down ? 3 : 2); k++) {
+            char *name = text_format("model.layers.%d.%s.experts.%d.%s.weight", layer, n->block, x, n->part[k]);
+            const FileTensor *t = safetensors_find(s, name);
+            free(name);
+            if (!t) return at;
+            check(safetensors_read(s, t, 0, to + at, t->bytes, &e), "%s", e.text);
+            at += t->bytes;
+        }
+}
+static void write_experts_in_one(Safetensors *s, const ExpertNames *n, const Config *c) {
+    Error e;
+    FileTensor *all = mem_alloc((safetensors_count(s) + 2 * (size_t)c->layers) * sizeof *all);
+    const uint64_t E = (uint64_t)c->experts, F = (uint64_t)c->width, C = (uint64_t)c->channels, up[] = { E, 2*F, C },
+        down[] = { E, C, F };
+    char *data = mem_alloc(16 * E * F * C), *path = scratch_path("model.safetensors");
+    size_t count = 0, kept;
+    for (size_t i = 0; i < safetensors_count(s); i++)
+        if (!strstr(safetensors_at(s, i)->name, ".experts.")) all[count++] = *safetensors_at(s, i);
+    kept = count;
+    for (int l = 0; l < c->layers; l++)
+        for (int k = 0; k < 2 && config_has_experts(c, l); k++)
+            all[count++] = (FileTensor){ .name = text_format("model.layers.%d.mlp.experts.%s", l, k ? "down_proj"
+                                         : "gate_up_proj"), .dtype = "F32", .rank = 3, .shape = k ? down : up };
+    SafetensorsWriter *w = safetensors_create(path, all, count, NULL, 0, &e);
+    for (size_t i = 0; i < kept; i++) {
+        const FileTensor *t = safetensors_find(s, all[i].name);
+        char *copy = mem_alloc(t->bytes);
+        check(safetensors_read(s, t, 0, copy, t->bytes, &e) && safetensors_append(w, copy, t->bytes, &e), "%s", e.text);
+        free(copy);
+    }
+    for (int l = 0; l < c->layers; l++)
+        for (int k = 0; k < 2 && config_has_experts(c, l); k++)
+            check(safetensors_append(w, data, experts_of(s, n, l, k, data), &e), "%s", e.text);
+    check(safetensors_finish(w, &e, NULL, NULL), "%s", e.text);
+    for (size_t i = kept; i < count; i++) free((char *)all[i].name);
+    free(all), free(data), free(path);
+}
+static void test_experts_in_one(void) {
+    static const ExpertNames families[] = {
+        { "mixtral_linear", "block_sparse_moe", { "w1", "w3", "w2" } },
+        { "olmoe", "mlp", { "gate_proj", "up_proj", "down_proj" } },
+        { "glm4_moe", "mlp", { "gate_proj", "up_proj", "down_proj" } },
+    };
+    for (int i = 0; i < 3; i++) {
+        char *folder = text_format("tests/reference/families/%s", families[i].family);
+        Error e = { 0 };
+        Config c;
+        Model m[2];
+        void *weights[2];
+        Safetensors *s = safetensors_open(folder, &e);
+        check(s && hf_load_config(folder, &c, &e), "%s: %s", folder, e.text);
+        write_experts_in_one(s, &families[i], &c);
+        for (int k = 0; k < 2; k++) {
+            model_plan_inference(&m[k], device_find("cpu-f32"), &c, 1, 1, 0, NULL);
+            check(model_allocate(&m[k]) && hf_load_weights(&m[k], k ? scratch() : folder, &e), "%s: %s", folder,
+                  e.text);
+            weights[k] = mem_alloc(m[k].manifest.total * 4);
+            m[k].dev->download(weights[k], m[k].params, m[k].manifest.total * 4);
+        }
+        check(!memcmp(weights[0], weights[1], m[0].manifest.total * 4), "%s: experts in one tensor are the same",
+              folder);
+        for (int k = 0; k < 2; k++) model_free(&m[k]), free(weights[k]);
+        safetensors_close(s), free(folder);
+        char *path = scratch_path("model.safetensors");
+        remove(path), free(path);
+    }
+}
+
 void test_reference(void) {
+    PART(test_experts_in_one());
+    PART(test_other_head());
     PART(test_upcycling());
     PART(test_unknown_tensors("tests/reference/families/glm4_moe"));
     PART(test_unknown_tensors("tests/reference/families/deepseek_v3"));
@@ -407,7 +525,9 @@ void test_reference(void) {
         { "families/dots1", "dots1" }, { "families/glm4_moe", "glm4_moe" }, { "families/ernie4_5_moe", "ernie4_5_moe" },
         { "families/deepseek_v3", "deepseek_v3" }, { "families/deepseek_v3_plain", "deepseek_v3" },
         { "families/deepseek_v2", "deepseek_v2" }, { "families/deepseek_v2_groups", "deepseek_v2" },
-        { "families/gpt_oss", "gpt_oss" }, { "families/gpt_oss_mxfp4", "gpt_oss" },
+        { "families/deepseek_v3_fp8", "deepseek_v3" }, { "families/glm4_moe_lite", "glm4_moe_lite" },
+        { "families/solar_open", "solar_open" }, { "families/minimax_m2", "minimax_m2" },
+        { "families/qwen2", "qwen2" }, { "families/gpt_oss", "gpt_oss" }, { "families/gpt_oss_mxfp4", "gpt_oss" },
         { "families/smoe_universal", "smoe" }, { "families/smoe_whole", "smoe" },
         { "families/smoe_renormalized", "smoe" }, { "families/smoe_dense", "smoe" }, { "families/smoe_tables", "smoe" },
     };

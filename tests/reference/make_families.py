@@ -105,6 +105,20 @@ MODELS = {
         qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=4, n_routed_experts=9, num_experts_per_tok=2,
         n_shared_experts=1, first_k_dense_replace=1, topk_method="group_limited_greedy", n_group=3, topk_group=2,
         routed_scaling_factor=1.5, rope_parameters=THETA), torch.float64, None),
+    # as it is published: weights in FP8 with scales, here powers of two, so that bf16 holds them
+    "deepseek_v3_fp8": (transformers.DeepseekV3Config(**COMMON, **(LATENT | dict(num_hidden_layers=2)), q_lora_rank=6, kv_lora_rank=9,
+        qk_nope_head_dim=5, qk_rope_head_dim=4, v_head_dim=7, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+        n_shared_experts=1, first_k_dense_replace=1, routed_scaling_factor=2.5, rope_parameters=THETA), torch.bfloat16, None),
+    "glm4_moe_lite": (transformers.Glm4MoeLiteConfig(**COMMON, **LATENT, q_lora_rank=7, kv_lora_rank=6, qk_nope_head_dim=5,
+        qk_rope_head_dim=4, v_head_dim=8, n_routed_experts=6, num_experts_per_tok=2, n_group=1, topk_group=1, n_shared_experts=1,
+        mlp_layer_types=["dense", "sparse", "dense"], routed_scaling_factor=1.75, rope_parameters=THETA), torch.bfloat16, None),
+    "solar_open": (transformers.SolarOpenConfig(**COMMON, **SIZES, head_dim=6, moe_intermediate_size=7, n_routed_experts=6,
+        num_experts_per_tok=2, n_group=1, topk_group=1, n_shared_experts=1, attention_bias=True, routed_scaling_factor=1.5,
+        rope_parameters=YARN), torch.float32, None),
+    "minimax_m2": (transformers.MiniMaxM2Config(**COMMON, **SIZES, head_dim=8, intermediate_size=9, num_local_experts=5,
+        num_experts_per_tok=2, rope_parameters=THETA | dict(partial_rotary_factor=0.5)), torch.bfloat16, None),
+    "qwen2": (transformers.Qwen2Config(**COMMON, **(SIZES | dict(hidden_size=24)), intermediate_size=11, use_sliding_window=True, sliding_window=6,
+        max_window_layers=1, tie_word_embeddings=True, rope_parameters=THETA), torch.float32, None),
     # windows: in all layers, in those that a family's rule says, and in those that are listed
     "mistral_window": (transformers.MistralConfig(**COMMON, **SIZES, intermediate_size=11, head_dim=6, sliding_window=5,
         rope_parameters=THETA), torch.bfloat16, None),
@@ -138,7 +152,7 @@ TOKENS = 64
 
 # What a config.json of each family means where it says nothing: the defaults of its class, for tests/files/test_configs.c.
 CLASSES = ["GptOss", "JetMoe", "Mixtral", "Llama", "Mistral", "Olmoe", "Qwen3", "Qwen3Moe", "Qwen2Moe", "GraniteMoe", "GraniteMoeShared", "Dots1",
-           "Glm4Moe", "Ernie4_5_Moe", "DeepseekV3", "DeepseekV2"]
+           "Glm4Moe", "Ernie4_5_Moe", "DeepseekV3", "DeepseekV2", "Qwen2", "Glm4MoeLite", "SolarOpen", "MiniMaxM2"]
 
 
 def write_defaults():
@@ -170,6 +184,39 @@ def randomize(model, seed, in_mxfp4=False):
             p.data = mxfp4.convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
             packed |= {name + "_blocks": blocks, name + "_scales": scales}
     return packed
+
+
+def in_fp8(model):
+    """Rounds weights of layers to e4m3 times a power of two."""
+    for name, p in model.named_parameters():
+        if is_in_fp8(name, p):
+            codes, scale = fp8_of(p.data)
+            p.data = (codes.float() * scale).to(p.dtype)
+
+
+def is_in_fp8(name, t):
+    return ".layers." in name and t.dim() > 1 and not name.endswith("gate.weight")
+
+
+def fp8_of(t):
+    scale = 2.0 ** torch.floor(torch.log2(t.float().abs().max() / 240))
+    return (t.float() / scale).to(torch.float8_e4m3fn), scale
+
+
+def write_fp8(folder):
+    """Of a saved folder: codes and scales, all smaller than a block."""
+    saved = json.loads((folder / "config.json").read_text())
+    saved["quantization_config"] = dict(activation_scheme="dynamic", fmt="e4m3", quant_method="fp8", weight_block_size=[128, 128])
+    (folder / "config.json").write_text(json.dumps(saved, indent=2, sort_keys=True) + "\n")
+    out = {}
+    for name, t in load_file(folder / "model.safetensors").items():
+        if is_in_fp8(name, t):
+            out[name], scale = fp8_of(t)
+            out[name + "_scale_inv"] = scale.view(1, 1)
+            require(torch.equal(out[name].float() * scale, t.float()), f"{name} is not exact in FP8")
+        else:
+            out[name] = t
+    save_file(out, folder / "model.safetensors", {"format": "pt"})
 
 
 def routers(model):
@@ -230,6 +277,8 @@ def write(name, config, dtype, shard):
     plain = modeling_rope_utils.torch
     for seed in range(1000):
         packed = randomize(stock, seed, name.endswith("mxfp4"))
+        if name.endswith("fp8"):
+            in_fp8(stock)
         with all_float64(type(stock)):
             modeling_rope_utils.torch = sys.modules[type(stock).__module__].torch
             exact = transformers.AutoModelForCausalLM.from_config(config, **EXACT).double().eval()
@@ -259,6 +308,8 @@ def write(name, config, dtype, shard):
         (folder / "config.json").write_text(json.dumps(saved, indent=2, sort_keys=True) + "\n")
         weights = load_file(folder / "model.safetensors")
         save_file({n: t for n, t in weights.items() if n + "_blocks" not in packed} | packed, folder / "model.safetensors", {"format": "pt"})
+    if name.endswith("fp8"):
+        write_fp8(folder)
     grads = {n: g for n, g in gradients_of(exact).items() if "correction" not in n and "choice_bias" not in n}
     if config.model_type == "smoe":             # as the trainer writes it
         saved = json.loads((folder / "config.json").read_text())
@@ -266,7 +317,7 @@ def write(name, config, dtype, shard):
         shutil.copy(sys.modules[SmoeConfig.__module__].__file__, folder)
         EXACT_OPEN = dict(trust_remote_code=True)
     else:
-        EXACT_OPEN = EXACT
+        EXACT_OPEN = EXACT | (dict(quantization_config=transformers.FineGrainedFP8Config(dequantize=True)) if name.endswith("fp8") else {})
     with torch.no_grad():
         opened = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **EXACT_OPEN).eval()(tokens).logits
     (folder / "modeling_smoe.py").unlink(missing_ok=True)
