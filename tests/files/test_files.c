@@ -512,8 +512,6 @@ static void test_safetensors_folder(void) {
     static const struct { const char *what, *index; int opens; const char *says; } cases[] = {
         { "two shards",              "{\"metadata\":{\"total_size\":12},"
           "\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-2.safetensors\"," "\"c\":\"m-1.safetensors\"}}", 3, "" },
-        { "a folder in it", "{\"weight_map\":{\"a\":\"in/m-1.safetensors\"}}", 0, "in/m-1.safetensors: No such" },
-        { "a way back", "{\"weight_map\":{\"a\":\"in/../m-1.safetensors\"}}", 0, "plain file name" },
         { "a tensor not in the map", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-2.safetensors\"}}", 2, "" },
         { "missing shard", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-9.safetensors\"}}", 0, "m-9" },
         { "missing tensor", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"x\":\"m-1.safetensors\"}}", 0, "is not in" },
