@@ -120,7 +120,7 @@ if script -qec 'stty cols 60' /dev/null > "$said" 2>&1 < /dev/null; then
 else skipped "no script(1): no terminal"; fi
 ok "its last step is the best: one file of weights" [ "$(inode whole/best/model.safetensors)" = "$(inode whole/model.safetensors)" ]
 slots() { echo $(($(sed -n '/"event": "load"/s/.*"load": \[\([^]]*\)\]}\]}$/\1/p' "$1/log.jsonl" | tail -1 | tr , +))); }
-ok "the loads of a validation are those of all its 79 batches" [ "$(slots whole)" = $((79 * 2 * 32 * 2)) ]
+ok "the loads of a validation are those of all its 4,999 tokens, without what fills the last batch" [ "$(slots whole)" = $((4999 * 2)) ]
 ok "the two newest checkpoints are kept" [ "$(steps_of whole)" = "40 60 " ]
 ok "no temporary file remains" [ -z "$(find whole -name '*tmp*')" ]
 
