@@ -358,9 +358,9 @@ expect 0 'resuming' $train -o grown -y 1 -x 3
 sed -e '/":298,$/s/,$/},/' -e '/":299},$/d' -e '$d' plain/tokenizer.json | sed '$s/,$/]}}/' > fewer.json
 echo 'q z q z q' > odd.txt
 expect 0 'bits/byte' $infer plain -x odd.txt -v 0
-cp "$said" named
+cp "$said" all-named
 expect 0 'bits/byte' $infer plain -x odd.txt -v 0 -z fewer.json
-ok "-x: rows without a token are in the softmax" cmp named "$said"
+ok "-x: rows without a token are in the softmax" cmp all-named "$said"
 expect 0 'fingerprint' $train -i text.txt -j val.txt -e plain -b 2 -t 32 -d 128 -x 1 -v 20 -s 0 -o plain2
 expect 0 'every expert is a copy of an MLP of plain, a dense qwen3' $train -i text.txt -j val.txt -e plain -up e4k2 -b 2 -t 32 -d 128 -x 20 -v 20 -s 0 -o mixed
 first() { grep '"event": "step"' "$1/log.jsonl" | head -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/'; }
