@@ -333,14 +333,18 @@ void config_pad_vocab(Config *c) {
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
-size_t config_active(const Config *c, size_t total) {           /* less the experts that a token does not visit */
+/* Less the experts that a token does not visit, and the rows of tables that it does not read. */
+size_t config_active(const Config *c, size_t total) {
     const double gate = IS_GATED(c->activation) ? 2 : 1, C = c->channels;
     const double bias = c->expert_bias ? gate * c->width + C : 0;
     const double mlp = (c->experts - c->topk) * ((gate + 1) * c->width * C + bias)
                      * (c->universal ? 1 : config_mixtures(c));
     const double attention = (c->attention_experts - c->attention_topk) * 2.0 * c->kv_heads * c->head_size * C
                            * (c->universal ? 1 : c->layers);
-    return total - (size_t)(mlp + attention);
+    double tables = c->bigram ? (config_bigram_rows(c) - 1) * C : 0;
+    for (int l = 0; l < c->layers; l++)
+        tables += config_has_values(c, l) ? (c->vocab - 1.0) * c->kv_heads * c->head_size : 0;
+    return total - (size_t)(mlp + attention + tables);
 }
 
 double config_flops(const Config *c, int T) {

@@ -604,6 +604,12 @@ static void descriptors(void) {
           m.manifest.learnable, sum);
     check(config_active(&c, sum) < sum / 2, "m4: %zu of %zu parameters are active", config_active(&c, sum), sum);
     model_free(&m);
+    check(config_parse(&c, "d4:c128h4v2t3", &e), "tables");
+    c.vocab = 256, c.context = 64;
+    model_plan_training(&m, device_find("cpu-f32"), &c, 1, 1, 0, 1, FLOATX, NULL);
+    const size_t unread = (size_t)(2 * 255 * 128 + (3 * 256 - 1) * 128);
+    check(config_active(&c, m.manifest.learnable) == m.manifest.learnable - unread, "of a table a token reads a row");
+    model_free(&m);
 }
 
 /* Weights are drawn in parts (the embedding has several), floats several at a time: the same
