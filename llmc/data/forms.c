@@ -9,7 +9,7 @@
 
 /* What a key of a record stands for. */
 typedef enum { TEXT, LIST, SYSTEM, TOOLS, QUESTION, CONTEXT, ANSWER, HISTORY, PROMPT, COMPLETION, VARIABLES,
-               LABEL, REFUSED } Part;
+               DOCUMENTS, LABEL, REFUSED } Part;
 #define PREFERENCE "it belongs to preference data, which this trainer does not know: of each pair keep the better " \
     "answer, as \"completion\" beside \"prompt\" or in \"messages\""
 #define MEDIA "this trainer reads text only"
@@ -24,7 +24,7 @@ static const struct { const char *key; Part part; const char *why; } keys[] = {
     { "output",        ANSWER,     NULL },  { "response",      ANSWER,     NULL },  { "answer",       ANSWER, NULL },
     { "history",       HISTORY,    NULL },
     { "prompt",        PROMPT,     NULL },  { "completion",    COMPLETION, NULL },
-    { "chat_template_kwargs", VARIABLES, NULL },
+    { "chat_template_kwargs", VARIABLES, NULL }, { "documents", DOCUMENTS, NULL },
     { "label",         LABEL,      PREFERENCE },
     { "chosen",        REFUSED,    PREFERENCE }, { "rejected",  REFUSED,   PREFERENCE },
     { "kto_tag",       REFUSED,    PREFERENCE }, { "rejected_response", REFUSED, PREFERENCE },
@@ -74,7 +74,6 @@ static const struct { const char *key; int is; const char *why; } more[] = {
     { "training", WEIGHT, NULL },               { "loss_mask", WEIGHT, NULL },         { "loss", WEIGHT, NULL },
     { "mask", NOT, ", which some take for learned and others for left out: write \"weight\": 0 for what is not to be "
       "learned" },
-    { "reasoning", NOT, ": call it as the chat template does, \"reasoning_content\" or \"thinking\"" },
 };
 enum { MORE = sizeof more / sizeof *more };
 
@@ -133,7 +132,13 @@ static int row_of(const JsonValue *v, const void *table, size_t rows, size_t wid
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-typedef struct { Json *json; JsonValue *list; size_t number; int only_answers; const JsonValue *variables; } Reader;
+typedef struct {
+    Json *json;
+    JsonValue *list;
+    size_t number;
+    int only_answers;
+    const JsonValue *variables, *documents;
+} Reader;
 
 static int wrong(const Reader *r, Error *e, const char *what) {
     return error_set(e, "message %zu %s", r->number, what);
@@ -211,9 +216,8 @@ static int add_others(const Reader *r, JsonValue *message, const JsonValue *m, c
         else if (is_empty(v)) continue;
         else if (i < MORE && (int)v->type == is) append(r->json, message, more[i].key, v);
         else if (i < MORE) return error_set(e, "message %zu has %s as \"%s\"", r->number, name_of(v), v->key);
-        else if (!form_is_harmless(v))
-            return error_set(e, "message %zu has the key \"%.60s\", which is not known: take it out if it means "
-                             "nothing to training", r->number, v->key);
+        else if (strlen(v->key) != v->key_length) return wrong(r, e, "has a key with a NUL");
+        else if (!form_is_harmless(v)) append(r->json, message, v->key, v);
     }
     return 1;
 }
@@ -351,9 +355,10 @@ static int finish(const Reader *r, const JsonValue *tools, Form *f, Error *e) {
     if (r->variables && r->variables->type != JSON_OBJECT)
         return error_set(e, "\"%s\" is %s; expected an object", r->variables->key, name_of(r->variables));
     if (r->variables) append(r->json, chat, "chat_template_kwargs", r->variables);
+    if (r->documents) append(r->json, chat, "documents", r->documents);
     return is_empty(tools) || read_tools(r->json, tools, chat, e);
 }
-static Reader begin(Json *json) { return (Reader){ json, json_make(json, JSON_ARRAY), 1, 0, NULL }; }
+static Reader begin(Json *json) { return (Reader){ json, json_make(json, JSON_ARRAY), 1, 0, NULL, NULL }; }
 
 /* The system's message beside a list that may have it, too. */
 static int say_system(const Reader *r, const JsonValue *v, const JsonValue *list, Error *e) {
@@ -384,6 +389,7 @@ static int read_list(Form *f, Keys *k, const JsonValue *list, int named, Error *
     const JsonValue *prompt = get(k->record, "prompt");
     use(k, list);
     const JsonValue *system = use(k, find(k->record, SYSTEM)), *tools = use(k, find(k->record, TOOLS));
+    r.documents = use(k, find(k->record, DOCUMENTS));
     r.variables = use(k, find(k->record, VARIABLES));
     if (prompt && is_copied(prompt, list)) use(k, prompt);
     return (named || check_keys(k, 0, e)) && say_system(&r, system, list, e) && read_messages(&r, list, list->key, e)

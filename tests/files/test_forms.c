@@ -89,7 +89,9 @@ static const char *const cases[][2] = {
     { WEIGHS("'tool_calls': 'f'"), "error: a string as 'tool_calls'" },
     { WEIGHS("'thinking': NaN"), "error: NaN|'thinking'" },
     { WEIGHS("'weight': 0, 'train': true"), "error: two weights" }, { WEIGHS("'weight': null"), CHAT },
-    { WEIGHS("'train_detail': [1]"), "error: message 2|'train_detail'" }, { WEIGHS("'id': 3, 'prefix': null"), CHAT },
+    { WEIGHS("'train_detail': [1]"), "{messages: [" Q ", {role: 'assistant', content: 'a', "
+      "train_detail: [1]}]}" }, { WEIGHS("'a\\u0000': 1"), "error: message 2 has a key with a NUL" },
+    { WEIGHS("'id': 3, 'prefix': null"), CHAT },
     { "{'messages': [{'role': 'user', 'content': 'q', 'train': true}, " JA "}]}", "error: message 1|'train'" },
     { "{'messages': [" JQ "], 'weight': 0.1}", "error: 'weight'|only messages" },
     /* contents and roles */
@@ -106,7 +108,9 @@ static const char *const cases[][2] = {
     { "{'messages': [{'role': 'robot', 'content': 'd'}]}", "error: role 'robot'" },
     { "{'messages': [{'role': 'assistant', 'content': '4', 'reasoning_content': 'Add.', 'name': ''}]}",
       "{messages: [{role: 'assistant', content: '4', reasoning_content: 'Add.'}]}" },
-    { "{'messages': [{'role': 'assistant', 'content': '4', 'reasoning': 'Add.'}]}", "error: 'reasoning'|'thinking'" },
+    { "{'messages': [{'role': 'assistant', 'content': '4', 'reasoning': 'Add.'}]}",
+      "{messages: [{role: 'assistant', content: '4', reasoning: 'Add.'}]}" },
+    { "{'messages': [" JQ "], 'documents': [{'title': 'd'}]}", "{messages: [" Q "], documents: [{title: 'd'}]}" },
     /* tools */
     { "{'messages': [{'role': 'assistant', 'content': null, 'tool_calls': [{'id': '1'}]}]}",
       "{messages: [{role: 'assistant', content: null, tool_calls: [{id: '1'}]}]}" },
