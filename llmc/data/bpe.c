@@ -207,7 +207,7 @@ static void byte_ids(uint32_t id[256]) {
 
 static uint32_t token_hash(const char *s, size_t n) { return (uint32_t)hash_bytes(1, s, n); }
 static Document token_bytes(const Trainer *t, uint32_t id) {
-    return (Document){ t->bytes.at + t->start[id], t->start[id + 1] - t->start[id], 0 };
+    return (Document){ t->bytes.at + t->start[id], t->start[id + 1] - t->start[id], 0, 0 };
 }
 
 /* The token of these bytes, or a new one: two pairs may make the same, "ab" "c" and "a" "bc". */

@@ -24,7 +24,8 @@ static int find_documents(Data *d, const DataRequest *r, Portions *p, Error *e) 
         Source *s = &d->texts.at[i];
         const int use = d->texts.use[i];
         Documents train, held_out;
-        if (!source_parse(s, &d->chat, d->field, e)) return 0;
+        /* else a conversation is tried when it is encoded */
+        if (!source_parse(s, r && data_trains_tokenizer(r) ? &d->chat : NULL, d->field, e)) return 0;
         has_chats |= s->has_chats;
         if (s->has_pairs && *chat_name(&d->chat) && r && r->show)
             warn("%s: prompts and completions that are strings are read as they are, as TRL does, without the chat "
@@ -123,18 +124,18 @@ static int64_t encode_pair(const Tokenizer *t, const Form *f, int **ids, unsigne
 }
 
 /* A conversation, or a text or a pair with the token that ends it, as tokens with flags;
- * free(*tokens). */
-static size_t encode_sample(const Data *data, const Tokenizer *t, const Document *d, uint32_t **tokens) {
-    Error e;
+ * free(*tokens). -1: the chat template refuses it. */
+static int64_t encode_sample(const Data *data, const Tokenizer *t, const Document *d, uint32_t **tokens, Error *e) {
     int *ids = NULL;
     unsigned char *counts = NULL;
     Form f = { 0 };
     Json *json = d->is_record ? read_record(d, data->field, &f) : NULL;
     const int is_chat = f.chat != NULL;
-    const int64_t made = is_chat ? chat_encode(&data->chat, t, f.chat, 0, &ids, &counts, &e)
+    const int64_t made = is_chat ? chat_encode(&data->chat, t, f.chat, 0, &ids, &counts, e)
                        : json ? encode_pair(t, &f, &ids, &counts)
                        : (int64_t)tokenizer_encode(t, d->at, d->bytes, &ids);
-    if (made < 0) fail(EXIT_INPUT, "a conversation that was accepted: %s", e.text);
+    json_free(json);
+    if (made < 0) return -1;
     const size_t begun = is_chat ? (size_t)made : tokenizer_begin(t, &ids, (size_t)made, 0), own = begun - (size_t)made,
         ends = !is_chat && tokenizer_eos(t) >= 0, count = begun + ends;
     *tokens = mem_alloc((count + 1) * sizeof **tokens);
@@ -143,28 +144,34 @@ static size_t encode_sample(const Data *data, const Tokenizer *t, const Document
             | (counts && i < begun && (i < own || !counts[i - own]) ? 0 : TOKEN_COUNTS);
     (*tokens)[0] |= TOKEN_FIRST;
     free_each(ids, counts);
-    json_free(json);
-    return count;
+    return (int64_t)count;
 }
 
-static size_t encode_samples(const Data *data, const Tokenizer *t, const Documents *documents, Meter *meter,
-                             void **to) {
-    const int64_t n = (int64_t)documents->count;
-    struct { uint32_t *tokens; size_t count; } *done = mem_alloc(((size_t)n + 1) * sizeof *done);
-    size_t all = 0;
+/* All of a portion; -1 and a message about the first that is refused. */
+static int64_t encode_samples(const Data *data, const Tokenizer *t, const Portion *p, Meter *meter, void **to,
+                              Error *e) {
+    const int64_t n = (int64_t)p->documents.count;
+    struct { uint32_t *tokens; int64_t count; } *done = mem_alloc(((size_t)n + 1) * sizeof *done);
+    int64_t all = 0, bad = n;
+    Error why = { 0 };
     #pragma omp parallel for schedule(dynamic, 16)
     for (int64_t i = 0; i < n; i++) {
-        done[i].count = encode_sample(data, t, &documents->at[i], &done[i].tokens);
-        meter_add(meter, (int64_t)documents->at[i].bytes);
+        Error mine;
+        done[i].count = encode_sample(data, t, &p->documents.at[i], &done[i].tokens, &mine);
+        meter_add(meter, (int64_t)p->documents.at[i].bytes);
+        if (done[i].count >= 0) continue;
+        done[i].count = 0;
+        #pragma omp critical(samples)
+        if (i < bad) bad = i, why = mine;
     }
     for (int64_t i = 0; i < n; i++) all += done[i].count;
-    uint32_t *next = *to = mem_alloc((all + 1) * sizeof *next);
+    uint32_t *next = *to = mem_alloc(((size_t)all + 1) * sizeof *next);
     for (int64_t i = 0; i < n; next += done[i++].count) {
-        memcpy(next, done[i].tokens, done[i].count * sizeof *next);
+        if (done[i].count) memcpy(next, done[i].tokens, (size_t)done[i].count * sizeof *next);
         free(done[i].tokens);
     }
     free(done);
-    return all;
+    return bad == n ? all : source_refuse(p->source, &p->documents.at[bad], why.text, e) - 1;
 }
 
 /* Tokens of 16 bits as 32: all segments of a cache have one width. */
@@ -182,8 +189,9 @@ static int encode_portion(Data *d, const Portion *p, const Tokenizer *t, Meter *
     if (!chats) d->bytes[p->split] += s->bytes = (int64_t)p->bytes;
     if (chats) {
         Tokenizer *bytes = t ? NULL : tokenizer_bytes();
-        s->tokens = (int64_t)encode_samples(d, t ? t : bytes, &p->documents, meter, &s->memory);
+        s->tokens = encode_samples(d, t ? t : bytes, p, meter, &s->memory, e);
         tokenizer_free(bytes);
+        if (s->tokens < 0) return s->tokens = 0;
     } else if (d->is_bytes) {
         char *next = s->memory = mem_alloc(p->bytes);
         for (size_t i = 0; i < p->documents.count; next += p->documents.at[i++].bytes)

@@ -132,10 +132,10 @@ uint64_t source_hash(const Source *s, uint64_t seed) {
 
 /* ---- documents ------------------------------------------------------------------------------- */
 
-static void add_document(Source *s, size_t *capacity, const char *at, size_t bytes) {
+static void add_document(Source *s, size_t *capacity, const char *at, size_t bytes, size_t line) {
     if (s->documents == *capacity)
         s->document = mem_grow(s->document, (*capacity = 2 * *capacity + 16) * sizeof *s->document);
-    s->document[s->documents++] = (Document){ at, bytes, 0 };
+    s->document[s->documents++] = (Document){ at, bytes, 0, (unsigned)line };
 }
 
 typedef struct { const Chat *chat; const char *field; } Reading;
@@ -155,15 +155,24 @@ static int parse_record(Document *record, const Reading *how, Error *e) {
     int ok = json ? form_read(&f, json, how->field, e)
                   : error_set(e, "expected JSON, {\"text\": \"...\"} or {\"messages\": [...]}: %.400s", why.text);
     record->is_record = !ok || f.text.at ? 0 : f.chat ? RECORD_CHAT : RECORD_PAIR;
-    if (ok && f.chat) ok = check_chat(f.chat, how->chat, e);
+    if (ok && f.chat && how->chat) ok = check_chat(f.chat, how->chat, e);
     if (ok && f.text.at) memmove((char *)record->at, f.text.at, record->bytes = f.text.bytes);
     json_free(json);
     return ok;
 }
 
+int source_refuse(const Source *s, const Document *record, const char *why, Error *e) {
+    char found[64];
+    size_t i = 0;
+    while (i + 1 < s->files && record->at >= s->text + s->file[i].to) i++;
+    snprintf(found, sizeof found, "%.*s", (int)(record->bytes < 60 ? record->bytes : 60), record->at);
+    return error_set(e, "%s: line %u: %.700s: %s%s", s->file[i].path, record->line, why, found,
+                     record->bytes > 60 ? "..." : "");
+}
+
 /* Documents first ... are the records of a file. The message is about the first wrong one. */
-static int parse_records(Source *s, size_t first, const Records *r, const char *path, const Reading *how, Error *e) {
-    const int64_t n = (int64_t)r->count;
+static int parse_records(Source *s, size_t first, const Reading *how, Error *e) {
+    const int64_t n = (int64_t)(s->documents - first);
     int64_t bad = n;
     Error why = { 0 };
     #pragma omp parallel for schedule(dynamic, 64)
@@ -174,12 +183,7 @@ static int parse_records(Source *s, size_t first, const Records *r, const char *
         #pragma omp critical
         if (i < bad) bad = i, why = mine;
     }
-    if (bad == n) return 1;
-    char found[64];
-    const Record *record = &r->at[bad];
-    snprintf(found, sizeof found, "%.*s", (int)(record->bytes < 60 ? record->bytes : 60), record->at);
-    return error_set(e, "%s: line %zu: %.700s: %s%s", path, record->line, why.text, found,
-                     record->bytes > 60 ? "..." : "");
+    return bad == n || source_refuse(s, &s->document[first + (size_t)bad], why.text, e);
 }
 
 static int parse_file(Source *s, const TextFile *f, size_t *capacity, const Reading *how, Error *e) {
@@ -187,10 +191,10 @@ static int parse_file(Source *s, const TextFile *f, size_t *capacity, const Read
     Error why;
     const char *at = s->text + f->from;
     const size_t first = s->documents, bytes = f->to - f->from;
-    if (!f->records) { add_document(s, capacity, at, bytes); return 1; }
+    if (!f->records) { add_document(s, capacity, at, bytes, 0); return 1; }
     int ok = records_find(&r, at, bytes, &why) || error_set(e, "%s: %.700s", f->path, why.text);
-    for (size_t i = 0; ok && i < r.count; i++) add_document(s, capacity, r.at[i].at, r.at[i].bytes);
-    ok = ok && parse_records(s, first, &r, f->path, how, e);
+    for (size_t i = 0; ok && i < r.count; i++) add_document(s, capacity, r.at[i].at, r.at[i].bytes, r.at[i].line);
+    ok = ok && parse_records(s, first, how, e);
     free(r.at);
     return ok;
 }
@@ -216,8 +220,8 @@ int source_hold_out(const Source *s, Documents *train, Documents *held_out) {
         const Document d = s->document[0];
         size_t at = d.bytes / 10 * 9 + d.bytes % 10 * 9 / 10;
         for (int i = 0; i < 3 && at > 1 && ((unsigned char)d.at[at] & 0xC0) == 0x80; i++) at--;
-        train->at[train->count++] = (Document){ d.at, at, 0 };
-        held_out->at[held_out->count++] = (Document){ d.at + at, d.bytes - at, 0 };
+        train->at[train->count++] = (Document){ d.at, at, 0, 0 };
+        held_out->at[held_out->count++] = (Document){ d.at + at, d.bytes - at, 0, 0 };
         return at > 0;
     }
     for (size_t i = 0; i < s->documents; i++) {

@@ -28,8 +28,10 @@ void source_free(Source *s);
 uint64_t source_hash(const Source *s, uint64_t seed);       /* of all bytes, and where files begin */
 
 /* Finds the documents. Texts of records are decoded in place; conversations must be what chat can
- * write. field: see form_read. */
+ * write, or, if it is NULL, are not tried. field: see form_read. */
 int  source_parse(Source *s, const Chat *chat, const char *field, Error *e);
+/* 0, and an error that names the file and line of a record, and why. */
+int  source_refuse(const Source *s, const Document *record, const char *why, Error *e);
 
 /* Splits the documents for training and validation: the last tenth of a single text, cut at a
  * character; every tenth of several documents, or the last one of fewer than ten. 0 if there is

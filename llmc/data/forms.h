@@ -17,9 +17,9 @@ typedef struct { const char *at; size_t bytes; } Words;
 /* One of these is set; all of it lives as long as the record's Json. chat: {"messages": [...],
  * "tools": [...], "chat_template_kwargs": {...}} as OpenAI and Transformers have them; the last two
  * may be missing. A message is {"role": system, developer, user, assistant or tool, "content": a
- * string (null beside calls)} and, if given, "tool_calls", "reasoning_content", "thinking" and other
- * keys as they were, which chat.h refuses if the template does not read them, and "weight": 0, not
- * to be learned, or 1. */
+ * string (null beside calls)} and, if given, "tool_calls", "reasoning_content", "thinking" and
+ * other keys as they were, which chat.h refuses if the template does not read them, and "weight":
+ * 0, not to be learned, or 1. */
 typedef struct {
     const JsonValue *chat;
     Words text, prompt, completion;     /* .at NULL: it is another kind */

@@ -34,5 +34,5 @@ Document job_piece(const Job *job, size_t i, int *last) {
     const Document *d = &job->first[i];
     const size_t from = i ? 0 : job->from, to = i + 1 < job->count ? d->bytes : job->to;
     *last = to == d->bytes;
-    return (Document){ d->at + from, to - from, 0 };
+    return (Document){ d->at + from, to - from, 0, 0 };
 }

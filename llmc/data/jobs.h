@@ -3,9 +3,9 @@
 #define JOBS_H
 #include "llmc/base/base.h"
 
-/* is_record: 0: a text; else it is JSON of forms.h, as follows. */
+/* is_record: 0: a text; else it is JSON of forms.h, as follows, from this line of its file on. */
 enum { RECORD_CHAT = 1, RECORD_PAIR };
-typedef struct { const char *at; size_t bytes; int is_record; } Document;
+typedef struct { const char *at; size_t bytes; int is_record; unsigned line; } Document;
 
 /* About a megabyte for a thread: `count` documents, from a byte of the first to one of the last. */
 typedef struct { const Document *first; size_t count, from, to, bytes; } Job;

@@ -138,7 +138,7 @@ static void test_threads(void) {
         char *path = i < COUNT(names) ? text_format("%s/%s.json", GOLDENS, names[i]) : NULL;
         Tokenizer *t = path ? tokenizer_load(path, &e) : first;
         if (!t) { skip("not run in the repository: %s", e.text); free(path); continue; }
-        const Document d[] = { { text.at, text.length, 0 }, { "a b", 3, 0 }, { text.at, 1000, 0 } };
+        const Document d[] = { { text.at, text.length, 0, 0 }, { "a b", 3, 0, 0 }, { text.at, 1000, 0, 0 } };
         int *ids;
         void *many;
         const size_t bare = tokenizer_encode(t, text.at, text.length, &ids), one = tokenizer_begin(t, &ids, bare, 0);
@@ -192,8 +192,8 @@ static void test_jobs(void) {
     enum { N = 5 << 20 };
     char *text = mem_alloc(N);
     for (size_t i = 0; i < N; i++) text[i] = "a  ,.\n\n-1"[(int)(uniform() * 9)];
-    const Document d[] = { { text, 3 << 20, 0 }, { text, 0, 0 }, { text + (3 << 20), 1000, 0 },
-                           { text + (3 << 20) + 1000, 100000, 0 }, { text, N, 0 } };
+    const Document d[] = { { text, 3 << 20, 0, 0 }, { text, 0, 0, 0 }, { text + (3 << 20), 1000, 0, 0 },
+                           { text + (3 << 20) + 1000, 100000, 0, 0 }, { text, N, 0, 0 } };
     for (int divisible = 0; divisible < 2; divisible++) {
         Job *jobs;
         size_t at[COUNT(d)] = { 0 }, ends = 0, cuts = 0, bad = 0;

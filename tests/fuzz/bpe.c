@@ -15,7 +15,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     Error e = { 0 };
     while (rest.bytes && n < MOST) {
         const Part part = fuzz_part(&rest);
-        document[n++] = (Document){ part.at, part.bytes, 0 };
+        document[n++] = (Document){ part.at, part.bytes, 0, 0 };
     }
     Tokenizer *t = bpe_train(document, n, tokens, pattern, 0, &e);
     if (!t) { fuzz_check(*e.text); return; }
