@@ -31,8 +31,9 @@ static float rate(const Run *r, int64_t step) {
 }
 static AdamW adamw(const Run *r, int64_t step) {
     const Settings *s = &r->s;
-    return (AdamW){ .lr = rate(r, step),
-                    .beta1 = s->beta1, .beta2 = s->beta2, .eps = 1e-8f, .decay = s->decay, .clip = s->clip,
+    const float lr = rate(r, step), falls = s->cautious == DECAY_SQUARED ? lr / s->lr : 1;
+    return (AdamW){ .lr = lr, .cautious = s->cautious != DECAY_PLAIN,
+                    .beta1 = s->beta1, .beta2 = s->beta2, .eps = 1e-8f, .decay = s->decay * falls, .clip = s->clip,
                     .key = random_key(~(uint64_t)s->seed, (uint64_t)step) };
 }
 
@@ -59,6 +60,9 @@ static void send_step(Run *r) {
     const float scale = 1.0f / (float)r->counted;
     schedule_further((double)step / (double)s->steps, (double)s->further, r->model.further_weight);
     model_scale_loss(&r->model, (double)scale);
+    if (s->optimizer == MUON)
+        r->optimizer.muon.options.momentum = (float)schedule_momentum((double)step / (double)s->steps,
+                                                                      (double)s->end_momentum, (double)s->momentum);
     optimizer_set(&r->optimizer, &r->model, adamw(r, step));
 }
 static void micro_batch(void *run) {

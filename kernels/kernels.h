@@ -139,6 +139,7 @@ typedef struct { float beta1, beta2, eps; double fix1, fix2; } AdamBetas;
 typedef struct {
     float lr, beta1, beta2, eps, decay; /* decay: decoupled; multiplied by the segment's decay */
     float clip;                         /* largest global gradient norm; 0: no clipping */
+    int   cautious;                     /* 1: only elements that the update makes smaller decay, too */
     double fix1, fix2;                  /* 1 / (1 - beta^t) at update t = 1, 2, ...: m and v start at zero */
     uint64_t key;                       /* of this update's stochastic rounding */
     AdamBetas table;                    /* instead of those above, for segments of tables */
@@ -203,6 +204,7 @@ static inline int fp8_blocks(int S, int E) { return S / FP8_BLOCK + E; }
 
 typedef struct {
     float lr, momentum, decay, clip;    /* as AdamW's; momentum: of the running mean of gradients */
+    int   cautious;
     uint64_t key;
 } Muon;
 enum { MUON_STEPS = 5 };                /* of Newton and Schulz */
@@ -413,7 +415,8 @@ struct Device {
      * rounded stochastically, and so is v as floatX: to one of the two neighbours, so that the
      * expectation is exact, because most updates are smaller than half a unit and would be lost.
      * (m changes by tenths of itself: to nearest.) Element i uses random_32(key, i): 16 bits for
-     * the weight, the next 16 for v.   Source: arXiv 1711.05101; rounding: arXiv 1502.02551
+     * the weight, the next 16 for v.   Source: arXiv 1711.05101; rounding: arXiv 1502.02551;
+     * cautious decay: arXiv 2411.16085, here of the decay alone
      * error: 8 eps_f32; 2 eps more where rounded stochastically, eps for m as floatX
      * set_master: master = weight.   master, weight (n).   error: exact */
     void (*grad_sq_norms)(OUT real *out, const void *grads, const Segment *segments, int count);

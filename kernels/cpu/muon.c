@@ -93,11 +93,12 @@ static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, 
 }
 
 static void update_of(floatX *weight, real *master, const floatX *out, const Segment *s, real shrink, real lr,
-                      uint64_t key) {
+                      const Muon *a) {
     for (size_t j = 0; j < s->count; j++) {
         const size_t i = s->offset + j;
-        const uint32_t bits = random_32(key, i);
-        const real w = (master ? master[i - s->shift] : R(weight[i])) * shrink - lr * R(out[j]);
+        const uint32_t bits = random_32(a->key, i);
+        const real was = master ? master[i - s->shift] : R(weight[i]);
+        const real w = was * (a->cautious && R(out[j]) * was <= 0 ? 1 : shrink) - lr * R(out[j]);
         if (master) master[i - s->shift] = w;
         weight[i] = master ? X(w) : X_random(w, bits);
     }
@@ -110,7 +111,7 @@ static void muon_update(floatX *weight, real *master, const floatX *out, const r
     for (int e = 0; e < count; e++) {
         const Segment *s = &parts[e];
         const real lr = (real)a->lr * (real)s->rate;
-        update_of(weight, master, out + s->muon_offset, s, 1 - lr * (real)a->decay * (real)s->decay, lr * size, a->key);
+        update_of(weight, master, out + s->muon_offset, s, 1 - lr * (real)a->decay * (real)s->decay, lr * size, a);
     }
 }
 

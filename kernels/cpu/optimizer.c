@@ -31,6 +31,7 @@ static void adamw(floatX *weight, real *master, void *m, void *v, Dtype moments,
     floatX *m_short = m, *v_short = v;
     const real scale = DEVICE(gradient_scale)(grad_sq_norms[count], a->clip);
     if (scale < 0) return;
+    const int cautious = a->cautious;
     const AdamBetas of_all = { a->beta1, a->beta2, a->eps, a->fix1, a->fix2 };
     for (int s = 0; s < count; s++) {
         const AdamBetas *b = segments[s].table ? &a->table : &of_all;
@@ -48,7 +49,8 @@ static void adamw(floatX *weight, real *master, void *m, void *v, Dtype moments,
             const real g = (g_real ? g_real[i - from] : R(g_short[i - from])) * scale;
             const real mean   = b1 * (m_real ? m_real[j] : R(m_short[j])) + (1 - b1) * g;
             const real square = b2 * (v_real ? v_real[k] : R(v_short[k])) + (1 - b2) * g * g;
-            const real w = (master ? master[j] : R(weight[i])) * shrink
+            const real was = master ? master[j] : R(weight[i]);
+            const real w = was * (cautious && mean * was <= 0 ? 1 : shrink)
                          - lr * (mean * fix1) / (sqrt(square * fix2) + eps);
             if (m_real) m_real[j] = mean;   else m_short[j] = X(mean);
             if (v_real) v_real[k] = square; else v_short[k] = X_random(square, bits >> 16);

@@ -49,7 +49,7 @@ template<class M> static __global__ void momentum_kernel(floatX *x, M *m, const 
     else of((const floatX *)grads);
 }
 
-typedef struct { real step, shrink; uint64_t key; } Step;
+typedef struct { real step, shrink; uint64_t key; int cautious; } Step;
 // From element `first` of the arena on.
 template<int W> __device__ static inline void update_of(floatX *weight, real *master, const floatX *out, size_t first,
                                                         size_t n, Step u) {
@@ -65,7 +65,8 @@ template<int W> __device__ static inline void update_of(floatX *weight, real *ma
         uint32_t bits[W] = {};
         if (!master) random_each<W>(bits, u.key, first + i);
         for (int j = 0; j < W; j++) {
-            w.x[j] = w.x[j] * u.shrink - u.step * R(o.x[j]);
+            const real keep = u.cautious && R(o.x[j]) * w.x[j] <= 0 ? 1 : u.shrink;
+            w.x[j] = w.x[j] * keep - u.step * R(o.x[j]);
             to.x[j] = master ? X(w.x[j]) : X_random(w.x[j], bits[j]);
         }
         if (master) store(master + i, w);
@@ -76,7 +77,8 @@ static __global__ void update_kernel(floatX *weight, real *master, const floatX 
         const Segment *parts, real size, const Muon *settings, bool aligned) {
     const Segment s = parts[blockIdx.y];
     const real lr = settings->lr * s.rate;
-    const Step u = { lr * size, 1 - lr * settings->decay * s.decay, settings->key };
+    const Step u = { lr * size, 1 - lr * settings->decay * s.decay, settings->key,
+                     settings->cautious };
     if (!(sqrtf(*grad_sq_norm) <= 3e38f)) return;
     if (master) master += s.offset - s.shift;
     if (in_fours(s, aligned)) update_of<4>(weight + s.offset, master, out + s.muon_offset, s.offset, s.count, u);

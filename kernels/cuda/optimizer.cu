@@ -91,6 +91,7 @@ template<class M> struct Update {
     M *m, *v;
     real lr, b1, b2, eps, fix1, fix2;
     uint64_t key;
+    int cautious;
 };
 
 // Updates elements i .. i + W-1: gradient at g_at; master, m at i - shift, v at that - shift_v.
@@ -112,7 +113,8 @@ template<int W, class M, class G> __device__ static inline void update(const Upd
     for (int j = 0; j < W; j++) {
         const real g = (real)grad.x[j] * scale;
         const real mean = u.b1 * (real)m.x[j] + (1 - u.b1) * g, square = u.b2 * (real)v.x[j] + (1 - u.b2) * g * g;
-        const real w = master.x[j] * shrink - __fdividef(u.lr * (mean * u.fix1), sqrt_approx(square * u.fix2) + u.eps);
+        const real keep = u.cautious && mean * master.x[j] <= 0 ? 1 : shrink;
+        const real w = master.x[j] * keep - __fdividef(u.lr * (mean * u.fix1), sqrt_approx(square * u.fix2) + u.eps);
         m.x[j] = (M)mean;
         v.x[j] = sizeof(M) < sizeof(real) ? (M)X_random(square, bits[j] >> 16) : (M)square;
         master.x[j] = w;
@@ -148,7 +150,7 @@ template<class M> static __global__ void adamw_kernel(floatX *weight, real *mast
     const real norm = sqrtf(grad_sq_norms[count]);
     if (!(norm <= 3e38f)) return;                           // NaN or infinite: this step does not happen
     const real scale = a.clip > 0 && norm > a.clip ? a.clip / norm : 1;
-    Update<M> u = { .weight = weight, .master = master, .m = m, .v = v, .key = a.key };
+    Update<M> u = { .weight = weight, .master = master, .m = m, .v = v, .key = a.key, .cautious = a.cautious };
     const size_t length = line_length(segments, count), part = part_size(length, BLOCKS), at = blockIdx.x * part;
     if (at >= length) return;
     each_segment(segments, count, at, length - at < part ? length : at + part,

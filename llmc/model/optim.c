@@ -67,7 +67,7 @@ void optimizer_set(Optimizer *o, Model *m, AdamW a) {
     a.table = TABLE_BETAS;
     a.table.fix1 = fix(a.table.beta1, o->updates), a.table.fix2 = fix(a.table.beta2, o->updates);
     m->dev->upload(o->settings, &a, sizeof a);
-    const Muon muon = { a.lr, o->muon.options.momentum, a.decay, a.clip, a.key };
+    const Muon muon = { a.lr, o->muon.options.momentum, a.decay, a.clip, a.cautious, a.key };
     if (muon.momentum > 0) m->dev->upload(o->muon.settings, &muon, sizeof muon);
 }
 /* If ordered, range by range, so that the order of additions does not depend on what is sharded. */

@@ -73,10 +73,16 @@ static const Option options[] = {
       "what updates the layers' matrices; embedding, head, norms, biases and routers are always updated by adamw" },
     { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.8",                0.01, 0.99999, NULL,
       "Muon: decay rate of the momentum" },
+    { "optimizer", "we", "end-momentum",     OPTION_FLOAT, AT(end_momentum),  "0",                   0, 0.99999,  NULL,
+      "Muon: momentum at the beginning and the end of a run (try 0.85 with -wm 0.95), from which it rises in the first "
+      "quarter and to which it falls in the last 4 %; 0: -wm all the time" },
     { "optimizer", "wp", "expert-period",    OPTION_INT,   AT(period),        "1",                1, MUON_PERIODS, NULL,
       "Muon: experts are updated every N steps, in turn, at N times the rate" },
     { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,
       "weight decay of matrices" },
+    { "optimizer", "ck", "decay-kind",       OPTION_CHOICE, AT(cautious),     "plain", 0, 0, "plain|cautious|squared",
+      "cautious: only elements that the update makes smaller decay, too; squared: that, and the decay falls with the "
+      "square of the rate" },
     { "optimizer", "cg", "clip",             OPTION_FLOAT, AT(clip),          "1.0",                 0,    1e9,   NULL,
       "largest global gradient norm; 0: no clipping" },
     { "optimizer", "w1", "beta1",            OPTION_FLOAT, AT(beta1),         "0.9",                 0,   0.99999, NULL,

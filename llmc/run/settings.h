@@ -9,9 +9,10 @@
 #include "llmc/model/schedule.h"
 #include "options.h"
 
-enum { SETTINGS = 77 };
+enum { SETTINGS = 79 };
 /* Values of choices, in the order of their words in the table. */
 typedef enum { ADAMW, MUON } Updates;
+typedef enum { DECAY_PLAIN, DECAY_CAUTIOUS, DECAY_SQUARED } DecayKind;
 typedef enum { BIAS_BY_SIGN, BIAS_RELATIVE } BiasLaw;
 typedef enum { PRECISE, FP8_IF_FASTER, FP8_ALWAYS } Precision;
 typedef enum { SAVE_AUTO, SAVE_F32, SAVE_BF16, SAVE_F16, SAVE_F64 } SavedType;
@@ -31,7 +32,8 @@ typedef struct {
     float       lr, final_lr, decay_part, further;
     int64_t     warmup;
     Updates     optimizer;
-    float       momentum, decay, clip, beta1, beta2, dropout, value_rate, bigram_rate;
+    DecayKind   cautious;
+    float       momentum, end_momentum, decay, clip, beta1, beta2, dropout, value_rate, bigram_rate;
     int         period, master, max_bad;
     Dtype       moments, gradients;         /* f32: REAL; bf16: FLOATX */
     float       balance, z, bias_rate;

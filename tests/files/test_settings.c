@@ -56,6 +56,15 @@ static void stages(void) {
     }
 }
 
+static void momenta(void) {
+    static const struct { double done, momentum; } points[] = {
+        { 0, 0.85 }, { 0.125, 0.9 }, { 0.25, 0.95 }, { 0.9, 0.95 }, { 0.98, 0.9 }, { 1, 0.85 } };
+    for (size_t i = 0; i < COUNT(points); i++) {
+        check_error(fabs(schedule_momentum(points[i].done, 0.85, 0.95) - points[i].momentum), 1e-12,
+                    "momentum when %g of a run is done", points[i].done);
+        check_error(fabs(schedule_momentum(points[i].done, 0, 0.95) - 0.95), 0, "constant momentum");
+    }
+}
 /* What a batch is in each stage, and that what was before a step adds up. */
 static void batch_stages(void) {
     static const char *const wrong[] = { "2:3", "1:", "1::2", "1:0", "1:-2", "1:x", "1,2", "1:2:3:4:5:6:7:8:9",
@@ -381,7 +390,7 @@ static void fine_tuning_defaults(void) {
     }
 }
 void test_settings(void) {
-    PART(schedules()); PART(stages()); PART(batch_stages()); PART(sampling()); PART(odd_logits());
+    PART(schedules()); PART(stages()); PART(batch_stages()); PART(momenta()); PART(sampling()); PART(odd_logits());
     PART(windows()); PART(options()); PART(defaults());
     PART(fine_tuning_defaults());
 }

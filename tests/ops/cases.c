@@ -1177,13 +1177,16 @@ static Case *grad_sq_norms(const Shape *s, int count, Dtype gradients) {
     return c;
 }
 CALL(adamw, b[0], b[1], b[2], b[3], c->moments, b[4], b[5], b[6], c->count, b[7])
-static Case *adamw(const Shape *s, int master, Dtype moments, Dtype gradients, float clip, double norm, int count) {
+static Case *adamw(const Shape *s, int master, Dtype moments, Dtype gradients, float clip, double norm, int count,
+                   int cautious) {
     const int coarse = moments == FLOATX;
-    Case *c = BEGIN(adamw, s, 0, "%s%s%sclip=%g norm=%g segments=%d n=%d", master ? "master " : "",
-                    coarse ? "floatX " : "", dtype_name[gradients], (double)clip, norm, count, s->E * s->C * s->F);
+    Case *c = BEGIN(adamw, s, 0, "%s%s%s%sclip=%g norm=%g segments=%d n=%d", master ? "master " : "",
+                    coarse ? "floatX " : "", cautious ? "cautious " : "", dtype_name[gradients], (double)clip, norm,
+                    count, s->E * s->C * s->F);
     const size_t n = times(s->E * s->C, s->F);
     c->moments = moments, c->gradients = gradients, c->updates = 3;
-    c->adamw = (AdamW){ .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = clip };
+    c->adamw = (AdamW){ .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = clip,
+                         .cautious = cautious };
     c->adamw.fix1 = 1 / (1 - pow((double)c->adamw.beta1, c->updates));
     c->adamw.fix2 = 1 / (1 - pow((double)c->adamw.beta2, c->updates));
     c->adamw.table = (AdamBetas){ .beta1 = 0.7f, .beta2 = 0.8f, .eps = 1e-3f };
@@ -1261,11 +1264,13 @@ static Case *muon_momentum(const Shape *s, int count, int rows, int columns, int
     return c;
 }
 CALL(muon_update, b[0], b[1], b[2], b[3], b[4], c->count, c->F, c->C, b[5])
-static Case *muon_update(const Shape *s, int count, int rows, int columns, int master, double norm) {
-    Case *c = BEGIN(muon_update, s, 0, "%snorm=%g count=%d %dx%d", master ? "master " : "", norm, count, rows, columns);
+static Case *muon_update(const Shape *s, int count, int rows, int columns, int master, double norm,
+                         int cautious) {
+    Case *c = BEGIN(muon_update, s, 0, "%s%snorm=%g count=%d %dx%d", master ? "master " : "",
+                    cautious ? "cautious " : "", norm, count, rows, columns);
     const size_t each = times(rows, columns), n = (each + 4) * (size_t)count;
     c->F = rows, c->C = columns;
-    c->muon = (Muon){ .lr = 1, .momentum = 0.95f, .decay = 0.1f };
+    c->muon = (Muon){ .lr = 1, .momentum = 0.95f, .decay = 0.1f, .cautious = cautious };
     c->unchanged = !(norm < 1e30);
     const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1;
     acc(c, FLOATX, "weight", n, 0, 1, (master ? 1 : 2) * some, units);                  /* 2: rounded stochastically */
@@ -1530,15 +1535,16 @@ static void each_of_muon(const Visit *v) {
     V(v, orthogonalize(s, count, C, F));
     if (count > MOST_SEGMENTS) return;
     V(v, muon_momentum(s, count, F, C, 1, REAL, FLOATX, 1, 2));
-    V(v, muon_update(s, count, F, C, 1, 2));
+    V(v, muon_update(s, count, F, C, 1, 2, 0));
+    V(v, muon_update(s, count, F, C, 1, 2, 1));
     if (!v->all) return;
     V(v, muon_momentum(s, count, F, C, 1, FLOATX, REAL, 0, 2));
     V(v, muon_momentum(s, count, C, F, 1, REAL, REAL, 3, 2));
     V(v, muon_momentum(s, count, C, F, 0, REAL, FLOATX, 3, 2));
     V(v, muon_momentum(s, count, F, C, 0, FLOATX, FLOATX, 0, 2));
     V(v, muon_momentum(s, count, F, C, 1, REAL, FLOATX, 1, INFINITY));
-    V(v, muon_update(s, count, C, F, 0, 2));
-    V(v, muon_update(s, count, C, F, 1, NAN));
+    V(v, muon_update(s, count, C, F, 0, 2, 0));
+    V(v, muon_update(s, count, C, F, 1, NAN, 0));
 }
 static void each_of_the_optimizer(const Visit *v) {
     const Shape *s = v->s;
@@ -1548,14 +1554,15 @@ static void each_of_the_optimizer(const Visit *v) {
         V(v, grad_sq_norms(s, 3, grads));
         if (v->all) V(v, grad_sq_norms(s, MOST_SEGMENTS, grads));
         for (Dtype moments = REAL; moments <= FLOATX; moments++) {
-            V(v, adamw(s, 0, moments, grads, 1, 3, 3));
-            V(v, adamw(s, 1, moments, grads, 1, 3, 3));
+            V(v, adamw(s, 0, moments, grads, 1, 3, 3, 0));
+            V(v, adamw(s, 1, moments, grads, 1, 3, 3, 0));
+            V(v, adamw(s, 1, moments, grads, 1, 3, 3, 1));
             if (!v->all) continue;
-            V(v, adamw(s, 1, moments, grads, 1, 3, MOST_SEGMENTS));
-            V(v, adamw(s, 1, moments, grads, 0, 3, 3));                     /* no clipping */
-            V(v, adamw(s, 0, moments, grads, 5, 3, 3));                     /* below the clip */
-            V(v, adamw(s, 1, moments, grads, 1, INFINITY, 3));
-            V(v, adamw(s, 0, moments, grads, 0, NAN, 3));
+            V(v, adamw(s, 1, moments, grads, 1, 3, MOST_SEGMENTS, 0));
+            V(v, adamw(s, 1, moments, grads, 0, 3, 3, 0));                     /* no clipping */
+            V(v, adamw(s, 0, moments, grads, 5, 3, 3, 0));                     /* below the clip */
+            V(v, adamw(s, 1, moments, grads, 1, INFINITY, 3, 0));
+            V(v, adamw(s, 0, moments, grads, 0, NAN, 3, 0));
         }
     }
     V(v, set_master(s));

@@ -598,7 +598,8 @@ static void naive_adamw(const Case *c, double **v) {
             v[2][i] = b1 * v[2][i] + (1 - b1) * g;
             v[3][i] = b2 * v[3][i] + (1 - b2) * g * g;
             double mean = v[2][i] / (1 - pow(b1, c->updates)), spread = sqrt(v[3][i] / (1 - pow(b2, c->updates)));
-            w -= lr * (double)c->adamw.decay * (double)c->segment[s].decay * w
+            const int decays = !c->adamw.cautious || mean * w > 0;
+            w -= decays * lr * (double)c->adamw.decay * (double)c->segment[s].decay * w
                 + lr * mean / (spread + (double)a.eps);
             v[0][i] = w;
             if (v[1]) v[1][i] = w;
@@ -653,7 +654,8 @@ static void naive_muon_update(const Case *c, double **v) {
         const double lr = (double)c->muon.lr * (double)s->rate, size = 0.2 * sqrt(fmax(c->F, c->C));
         double *w = v[0] + s->offset + i;
         if (v[1]) w = v[1] + s->offset + i;
-        *w = *w * (1 - lr * (double)c->muon.decay * (double)s->decay) - lr * size * v[2][s->muon_offset + i];
+        const int decays = !c->muon.cautious || *w * v[2][s->muon_offset + i] > 0;
+        *w = *w * (1 - decays * lr * (double)c->muon.decay * (double)s->decay) - lr * size * v[2][s->muon_offset + i];
         v[0][s->offset + i] = *w;
     }
 }
