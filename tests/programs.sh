@@ -306,12 +306,15 @@ ok "the vocabulary is saved without its padding" grep -q '"vocab_size": 333,' fo
 ok "its config.json does not mention the padding" [ -z "$(grep padded folder/config.json)" ]
 printf '{"eos_token_id": [1, 2, 3], "temperature": 0.6}' > folder/generation_config.json
 printf '{{ messages }}' > folder/chat_template.jinja
-sed 's/"vocab_size"/"our_own_key": {"a": [1, 2.0]}, "vocab_size"/' folder/config.json > edited && mv edited folder/config.json
+cp folder/config.json config.was
+sed 's/"vocab_size"/"our_own_key": {"a": [1, 2.0]}, "vocab_size"/' config.was > folder/config.json
+expect 3 '"our_own_key" is not known.*remove it' $plain -e folder -x 20 -o never
+sed 's/"vocab_size"/"task_specific_params": {"a": [1, 2.0]}, "vocab_size"/' config.was > folder/config.json
 expect 0 'encoding\|333\|text' $plain -e folder -x 20 -o on
 for name in tokenizer.json tokenizer_config.json generation_config.json chat_template.jinja; do
     ok "-e FOLDER keeps its $name" cmp folder/$name on/$name
 done
-ok "-e FOLDER keeps keys of config.json that this program does not know" grep -q '"our_own_key": {' on/config.json
+ok "-e FOLDER keeps keys of config.json that this program does not use" grep -q '"task_specific_params": {' on/config.json
 last=$(grep '"event": "step"' folder/log.jsonl | tail -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/') first=$(grep '"event": "step"' on/log.jsonl | head -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/')
 ok "-e FOLDER goes on with its tokens: loss $first after $last" awk "BEGIN { exit !($first < $last + 0.3) }"
 # The form in which weights are left: as they came, or as -sw and -ss say; what is resumed is exact.

@@ -11,6 +11,8 @@ torch.set_num_threads(1)
 N = 48
 # What a version computes otherwise than the families' own code, whatever the folder says.
 OTHERWISE = {("4", "family_deepseek_v2"): "its deepseek_v2 has no factor of scores for YaRN (mscale_all_dim)",
+             ("4", "family_glm4_moe_lite"): "it does not know the family", ("4", "family_solar_open"): "it does not know the family",
+             ("4", "family_minimax_m2"): "it does not know the family",
              ("4", "family_qwen2_moe_windows"): "its qwen2_moe has no layer_types: windows in no layer or in all"}
 EAGER = dict(experts_implementation="eager") if int(transformers.__version__.split(".")[0]) > 4 else {}     # odd sizes
 

@@ -114,6 +114,13 @@ static double value_of(const Config *c, int i) {
     const char *field = (const char *)c + keys[i].field;
     return is_double(keys[i].kind) ? *(const double *)(const void *)field : *(const int *)(const void *)field;
 }
+/* The row of a key in the file of a family; -1: it is not in the table. */
+static int row_of(const char *key, Family f) {
+    for (int i = 0; i < KEYS; i++)
+        if (keys[i].families & (int)f && (!strcmp(key, keys[i].key) || (keys[i].alias && !strcmp(key, keys[i].alias))))
+            return i;
+    return -1;
+}
 /* What a missing key means; -1: it must be there. */
 static double default_of(int i, const Config *c, const Reader *r) {
     static const Config common = { .context = 2048, .groups = 1, .groups_chosen = 1, .final_eps = 1e-6,
@@ -429,10 +436,76 @@ static const struct { int families; const char *key, *what; } refused[] = {
     { DS2, "norm_topk_prob", "weights that are renormalized in this family" }, };
 /* Where the value of a string is known, those that are; harmless when missing. */
 static const struct { int families; const char *key, *values[2]; } named[] = {
-    { GLMS | MMX | DOT, "scoring_func", { "sigmoid", NULL } },   { GLMS | DOT, "topk_method", { "noaux_tc", NULL } },
+    { GLMS | MMX, "scoring_func", { "sigmoid", NULL } },   { GLMS, "topk_method", { "noaux_tc", NULL } },
+    { DOT, "scoring_func", { "sigmoid", "noaux_tc" } },
     { MMX, "qk_norm_type", { "per_layer", NULL } },
     { DS2, "scoring_func", { "softmax", NULL } },   { DS2, "topk_method", { "greedy", by_groups } },
 };
+/* Keys that are read by their names above; a key in no table may change what a model computes. */
+static const struct { int families; const char *key; } read_by_name[] = {
+    { ALL, "model_type" }, { ALL, "rope_parameters" }, { ALL, "rope_scaling" }, { ALL, "partial_rotary_factor" },
+    { ALL, "quantization_config" }, { MMX, "rotary_dim" }, { LISTED, "layer_types" }, { QWENS, "mlp_only_layers" },
+    { QWENS, "decoder_sparse_step" }, { DEEPS, "first_k_dense_replace" }, { LIT, "mlp_layer_types" },
+    { MLA | DEEP, "moe_layer_freq" }, { ERN, "moe_layer_start_index" }, { ERN, "moe_layer_end_index" },
+    { ERN, "moe_layer_interval" }, { ERN, "moe_norm_min" }, { GPT, "swiglu_alpha" }, { GPT, "swiglu_limit" },
+    { GLMS | DS2 | MMX | DOT, "scoring_func" }, { GLMS | DS2 | DOT, "topk_method" }, { MMX, "qk_norm_type" },
+    { MMX, "attn_type_list" }, { JET, "num_attention_heads" }, { DS2, "norm_topk_prob" },
+    /* what these families have always, or what they never read */
+    { QW3 | Q3M | DOT | MMX, "use_qk_norm" }, { MMX, "use_routing_bias" }, { MMX, "shared_moe_mode" },
+    { MMX, "mlp_intermediate_size" }, { GPT, "experts_per_token" }, { JET, "glu" }, { JET, "bias" },
+    { MLA, "head_dim" }, { SOL, "intermediate_size" },
+};
+/* Of training, of generation, of the names of things: they change no logit. */
+static const char *const harmless[] = {
+    "_name_or_path", "add_cross_attention", "architectures", "attention_dropout", "auto_map", "aux_loss_alpha",
+    "aux_loss_coef", "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward",
+    "compression_ratio", "cross_attention_hidden_size", "decoder_start_token_id", "descriptor", "diversity_penalty",
+    "do_sample", "dtype", "early_stopping", "embd_pdrop", "encoder_no_repeat_ngram_size", "eos_token_id", "ep_size",
+    "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "fuse_rope",
+    "hidden_dropout", "id2label", "initial_context_length", "is_decoder", "is_encoder_decoder", "label2id",
+    "length_penalty", "max_length", "max_model_len", "max_window_layers", "min_length", "moe_aux_loss_lambda",
+    "moe_capacity", "moe_dropout_prob", "moe_gate", "moe_orthogonal_loss_lambda", "moe_use_aux_free",
+    "moe_z_loss_lambda", "mtp_transformer_layers", "multi_token_pred_lambda", "no_repeat_ngram_size",
+    "num_beam_groups", "num_beams", "num_mtp_modules", "num_nextn_predict_layers", "num_return_sequences",
+    "output_attentions", "output_hidden_states", "output_router_logits", "output_scores", "pad_token_id",
+    "position_embedding_type", "prefix", "pretraining_tp", "problem_type", "pruned_heads", "qk_head_dim",
+    "remove_invalid_values", "repetition_penalty", "resid_pdrop", "return_dict", "return_dict_in_generate",
+    "router_aux_loss_coef", "router_jitter_noise", "sep_token_id", "seq_aux", "sliding_window", "suppress_tokens",
+    "task_specific_params", "temperature", "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k",
+    "top_p", "torch_dtype", "torchscript", "transformers_version", "typical_p", "unk_token_id", "use_bfloat16",
+    "use_cache", "use_mtp", "use_sliding_window",
+};
+static int is_empty(const JsonValue *v) {                   /* says nothing: null, false, 0, an empty list */
+    return json_is(v, JSON_NULL) || (json_is(v, JSON_BOOL) && !json_bool(v, 1)) || json_double(v, 1) == 0
+        || ((json_is(v, JSON_ARRAY) || json_is(v, JSON_OBJECT)) && !v->length);
+}
+static int is_known(const JsonValue *v, Family f) {
+    int known = row_of(v->key, f) >= 0 || *v->key == '_' || !strncmp(v->key, "unsloth", 7) || is_empty(v);
+    for (size_t i = 0; i < sizeof read_by_name / sizeof *read_by_name && !known; i++)
+        known = read_by_name[i].families & (int)f && !strcmp(v->key, read_by_name[i].key);
+    for (size_t i = 0; i < sizeof harmless / sizeof *harmless && !known; i++) known = !strcmp(v->key, harmless[i]);
+    return known;
+}
+static int refuse_other_keys(const JsonValue *root, const Reader *r) {
+    for (const JsonValue *v = json_first(root); v; v = v->next)
+        if (!is_known(v, r->family))
+            return error_set(r->e, "config.json: \"%.100s\" is not known of a %s, and might change what it computes. If "
+                             "it does not, remove it from the file", v->key, family_name(r->family));
+    for (const JsonValue *v = r->family & MMX ? json_first(json_get(root, "attn_type_list")) : NULL; v; v = v->next)
+        if (json_int(v, 0) != 1)
+            return error_set(r->e, "config.json: \"attn_type_list\" has other layers than 1, full attention");
+    for (const JsonValue *v = json_first(rope_of(root)); v; v = v->next) {
+        static const char *const known[] = { "rope_type", "type", "rope_theta", "factor", "low_freq_factor",
+            "high_freq_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale",
+            "mscale_all_dim", "attention_factor", "truncate", "partial_rotary_factor", "finetuned" };
+        size_t i = 0;
+        while (i < sizeof known / sizeof *known && strcmp(v->key, known[i])) i++;
+        if (i == sizeof known / sizeof *known && !is_empty(v))
+            return error_set(r->e, "config.json: \"%.100s\" of the scaled positions is not known to this program",
+                             v->key);
+    }
+    return 1;
+}
 static int refuse_names(const JsonValue *root, const Reader *r) {
     for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
         const JsonValue *v = named[i].families & r->family ? member(root, named[i].key) : NULL;
@@ -474,7 +547,8 @@ static int refuse_unknown(const JsonValue *root, const Reader *r) {
     if (!refuse_quantized(root, r)) return 0;
     double least = 0, slope = 0, limit = 0;
     int every = 1;
-    if (!refuse_names(root, r) || (r->family & MLA && !integer_of(&every, root, "moe_layer_freq", 1, e))) return 0;
+    if (!refuse_names(root, r) || !refuse_other_keys(root, r)) return 0;
+    if (r->family & (MLA | DEEP) && !integer_of(&every, root, "moe_layer_freq", 1, e)) return 0;
     if (every != 1) return error_set(e, "config.json: \"moe_layer_freq\" is %d; only 1 is known", every);
     if (r->family & GPT && !(real_of(&slope, root, "swiglu_alpha", CLAMPED_SLOPE, e)
                              && real_of(&limit, root, "swiglu_limit", CLAMPED_LIMIT, e))) return 0;
@@ -540,11 +614,27 @@ static int complete(Config *c, const JsonValue *root, const Reader *r) {
  * without the names of that code. */
 static const char kimi_k2[] = "kimi_k2";
 /* What other families would take. */
+#define IMAGES "images beside text: its model of text, saved alone, may be of a family that is"
+#define AFTER "norms after attention and MLP"
 static const struct { const char *type, *takes; } others[] = {
-    { "deepseek_v32", "sparse attention (an indexer)" },
-    { "qwen3_next",  "linear attention (gated delta rule)" },
+    { "deepseek_v32", "sparse attention (an indexer)" }, { "glm_moe_dsa", "sparse attention (an indexer)" },
+    { "qwen3_next",  "linear attention (gated delta rule)" }, { "qwen3_5", "linear attention (gated delta rule)" },
+    { "qwen3_5_moe", "linear attention (gated delta rule)" }, { "kimi_linear", "linear attention (gated delta rule)" },
     { "minimax", "linear attention" }, { "granitemoehybrid", "state-space layers (Mamba)" },
-    { "llama4_text", "attention in chunks and layers without positions" },
+    { "nemotron_h", "state-space layers (Mamba)" }, { "jamba", "state-space layers (Mamba)" },
+    { "falcon_h1", "state-space layers (Mamba)" }, { "bamba", "state-space layers (Mamba)" },
+    { "lfm2", "short convolutions" }, { "lfm2_moe", "short convolutions" },
+    { "llama4_text", "attention in chunks and layers without positions" }, { "llama4", IMAGES },
+    { "smollm3", "layers without positions" }, { "exaone4", AFTER " and layers without positions" },
+    { "gemma2", AFTER ", capped scores and a gated GELU" }, { "gemma3_text", AFTER " and a gated GELU" },
+    { "gemma3", IMAGES }, { "olmo2", AFTER }, { "olmo3", AFTER }, { "flex_olmo", AFTER }, { "glm4", AFTER },
+    { "phi3", "one tensor for queries, keys and values, and positions scaled by longrope" },
+    { "phimoe", "LayerNorm with biases and SparseMixer routers" },
+    { "hunyuan_v1_moe", "norms of queries and keys after their rotation" },
+    { "gpt2", "LayerNorm with biases and learned positions" }, { "gpt_neox", "LayerNorm and parallel blocks" },
+    { "starcoder2", "LayerNorm with biases" }, { "cohere2", "LayerNorm and parallel blocks" },
+    { "qwen2_vl", IMAGES }, { "qwen2_5_vl", IMAGES }, { "qwen3_vl", IMAGES }, { "qwen3_vl_moe", IMAGES },
+    { "mistral3", IMAGES }, { "kimi_k25", IMAGES }, { "ernie4_5_vl_moe", IMAGES },
 };
 static int known_names(Error *e, const char *type) {
     Text names = { 0 };
@@ -659,13 +749,6 @@ void config_to_json(const Config *c, const char *dtype, int in_memory, Text *out
     text_add(out, ",\n  \"dtype\": \"%s\",\n  \"descriptor\": \"%s\"\n}\n", config_type(dtype), descriptor);
 }
 
-/* The row of a key in the file of a family; -1: it is not in the table. */
-static int row_of(const char *key, Family f) {
-    for (int i = 0; i < KEYS; i++)
-        if (keys[i].families & (int)f && (!strcmp(key, keys[i].key) || (keys[i].alias && !strcmp(key, keys[i].alias))))
-            return i;
-    return -1;
-}
 /* Is it the same in the file's words? */
 static int is_kept(const Config *c, const Config *was, int i) {
     return keys[i].kind == VOCAB ? config_ids(c) == config_ids(was) : value_of(c, i) == value_of(was, i);

@@ -71,6 +71,10 @@ static void configs(void) {
 static const struct { const char *type, *extra, *names; } wrong[] = {
     { "mixtral", KV4 "\"attention_bias\": true", "attention_bias" }, { "llama", "\"mlp_bias\": true", "mlp_bias" },
     { "llama",   "\"quantization_config\": {\"bits\": 4}",            "quantization_config" },
+    { "llama",   "\"logit_softcap\": 8.0",                            "logit_softcap" },
+    { "llama",   "\"num_experts\": 4",                               "num_experts" },
+    { "llama",   "\"rope_parameters\": {\"full_attention\": {\"rope_theta\": 3.0}}", "full_attention" },
+    { "llama",   "\"layer_types\": [\"sliding_attention\"]",         "layer_types" },
     { "llama",   "\"clip_qkv\": 8.0",                                 "clip_qkv" },
     { "llama",   "\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2.0}",          "dynamic" },
     { "llama",   "\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0}",      "low_freq_factor" },
@@ -99,7 +103,7 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "mixtral", "\"hidden_act\": \"relu\"",                          "hidden_act" },
     { "smoe",    "\"router_scores\": \"softmax\"",                    "router_scores" },
     { "smoe", "\"num_attention_experts\": 4, \"num_always_on_attention_experts\": 1", "every token has were removed" },
-    { "gpt2",    "\"n_embd\": 16",                                    "gpt2" },
+    { "gpt2",    "\"n_embd\": 16",                                    "learned positions" },
     { "gpt_oss", "\"num_local_experts\": 4, \"num_key_value_heads\": 2, \"swiglu_limit\": 6.0", "swiglu_limit" },
     { "gpt_oss", "\"num_local_experts\": 4, \"num_key_value_heads\": 2, \"swiglu_alpha\": 1.0", "swiglu_alpha" },
     { "gpt_oss", "\"num_local_experts\": 4, \"num_key_value_heads\": 2, \"quantization_config\": "
@@ -150,7 +154,8 @@ static void refused_configs(void) {
               "\"num_attention_heads\": 4, \"max_position_embeddings\": 64"
     static const char *harmless[] = { "\"attention_bias\": false", "\"rope_scaling\": null", "\"sliding_window\": null",
                                       "\"sliding_window\": 64", "\"rope_parameters\": {\"rope_type\": \"default\"}",
-                                      "\"quantization_config\": null", "\"hidden_act\": \"silu\"" };
+                                      "\"quantization_config\": null", "\"hidden_act\": \"silu\"",
+                                      "\"unsloth_version\": \"1\"", "\"logit_softcap\": null", "\"use_mrope\": false" };
     Config c;
     Error e;
     for (size_t i = 0; i < COUNT(wrong); i++) {
