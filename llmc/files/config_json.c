@@ -489,8 +489,8 @@ static int is_known(const JsonValue *v, Family f) {
 static int refuse_other_keys(const JsonValue *root, const Reader *r) {
     for (const JsonValue *v = json_first(root); v; v = v->next)
         if (!is_known(v, r->family))
-            return error_set(r->e, "config.json: \"%.100s\" is not known of a %s, and might change what it computes. If "
-                             "it does not, remove it from the file", v->key, family_name(r->family));
+            return error_set(r->e, "config.json: \"%.100s\" is not known of a %s, and might change what it computes. "
+                             "If it does not, remove it from the file", v->key, family_name(r->family));
     for (const JsonValue *v = r->family & MMX ? json_first(json_get(root, "attn_type_list")) : NULL; v; v = v->next)
         if (json_int(v, 0) != 1)
             return error_set(r->e, "config.json: \"attn_type_list\" has other layers than 1, full attention");
