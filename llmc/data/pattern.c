@@ -47,26 +47,34 @@ static uint32_t *run_starts(const PatternProgram *g, size_t *count) {
     *count = kept - 1;
     return at;
 }
+/* Which runs are in the set: has (runs). */
+static void mark_runs(const CodeSet *set, const uint32_t *run, size_t runs, uint8_t *has) {
+    size_t k = 0;
+    for (size_t i = 0; i < runs; i++) {
+        while (k < set->count && set->at[k].last < run[i]) k++;
+        has[i] = k < set->count && set->at[k].first <= run[i];
+    }
+}
 /* Splits each class of runs into those in the set and those that are not. 0: too many. */
-static int refine(const CodeSet *set, const uint32_t *run, size_t runs, int *class, int *classes) {
+static int refine(const uint8_t *has, size_t runs, int *class, int *classes) {
     int inside[CLASSES], size[CLASSES] = { 0 }, within[CLASSES] = { 0 }, count = *classes;
-    for (size_t i = 0; i < runs; i++) size[class[i]]++, within[class[i]] += codeset_has(set, run[i]);
+    for (size_t i = 0; i < runs; i++) size[class[i]]++, within[class[i]] += has[i];
     for (int c = 0; c < *classes; c++) inside[c] = within[c] && within[c] < size[c] ? count++ : c;
     if (count > CLASSES) return 0;
-    for (size_t i = 0; i < runs; i++) if (codeset_has(set, run[i])) class[i] = inside[class[i]];
+    for (size_t i = 0; i < runs; i++) if (has[i]) class[i] = inside[class[i]];
     *classes = count;
     return 1;
 }
 static void fill_blocks(Pattern *p, const uint32_t *run, const int *class) {
-    int same[CLASSES], count = 0;                       /* blocks of one class, by class; -1: there is none yet */
+    int same[CLASSES], count = 0, capacity = 0;         /* same: the block of one class, by class; -1: there is none */
     for (int c = 0; c < CLASSES; c++) same[c] = -1;
-    p->class = mem_alloc((size_t)BLOCKS * BLOCK);
     size_t i = 0;
     for (uint32_t b = 0; b < BLOCKS; b++) {
         const uint32_t begin = b * BLOCK, end = begin + BLOCK;
         while (run[i + 1] <= begin) i++;
         const int alone = run[i + 1] >= end, c = class[i];
         if (alone && same[c] >= 0) { p->block[b] = (uint16_t)same[c]; continue; }
+        if (count == capacity) p->class = mem_grow(p->class, (size_t)(capacity = 2 * capacity + 64) * BLOCK);
         for (uint32_t code = begin; code < end; code++) {
             while (run[i + 1] <= code) i++;
             p->class[count * BLOCK + (int)(code - begin)] = (uint8_t)class[i];
@@ -74,7 +82,6 @@ static void fill_blocks(Pattern *p, const uint32_t *run, const int *class) {
         if (alone) same[c] = count;
         p->block[b] = (uint16_t)count++;
     }
-    p->class = mem_grow(p->class, (size_t)count * BLOCK);
     memcpy(p->ascii, p->class + p->block[0] * BLOCK, sizeof p->ascii);
 }
 /* in: (sets, CLASSES) is the class in the set? free() it. NULL: too many classes. */
@@ -82,13 +89,17 @@ static uint8_t *make_classes(Pattern *p, const PatternProgram *g) {
     size_t runs;
     uint32_t *run = run_starts(g, &runs);
     int *class = mem_alloc((runs + 1) * sizeof *class), ok = 1;
+    uint8_t *has = mem_alloc((size_t)(g->sets + 1) * runs);
     p->classes = 1;
-    for (int i = 0; i < g->sets && ok; i++) ok = refine(&g->set[i], run, runs, class, &p->classes);
+    for (int i = 0; i < g->sets && ok; i++) {
+        mark_runs(&g->set[i], run, runs, has + (size_t)i * runs);
+        ok = refine(has + (size_t)i * runs, runs, class, &p->classes);
+    }
     uint8_t *in = mem_alloc((size_t)(g->sets + 1) * CLASSES);
     for (int i = 0; i < g->sets && ok; i++)
-        for (size_t k = 0; k < runs; k++) in[i * CLASSES + class[k]] = (uint8_t)codeset_has(&g->set[i], run[k]);
+        for (size_t k = 0; k < runs; k++) in[i * CLASSES + class[k]] = has[(size_t)i * runs + k];
     if (ok) fill_blocks(p, run, class);
-    free_each(run, class);
+    free_each(run, class, has);
     if (ok) return in;
     free(in);
     return NULL;
@@ -102,11 +113,22 @@ typedef struct {
     const PatternProgram *g;
     const uint8_t *in;
     State *state; int states;
-    int *thread, threads;
+    int *thread, threads, thread_capacity, state_capacity;
     int table[2 * STATES];              /* hash table: number + 1 */
     int *mark, stamp, *stack;           /* (length) the last stamp of each instruction */
     size_t work;
 } Builder;
+
+/* Space for one more state, and for its threads. */
+static void reserve(Builder *b) {
+    if (b->states + 1 >= b->state_capacity) {
+        b->state_capacity = 2 * b->state_capacity + 32;
+        b->p->next = mem_grow(b->p->next, (size_t)(b->state_capacity * b->p->columns) * sizeof *b->p->next);
+    }
+    if (b->threads + CODE_LENGTH >= b->thread_capacity)
+        b->thread = mem_grow(b->thread, (size_t)(b->thread_capacity = 2 * b->thread_capacity + 2 * CODE_LENGTH)
+                                        * sizeof *b->thread);
+}
 
 /* The number of the state with these threads at the end of b->thread, which may be a new one; -1:
  * there are too many. */
@@ -121,6 +143,7 @@ static int state_of(Builder *b, int n, int before) {
     if (b->states == STATES || (b->states + 1) * b->p->columns > TABLE || b->threads + n > THREADS) return -1;
     b->state[b->states] = (State){ b->threads, n, before };
     b->threads += n;
+    reserve(b);
     return (b->table[i] = ++b->states) - 1;
 }
 
@@ -216,13 +239,11 @@ static int build(Pattern *p, const PatternProgram *g, Error *e) {
     p->has_behind = g->has_behind;
     p->columns = (p->classes + 1) << p->looks;
     b->state = mem_alloc(STATES * sizeof *b->state);
-    b->thread = mem_alloc((THREADS + CODE_LENGTH) * sizeof *b->thread);
+    reserve(b);
     b->mark = mem_alloc(CODE_LENGTH * sizeof *b->mark);
     b->stack = mem_alloc((2 * CODE_LENGTH + 2) * sizeof *b->stack);
-    p->next = mem_alloc(TABLE * sizeof *p->next);
     p->pending = mem_alloc(STATES);
     const int ok = in && make_states(b);
-    if (ok) p->next = mem_grow(p->next, (size_t)(b->states * p->columns) * sizeof *p->next);
     if (ok) p->stops = stops(b), p->begins = begins(p);
     else error_set(e, "the pattern %.200s is too complicated for this program", p->regex);
     free_each(in, b->state, b->thread, b->mark, b->stack, b);

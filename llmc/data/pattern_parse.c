@@ -10,6 +10,7 @@ typedef struct {
     PatternProgram *p;
     const char *begin, *at, *end;
     int ignore_case, dot_all, depth, in_class;
+    CodeSet cased;                      /* letters with another case, beyond ASCII, when first needed */
     uint32_t letter;                    /* the letter of ASCII before, under (?i); 0: none */
     Instruction *look[LOOKS]; int look_length[LOOKS];
     Error *e;
@@ -73,21 +74,26 @@ static CodeSet word(void) {
     codeset_sort(&set);
     return set;
 }
+static void find_cased(CodeSet *cased) {
+    static const char *const names[] = { "Lu", "Ll", "Lt" };
+    CodeSet beyond = { 0 };
+    for (int i = 0; i < 3; i++) unicode_add(cased, names[i], 2);
+    codeset_add(&beyond, 0, 0x7F);
+    codeset_add(&beyond, 0x17F, 0x17F);
+    codeset_add(&beyond, 0x212A, 0x212A);
+    codeset_invert(&beyond);
+    codeset_cross(cased, &beyond);
+    free(beyond.at);
+}
 /* The set, and under (?i) the other case of its letters. Its Unicode folds s and k to two more. */
-static int fold_case(const Parser *s, CodeSet *set, const char *at) {
+static int fold_case(Parser *s, CodeSet *set, const char *at) {
     if (!s->ignore_case) return 1;
-    CodeSet cased = property("Lu"), more[] = { property("Ll"), property("Lt"), { 0 } }, within = { 0 };
-    codeset_join(&cased, &more[0]);
-    codeset_join(&cased, &more[1]);
-    codeset_add(&more[2], 0, 0x7F);
-    codeset_add(&more[2], 0x17F, 0x17F);
-    codeset_add(&more[2], 0x212A, 0x212A);
-    codeset_invert(&more[2]);
-    codeset_cross(&cased, &more[2]);            /* letters with another case, beyond ASCII */
+    CodeSet within = { 0 };
+    if (!s->cased.count) find_cased(&s->cased);
     codeset_join(&within, set);
-    codeset_cross(&within, &cased);
-    const int some = within.count > 0, all = within.count == cased.count
-        && !memcmp(within.at, cased.at, cased.count * sizeof *cased.at);
+    codeset_cross(&within, &s->cased);
+    const int some = within.count > 0, all = within.count == s->cased.count
+        && !memcmp(within.at, s->cased.at, within.count * sizeof *within.at);
     for (uint32_t c = 'a'; c <= 'z'; c++) {
         const uint32_t other = c == 's' ? 0x17F : c == 'k' ? 0x212A : c;
         if (!codeset_has(set, c) && !codeset_has(set, c - 'a' + 'A') && !codeset_has(set, other)) continue;
@@ -96,7 +102,7 @@ static int fold_case(const Parser *s, CodeSet *set, const char *at) {
         codeset_add(set, other, other);
         codeset_sort(set);
     }
-    free_each(cased.at, more[0].at, more[1].at, more[2].at, within.at);
+    free(within.at);
     return !some || all || refuse(s, "(?i) for letters beyond ASCII", at);
 }
 
@@ -454,7 +460,9 @@ int pattern_parse(PatternProgram *p, const char *regex, size_t bytes, int is_tex
     p->code = mem_alloc(CODE_LENGTH * sizeof *p->code);
     if (bytes > PATTERN_BYTES)
         return error_set(e, "a pattern of %zu bytes is not supported, only up to %d", bytes, PATTERN_BYTES);
-    return parse_all(&s, is_text);
+    const int ok = parse_all(&s, is_text);
+    free(s.cased.at);
+    return ok;
 }
 void pattern_program_free(PatternProgram *p) {
     for (int i = 0; i < p->sets; i++) free(p->set[i].at);

@@ -496,7 +496,9 @@ const char *tokenizer_added(const Tokenizer *t, int id, size_t *bytes) {
     *bytes = t->added[i].content.bytes;
     return t->added[i].content.at;
 }
-uint64_t tokenizer_hash(const Tokenizer *t) { return hash_bytes(0, t->json, t->json_bytes); }
+uint64_t tokenizer_hash(const Tokenizer *t) {
+    return hash_bytes(t->eos_named ? (uint64_t)t->eos + 1 : 0, t->json, t->json_bytes);
+}
 const char *tokenizer_json(const Tokenizer *t, size_t *bytes) { *bytes = t->json_bytes; return t->json; }
 
 int tokenizer_id(const Tokenizer *t, const char *piece) {

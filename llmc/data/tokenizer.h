@@ -24,9 +24,13 @@
 
 typedef struct Tokenizer Tokenizer;
 Tokenizer *tokenizer_bytes(void);                                               /* 256 tokens, id = byte */
-Tokenizer *tokenizer_load(const char *path, Error *e);                          /* of a tokenizer.json */
+/* Of a tokenizer.json, and the files beside it that name more tokens. */
+Tokenizer *tokenizer_load(const char *path, Error *e);
 Tokenizer *tokenizer_load_text(const char *json, size_t bytes, Error *e);       /* of its text */
 void       tokenizer_free(Tokenizer *t);
+/* The text that tokenizer_load reads: that of the file, with the added tokens of the files beside
+ * it (tokenizer_files.c); free() it. *eos: NULL, or the end of a text that they name, or NULL. */
+char *tokenizer_read(const char *path, size_t *bytes, char **eos, Error *e);
 
 const char *tokenizer_json(const Tokenizer *t, size_t *bytes);           /* what to save as tokenizer.json */
 /* a chat template to be saved beside it; NULL: none. It takes it */

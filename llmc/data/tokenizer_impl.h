@@ -29,6 +29,7 @@ struct Tokenizer {
     char *json; size_t json_bytes;
     char *chat, *answer_end;            /* tokenizer_set_chat, tokenizer_set_answer_end */
     int vocab, model_tokens, bos, eos, is_bytes;
+    int eos_named;                      /* eos has no usual name, but tokenizer_config.json names it */
     /* what happens to text, in this order */
     Change change[STEPS]; int changes;
     int metaspace, metaspace_prepend;   /* U+2581 for spaces, and in front */

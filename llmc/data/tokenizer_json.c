@@ -487,12 +487,13 @@ static void compare_config(const Tokenizer *t, const char *path) {
 Tokenizer *tokenizer_load(const char *path, Error *e) {
     size_t bytes;
     Error why;
-    char *text = file_read(path, &bytes, e);
+    char *eos = NULL, *text = tokenizer_read(path, &bytes, &eos, e);
     if (!text) return NULL;
     Tokenizer *t = tokenizer_load_text(text, bytes, &why);
     if (!t) error_set(e, "%.400s: %.600s", path, why.text);
     else compare_config(t, path);
-    free(text);
+    if (t && t->eos < 0 && eos && (t->eos = tokenizer_id(t, eos)) >= 0) t->eos_named = 1;
+    free_each(text, eos);
     return t;
 }
 

@@ -62,7 +62,8 @@ HfOrigin *hf_origin_open(const char *folder, const char *weights) {
     o->type = type_of_most(o);
     for (int i = 0; i < COMPANIONS; i++) {
         char *path = text_format("%s/%s", folder, companions[i]);
-        if (is_file(path)) o->file[i].data = file_read(path, &o->file[i].bytes, &e);
+        if (is_file(path) && !i) o->file[i].data = tokenizer_read(path, &o->file[i].bytes, NULL, &e);
+        if (is_file(path) && !o->file[i].data) o->file[i].data = file_read(path, &o->file[i].bytes, &e);
         free(path);
     }
     return o;

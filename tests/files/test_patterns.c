@@ -126,6 +126,66 @@ static void test_spaces(void) {
     }
 }
 
+/* Tokens that only files beside tokenizer.json name, as Transformers 5.24 reads them. NULL: the
+ * text of a file that is not there. */
+#define TOKEN(content, more) "{\"content\":\"" content "\",\"lstrip\":false,\"rstrip\":false,\"normalized\":false," \
+    "\"single_word\":false" more "}"
+#define DECODER(id, content, more) "{\"added_tokens_decoder\":{\"" id "\":" TOKEN(content, more) "}}"
+static void test_files_beside(void) {
+    static const struct {
+        const char *config, *map, *added, *text;
+        int vocab, count, ids[4];
+        const char *says;
+    } cases[] = {
+        { NULL, NULL, NULL, "a<|a|>", 450, 6, { 65, 28, 92, 65 }, NULL },
+        { DECODER("450", "<|a|>", ",\"special\":true"), NULL, NULL, "a<|a|>b", 451, 3, { 65, 450, 66 }, NULL },
+        { DECODER("450", "<|a|>", ""), "{\"eos_token\":\"<|b|>\"}", NULL, "<|a|>", 451, 1, { 450 }, NULL },
+        { "{\"eos_token\":\"<|b|>\",\"pad_token\":\"<p>\"}", NULL, NULL, "<|b|><p>", 452, 2, { 450, 451 }, NULL },
+        { "{\"eos_token\":\"<s>\"}", "{\"bos_token\":\"<|a|>\",\"eos_token\":" TOKEN("<|b|>", "") "}", NULL,
+          "<|a|><|b|>", 452, 2, { 450, 451 }, NULL },
+        { "{\"additional_special_tokens\":[\"<|a|>\"],\"image_token\":\"<|b|>\"}", NULL, NULL, "<|b|><|a|>", 452, 2,
+          { 450, 451 }, NULL },
+        { "{\"extra_special_tokens\":{\"x\":\"<|a|>\"},\"eos_token\":\"the\"}", NULL, NULL, "<|a|>", 452, 1, { 451 },
+          NULL },
+        { NULL, "{\"additional_special_tokens\":[\"<|b|>\"]}", NULL, "<|b|>", 451, 1, { 450 }, NULL },
+        { NULL, NULL, "{\"<|b|>\":451,\"<|a|>\":450}", "<|b|><|a|>", 452, 2, { 451, 450 }, NULL },
+        { "{\"added_tokens_decoder\":{\"0\":{\"content\":\"<|endoftext|>\",\"lstrip\":true,\"special\":true}}}", NULL,
+          NULL, "a <|endoftext|>", 450, 2, { 65, 0 }, NULL },
+        { DECODER("452", "<|a|>", ""), NULL, NULL, "", 0, 0, { 0 }, "gives it 450" },
+        { "{\"add_prefix_space\":true}", NULL, NULL, "", 0, 0, { 0 }, "write the same in both" },
+        { NULL, "{\"eos_token\":", NULL, "", 0, 0, { 0 }, "special_tokens_map.json" },
+    };
+    static const char *const names[] = { "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json" };
+    char *folder = scratch_path("beside"), *path = text_format("%s/tokenizer.json", folder);
+    size_t bytes = 0;
+    Error e = { 0 };
+    char *json = file_read("tests/reference/tokenizers/gpt2.json", &bytes, &e);
+    if (!json || !folder_make(folder, &e) || !file_write(path, json, bytes, &e)) fail(EXIT_INPUT, "%s", e.text);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        const char *const texts[] = { cases[i].config, cases[i].map, cases[i].added };
+        for (int k = 0; k < 3; k++) {
+            char *file = text_format("%s/%s", folder, names[k]);
+            if (texts[k]) file_write(file, texts[k], strlen(texts[k]), &e); else remove(file);
+            free(file);
+        }
+        Tokenizer *t = tokenizer_load(path, &e);
+        if (!t) check(cases[i].says && strstr(e.text, cases[i].says), "files beside, case %zu: %s", i, e.text);
+        if (!t) continue;
+        int *ids, same;
+        const int n = (int)tokenizer_encode(t, cases[i].text, strlen(cases[i].text), &ids);
+        same = n == cases[i].count && tokenizer_vocab(t) == cases[i].vocab && !cases[i].says;
+        for (int k = 0; k < n && k < 4 && same; k++) same = ids[k] == cases[i].ids[k];
+        check(same, "files beside, case %zu: %d ids of %d tokens", i, n, tokenizer_vocab(t));
+        size_t length;
+        const char *merged = tokenizer_json(t, &length);        /* what is saved needs no files beside it */
+        Tokenizer *again = tokenizer_load_text(merged, length, &e);
+        check(again && tokenizer_vocab(again) == tokenizer_vocab(t), "files beside, case %zu: saved %s", i, e.text);
+        free(ids), tokenizer_free(again), tokenizer_free(t);
+    }
+    free(json), free(path), free(folder);
+}
+
 void test_patterns(void) {
+    PART(test_files_beside());
     PART(test_steps()); PART(test_refused_patterns()); PART(test_matches()); PART(test_spaces());
 }
