@@ -276,6 +276,9 @@ static size_t begin_of(const Finder *f, const Extent *x) {
     for (size_t i = x->from; all && i-- > f->before; ) if (same_prompt(f, i) == all) return i + all;
     for (size_t i = x->from; all && i <= most; i++)
         if (same_prompt(f, i) > best) best = same_prompt(f, at = i);
+    /* a part ends where the content begins, or with one of its marks: <tool_call> is not cut after
+     * <t */
+    while (best && at + best != x->first && !strchr("\n >]:", f->text[at + best - 1])) best--;
     if (best >= PART) return at + best;
     return x->first != SIZE_MAX && !text_is_blank(f->text + x->from, x->first - x->from) ? x->first : x->from;
 }
@@ -287,8 +290,8 @@ static size_t end_of_mark(const Finder *f, size_t at) {
     return trimmed(f, from, at);
 }
 static size_t end_of(const Finder *f, const Extent *x, size_t begin) {
-    const size_t said = x->last > begin ? x->last : begin, end = trimmed(f, said, x->to);
-    const size_t mark = end > said ? end : end_of_mark(f, x->to > said ? x->to : said);
+    const size_t said = x->last > begin ? x->last : begin, after = x->to > said ? x->to : said;
+    const size_t end = *f->c->mark ? said : trimmed(f, said, after), mark = end > said ? end : end_of_mark(f, after);
     return mark > said ? mark : f->bytes;       /* there is none: chat_encode adds it */
 }
 static void add_learned(Finder *f, size_t from, size_t to) {
@@ -304,15 +307,22 @@ static void find_marked(Finder *f, const char *weights) {
         if (at > from && (!number || weights[number - 1])) add_learned(f, from, at);
     }
 }
-static void find_answers(Finder *f, const JsonValue *list, const char *weights) {
+static int find_answers(Finder *f, const JsonValue *list, const char *weights, Error *e) {
     size_t i = 0;
     for (const JsonValue *m = json_first(list); m; m = m->next, i++) {
         const Extent *x = &f->extent[i];
         if (strcmp(role_of(m), "assistant") || x->from == SIZE_MAX) continue;
         const size_t begin = begin_of(f, x), from = begin > f->before ? begin : f->before, to = end_of(f, x, from);
+        for (size_t at = from; at < to && weights[i]; at++)
+            if (f->origins[at] & ORIGIN_FIELD && f->origins[at] >> ORIGIN_SHIFT != i + 1)
+                return error_set(e, "the chat template writes a part of message %u into the answer of message %zu, "
+                                 "so what "
+                                 "is learned is not known; {%% generation %%} in the template would say it",
+                                 (unsigned)(f->origins[at] >> ORIGIN_SHIFT), i + 1);
         if (weights[i]) add_learned(f, from, to);
         else if (to > f->before) f->before = to;
     }
+    return 1;
 }
 /* A message with content of which nothing was written is lost. */
 static int check_written(const Finder *f, const JsonValue *list, Error *e) {
@@ -348,7 +358,7 @@ static int write_talk(const Chat *c, const JsonValue *talk, int prompt, Text *te
         f.extent = mem_alloc((f.messages + 1) * sizeof *f.extent);
         find_extents(&f);
         if (jinja_has_generation(c->form)) find_marked(&f, weights);
-        else find_answers(&f, list, weights);
+        else ok = find_answers(&f, list, weights, e);
         free_each(f.extent, weights);
     }
     free(origins.at);
@@ -390,7 +400,12 @@ static void find_marks(Chat *c) {
     c->takes_parts = c->takes_parts && probe(c, 1, 1, &text, &origins) && strstr(text.at, "qxq");
     const int plain = probe(c, 1, 0, &text, &origins);
     size_t same = 0;
-    if (plain && probe(c, 1, 1, &with, &origins)) while (same < text.length && text.at[same] == with.at[same]) same++;
+    if (plain && probe(c, 1, 1, &with, &origins)) {
+        const uint32_t *o = (const uint32_t *)(const void *)origins.at;
+        while (same < text.length && text.at[same] == with.at[same]) same++;
+        /* where something else ends the text without it, it begins after the message */
+        while (same < text.length && same && !(o[same - 1] >> ORIGIN_SHIFT)) same--;
+    }
     c->prompt = text_format("%s", plain && with.length > same ? with.at + same : "");
     c->end = text_format("%s", "");
     c->mark = text_format("%s", "");

@@ -68,6 +68,9 @@ int         data_is_fallback(const Data *data);         /* the project's own tex
 int         data_has_chats(const Data *data);              /* are there conversations? */
 const Chat *data_chat(const Data *data);                   /* how they are written */
 const char *data_description(const Data *data);            /* one line */
+/* The first conversation for training, with what is learned between [[ and ]], or as much of it as
+ * `most` tokens are. 0: there is none. */
+int         data_show_chat(const Data *data, const Tokenizer *t, int most, Text *out);
 uint64_t    data_fingerprint(const Data *data);            /* of names without folders, sizes, first and last 64 kB */
 
 uint64_t    data_print_without_bos(const Data *data);   /* its fingerprint before texts began with tokenizer_bos */

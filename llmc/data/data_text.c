@@ -174,6 +174,30 @@ static int64_t encode_samples(const Data *data, const Tokenizer *t, const Portio
     return bad == n ? all : source_refuse(p->source, &p->documents.at[bad], why.text, e) - 1;
 }
 
+int data_show_chat(const Data *d, const Tokenizer *t, int most, Text *out) {
+    const Segment *p = d->segment[DATA_TRAIN], *end = p + d->segments[DATA_TRAIN];
+    Error e;
+    while (p < end && !p->is_chats) p++;
+    if (p == end) return 0;
+    const int64_t n = p->tokens < most ? p->tokens : most;
+    uint32_t *tokens = mem_alloc((size_t)n * sizeof *tokens);
+    int learned = 0;
+    int64_t i = 0;
+    const int ok = data_read_raw(p, 0, n, tokens, &e);
+    for (; ok && i < n && !(i && tokens[i] & TOKEN_FIRST); i++) {
+        size_t bytes;
+        const int counts = i && tokens[i] & TOKEN_COUNTS;
+        const char *piece = tokenizer_shown(t, (int)(tokens[i] & TOKEN_ID), &bytes);
+        if (counts != learned) text_add_string(out, counts ? "[[" : "]]");
+        text_add_bytes(out, piece, bytes);
+        learned = counts;
+    }
+    if (learned) text_add_string(out, "]]");
+    if (i == n && n < p->tokens) text_add_string(out, " ...");
+    free(tokens);
+    return ok;
+}
+
 /* Tokens of 16 bits as 32: all segments of a cache have one width. */
 static void widen(Segment *s) {
     uint32_t *wide = mem_alloc((size_t)s->tokens * sizeof *wide);

@@ -437,6 +437,12 @@ const char *tokenizer_piece(const Tokenizer *t, int id, size_t *bytes) {
     *bytes = piece.bytes;
     return piece.at;
 }
+const char *tokenizer_shown(const Tokenizer *t, int id, size_t *bytes) {
+    const char *piece = tokenizer_piece(t, id, bytes);
+    if (*bytes || t->is_bytes || id < 0 || id >= t->vocab) return piece;
+    *bytes = t->symbol[id].bytes;
+    return t->symbol[id].at;
+}
 
 char *tokenizer_decode(const Tokenizer *t, const int *ids, size_t n, size_t *bytes) {
     Text out = { 0 };

@@ -68,6 +68,8 @@ int    tokenizer_width(const Tokenizer *t);
 const char *tokenizer_piece(const Tokenizer *t, int id, size_t *bytes);
 /* The text that an added token stands for, special or not; NULL: it is no such token. */
 const char *tokenizer_added(const Tokenizer *t, int id, size_t *bytes);
+/* The same, but of a special token what it stands for in a text. */
+const char *tokenizer_shown(const Tokenizer *t, int id, size_t *bytes);
 /* The bytes of all of them, NUL at the end; free it. */
 char  *tokenizer_decode(const Tokenizer *t, const int *ids, size_t n, size_t *bytes);
 #endif

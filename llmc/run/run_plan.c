@@ -351,6 +351,14 @@ static void print_precision(const Model *m) {
            m->fp8_passes ? "all products" : "none: smaller than what was measured to be faster (-pe fp8-all)",
            (double)m->batch.N * m->config.topk / m->config.experts);
 }
+/* Of a dry run: what a conversation looks like, and what of it is learned. */
+static void print_chat(const Run *r) {
+    enum { MOST = 2000 };
+    Text text = { 0 };
+    if (data_show_chat(r->data, r->tokenizer, MOST, &text))
+        text_print(stdout, "The first conversation; what is learned of it is between [[ and ]]:\n%s\n", text.at);
+    free(text.at);
+}
 void run_print_plan(const Run *r) {
     const Config *c = &r->config;
     const Arena *a = &r->model.arena;
@@ -396,5 +404,6 @@ void run_print_plan(const Run *r) {
     if (ranks > 1) print_levels(r);
     print_fit(r);
     puts("+--------------------------------------------------------------------");
+    if (r->s.steps == 0) print_chat(r);
     fflush(stdout);
 }

@@ -208,6 +208,20 @@ static void test_learned(void) {
     learns("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
            USER("a") SAYS("b") ", " USER("c") SAYS("d"),
            "<user>a<assistant>[b<user>]c<assistant>[d]");
+    /* only a part of the generation prompt is there, and it ends with a mark */
+    learns("{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}<t>{% endif %}{{ m.content "
+           "}}</s>{% endfor %}"
+           "{% if add_generation_prompt %}<|assistant|><think>{% endif %}", USER("a") SAYS("b"),
+           "<|user|>a</s><|assistant|>[<t>b</s>]");
+    /* something else ends the text without the generation prompt */
+    learns("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt "
+           "%}<|assistant|>"
+           "{% else %}<|stop|>{% endif %}", USER("a") SAYS("b"), "<|user|>a<|end|><|assistant|>[b<|end|>]<|stop|>");
+    /* another message is written into the answer */
+    learns("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if loop.nextitem and m.role == 'assistant' %}"
+           "({{ loop.nextitem.content }}){% endif %}</s>{% endfor %}",
+               SAYS("b") ", {\"role\": \"tool\", \"content\": \"c\"}",
+           "a part of message 2 into the answer of message 1");
     /* {% generation %} wins */
     learns("{% for m in messages %}{{ m.role }}{% generation %}{% if m.role == 'assistant' %}!{{ m.content }}{% "
            "endif %}"
@@ -225,6 +239,26 @@ static void test_learned(void) {
            "[<think>\n\n</think>\n\nd<|im_end|>]\n");
     learns("glm4.5", USER("a") "{\"role\": \"assistant\", \"content\": \"b\", \"reasoning_content\": \"t\"}",
            "[gMASK]<sop><|user|>\na<|assistant|>[\n<think>t</think>\nb]");
+}
+/* What a dry run shows. */
+static void test_shown(void) {
+    static const char line[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
+        "\"content\": \"b\"}]}\n{\"messages\": [{\"role\": \"user\", \"content\": \"c\"}]}\n";
+    static const char *const tokenizers[] = { "", "tests/reference/tokenizers/qwen2.json" };
+    for (size_t i = 0; i < COUNT(tokenizers); i++) {
+        Error e = { 0 };
+        Tokenizer *t;
+        Text text = { 0 };
+        char *path = scratch_put("chats.jsonl", line, strlen(line));
+        const DataRequest request = { path, .tokenizer = tokenizers[i], .pattern = "cl100k", .chat = "chatml" };
+        Data *d = data_open_text(&request, &t, &e);
+        if (!t) t = tokenizer_bytes();
+        check(d && data_show_chat(d, t, 100, &text) && !strcmp(text.at, "<|im_start|>user\na<|im_end|>\n<|im_start|>"
+              "assistant\n[[b<|im_end|>]]\n"), "a dry run shows %s%s", text.at, e.text);
+        text.length = 0;
+        check(d && data_show_chat(d, t, 3, &text) && strstr(text.at, " ..."), "or its beginning");
+        data_close(d), tokenizer_free(t), free(text.at), free(path);
+    }
 }
 /* Of case B of keys: what the template does not read is refused. */
 static void test_keys(void) {
@@ -561,6 +595,7 @@ static void test_weights(void) {
 void test_chats(void) {
     PART(test_oldest()); PART(test_goldens()); PART(test_own_templates()); PART(test_unknown());
     PART(test_learned()); PART(test_keys()); PART(test_variables());
+    PART(test_shown());
     PART(test_dates()); PART(test_bad_lines()); PART(test_lone()); PART(test_no_calls());
     PART(test_weights());
     PART(test_unanswered(ONE "]}", 0));
