@@ -112,9 +112,9 @@ $(PAGES:=.c): $B/llmc/run/%_page.c: $(addprefix llmc/run/,%/page.html %/page.css
 	$(Q)p=llmc/run/$*/page; $(call array,$*_page,-e '/^<style>/r llmc/run/style.css' \
 	-e "/^<style>/r $$p.css" -e "/^<script>/r $$p.js" $$p.html)
 text = $(Q)mkdir -p $(@D) && echo "  text  $<" && $(call array,$(1),'' $<)
-$B/%_py.c: %.py Makefile
+$(filter %_py.c,$(SCRIPTS:=.c)): $B/%_py.c: %.py Makefile
 	$(call text,$(*F)_py)
-$B/%_txt.c: %.txt Makefile
+$(filter %_txt.c,$(SCRIPTS:=.c)): $B/%_txt.c: %.txt Makefile
 	$(call text,$(*F)_txt)
 $B/%.o: $B/%.c $B/made-by
 	$(Q)$(CC) $(FLAGS) -c $< -o $@

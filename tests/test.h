@@ -54,6 +54,7 @@ void test_patterns(void);                                   /* part of the group
 void test_data(void);
 void test_texts(void);                                      /* raw text, part of the group data */
 void test_forms(void);                                      /* forms of data, part of the group data */
+void test_jinja(void);                                      /* chat templates, part of the group data */
 void test_chats(void);                                      /* conversations, part of the group data */
 void test_kernels(void);                                    /* ops/test_ops.c */
 void test_model(void);

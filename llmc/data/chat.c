@@ -367,7 +367,7 @@ static int write_talk(const Chat *c, const JsonValue *talk, int prompt, Text *te
 int chat_write(const Chat *c, const JsonValue *talk, int prompt, Text *text, Text *learned, Error *e) {
     if (!c->form) return error_set(e, "%.600s; -ct NAME chooses one of %s", c->why, CHAT_NAMES);
     if (!check_talk(c, talk, e)) return 0;
-    Json *memory = json_empty();
+    Json *memory = c->takes_parts ? json_empty() : NULL;
     const int ok = write_talk(c, prepare(c, memory, talk), prompt, text, learned, e);
     json_free(memory);
     return ok;

@@ -210,20 +210,23 @@ static Value slice(Run *r, const Value *v, const Node *bounds) {
 /* The values of arguments, and one more that is called "caller", if it is not NULL. */
 static Args arguments(Run *r, const Node *list, const Value *caller) {
     Args a = { 0 };
-    int n = caller != NULL;
-    for (const Node *x = list; x; x = x->next) n++;
-    if (!n) return a;
-    a.at = work_alloc(&r->w, (size_t)n * sizeof *a.at);
-    a.name = work_alloc(&r->w, (size_t)n * sizeof *a.name);
+    if (!list && !caller) return a;
+    const Value all = value_list(&r->w, LIST), names = value_list(&r->w, LIST);
     for (const Node *x = list; x; x = x->next) {
-        const Value v = eval(r, x->a);
+        const Value v = eval(r, x->a), items = x->op ? value_items(&r->w, &v) : v;
+        for (size_t i = 0; x->op && i < items.is.list->n; i++) list_add(&r->w, all.is.list, items.is.list->at[i]);
+        if (!x->op) list_add(&r->w, x->name ? names.is.list : all.is.list, v);
+    }
+    a.n = (int)all.is.list->n;
+    a.name = work_alloc(&r->w, (names.is.list->n + 1) * sizeof *a.name);
+    for (const Node *x = list; x; x = x->next) {
         for (int i = 0; x->name && i < a.named; i++)
             if (a.name[i] == x->name) work_fail(&r->w, "the argument %s is given twice", x->name);
         if (x->name) a.name[a.named++] = x->name;
-        else a.n++;
-        a.at[a.n + a.named - 1] = v;
     }
-    if (caller) a.name[a.named++] = "caller", a.at[a.n + a.named - 1] = *caller;
+    for (int i = 0; i < a.named; i++) list_add(&r->w, all.is.list, names.is.list->at[i]);
+    if (caller) list_add(&r->w, all.is.list, *caller), a.name[a.named++] = "caller";
+    a.at = all.is.list->at;
     return a;
 }
 static Value macro_call(Run *r, const Macro *m, const Args *a) {
@@ -596,10 +599,7 @@ int jinja_run(const Jinja *j, const JinjaVariable *variables, int n, const struc
         r->w.most_steps = r->w.steps * STEPS_EACH + STEPS;
         out_begin(&r->w, &o);
         if (exec(r, j->program) != GOES_ON) work_fail(&r->w, "break or continue outside of a loop");
-        const Str s = out_end(&r->w);
-        text_add_bytes(text, s.at, s.bytes);
-        for (size_t i = 0; i < s.bytes && !s.origins; i++) text_add_bytes(origins, &s.origin, sizeof s.origin);
-        if (s.origins) text_add_bytes(origins, s.origins, s.bytes * sizeof *s.origins);
+        out_take(&r->w, text, origins);
         ok = 1;
     }
     work_free(&r->w);

@@ -265,8 +265,9 @@ static Node *arguments(Parser *p) {
     Node *first = NULL, **to = &first;
     int named = 0;
     while (!at_op(p, ")")) {
-        if (at_op(p, "*") || at_op(p, "**")) work_fail(p->w, "arguments with %s are not implemented", p->token.op);
+        if (at_op(p, "**")) work_fail(p->w, "arguments with ** are not implemented");
         Node *n = *to = node(p, X_ARGUMENT, NULL, NULL);
+        n->op = take_op(p, "*");
         const Parser before = *p;
         const int line = p->w->line;
         const char *name = p->token.kind == T_NAME ? need_name(p) : NULL;

@@ -13,12 +13,12 @@ typedef enum {
 typedef enum { O_ADD, O_SUBTRACT, O_MULTIPLY, O_DIVIDE, O_FLOOR, O_MODULO, O_POWER, O_CONCATENATE,
                O_EQUAL, O_UNEQUAL, O_LESS, O_LESS_EQUAL, O_GREATER, O_GREATER_EQUAL, O_IN, O_NOT_IN } Operator;
 /* X_LIST, X_TUPLE: a: the first item. X_DICT: a: a key, its b: the value. X_INDEX: a[b]. X_SLICE:
- * its bounds a, b, c. X_CALL: a(b...). X_ARGUMENT: name (NULL) = a. X_FILTER, X_TEST: of a (NULL:
- * what a block wrote), with b...; a test with op 1 is negated. X_COMPARE: a, then b with op, ...
- * X_IF: b if a else c (NULL). S_IF: a, body b, else c. S_FOR: targets a in b if c, body d, else e.
- * S_SET: a = b. S_CAPTURE: a = what body b writes, through filters c. S_MACRO: name, parameters a,
- * body b. S_CALL: a with the body b of parameters c. S_FILTER: a of what b writes. S_WITH: S_SETs
- * a, body b. */
+ * its bounds a, b, c. X_CALL: a(b...). X_ARGUMENT: name (NULL) = a; op 1: all items of a.
+ * X_FILTER, X_TEST: of a (NULL: what a block wrote), with b...; a test with op 1 is negated.
+ * X_COMPARE: a, then b with op, ... X_IF: b if a else c (NULL). S_IF: a, body b, else c. S_FOR:
+ * targets a in b if c, body d, else e. S_SET: a = b. S_CAPTURE: a = what body b writes, through
+ * filters c. S_MACRO: name, parameters a, body b. S_CALL: a with the body b of parameters c.
+ * S_FILTER: a of what b writes. S_WITH: S_SETs a, body b. */
 typedef struct Node {
     NodeKind kind;
     int line, op;

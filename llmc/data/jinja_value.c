@@ -273,7 +273,16 @@ void out_begin(Work *w, Out *o) {
     o->up = w->out;
     w->out = o;
 }
+/* Origins 0 of all bytes that have none yet, up to `bytes`. */
+static void fill_origins(Out *o, size_t bytes) {
+    static const uint32_t zeros[64];
+    while (o->origins.length < bytes * sizeof *zeros) {
+        const size_t lack = bytes * sizeof *zeros - o->origins.length;
+        text_add_bytes(&o->origins, zeros, lack < sizeof zeros ? lack : sizeof zeros);
+    }
+}
 static void put(Work *w, Str s, uint32_t otherwise, uint32_t also) {
+    enum { SOME = 64 };
     Out *o = w->out;
     if (!s.bytes) return;
     work_step(w, 1 + s.bytes / 64);
@@ -282,18 +291,13 @@ static void put(Work *w, Str s, uint32_t otherwise, uint32_t also) {
     check_memory(w);
     text_add_bytes(&o->text, s.at, s.bytes);
     if (!s.origins && !(s.origin | otherwise | also) && !o->origins.length) return;         /* all are 0 until now */
-    while (o->origins.length < (o->text.length - s.bytes) * sizeof(uint32_t)) {
-        static const uint32_t zeros[64];
-        const size_t lack = (o->text.length - s.bytes) * sizeof(uint32_t) - o->origins.length;
-        text_add_bytes(&o->origins, zeros, lack < sizeof zeros ? lack : sizeof zeros);
-    }
-    uint32_t some[64];
-    for (size_t i = 0; i < s.bytes; ) {
-        size_t n = 0;
-        for (; n < 64 && i < s.bytes; n++, i++) {
-            const uint32_t origin = s.origins ? s.origins[i] : s.origin;
-            some[n] = (origin ? origin : otherwise) | also;
-        }
+    fill_origins(o, o->text.length - s.bytes);
+    uint32_t some[SOME];
+    const uint32_t one = (s.origin ? s.origin : otherwise) | also;
+    for (size_t i = 0; i < SOME; i++) some[i] = one;
+    for (size_t i = 0, n; i < s.bytes; i += n) {
+        n = s.bytes - i < SOME ? s.bytes - i : SOME;
+        for (size_t k = 0; s.origins && k < n; k++) some[k] = (s.origins[i + k] ? s.origins[i + k] : otherwise) | also;
         text_add_bytes(&o->origins, some, n * sizeof *some);
     }
 }
@@ -302,6 +306,19 @@ void out_add(Work *w, Str s) {
     put(w, s, (uint32_t)w->message << ORIGIN_SHIFT, w->in_generation ? ORIGIN_GENERATION : 0);
 }
 void out_text(Work *w, const char *text) { out_put(w, str_of(text)); }
+static void append_all(Text *to, Text *from) {
+    if (to->length) text_add_bytes(to, from->at, from->length);
+    else { free(to->at); *to = *from; *from = (Text){ 0 }; }
+}
+void out_take(Work *w, Text *text, Text *origins) {
+    Out *o = w->out;
+    text_add_bytes(&o->text, "", 0);
+    fill_origins(o, o->text.length);
+    append_all(text, &o->text);
+    append_all(origins, &o->origins);
+    free_each(o->text.at, o->origins.at);
+    w->out = o->up;
+}
 Str out_end(Work *w) {
     Out *o = w->out;
     Str s = { .at = "", .bytes = o->text.length };

@@ -98,6 +98,7 @@ size_t str_length(Str s);                               /* in characters */
 size_t str_offset(Str s, size_t characters);            /* in bytes, of this character */
 void out_begin(Work *w, Out *o);                        /* what is written from now on goes into it, */
 Str  out_end(Work *w);                                  /* until now */
+void out_take(Work *w, Text *text, Text *origins);      /* the same, appended to these, an origin for each byte */
 void out_add(Work *w, Str s);                   /* bytes without an origin get that of what is being done */
 void out_put(Work *w, Str s);                           /* the same, but they stay without */
 void out_text(Work *w, const char *text);

@@ -688,6 +688,7 @@ void test_data(void) {
     test_texts();
     test_forms();
     test_chats();
+    test_jinja();
     PART(test_tokenized()); PART(test_begun()); PART(test_begun_otherwise()); PART(test_fallback());
     PART(test_epochs());
     PART(test_every_token()); PART(test_uniform_order()); PART(test_stateless()); PART(test_validation());
