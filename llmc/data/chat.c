@@ -82,7 +82,7 @@ static void use_texts(Chat *c, const char *from, char *text, char *tools) {
     c->unknown = text && !c->form;
     if (!text) c->why = text_format("%s has no chat template", from);
     else if (!c->form) c->why = text_format("%s: %s", from, e.text);
-    free(tools);
+    c->tools = tools;
 }
 /* What -ct names. 0: nothing. */
 static int use_name(Chat *c, const char *name, Error *e) {
@@ -447,7 +447,7 @@ void chat_close(Chat *c) {
     json_free(c->config);
     json_free(c->map);
     json_free(c->memory);
-    free_each(c->why, c->text, c->name, c->prompt, c->end, c->mark);
+    free_each(c->why, c->text, c->tools, c->name, c->prompt, c->end, c->mark);
     *c = (Chat){ 0 };
 }
 const char *chat_name(const Chat *c) { return c->form ? c->name : ""; }
@@ -456,6 +456,7 @@ char *chat_jinja(const Chat *c) { return c->form ? text_format("%s", c->text) : 
 uint64_t chat_hash(const Chat *c, uint64_t seed) {
     if (!c->form) return seed;
     uint64_t h = hash_bytes(seed, c->text, strlen(c->text));
+    if (c->tools) h = hash_bytes(h, c->tools, strlen(c->tools));
     for (const JsonValue *v = json_first(c->tokens); v; v = v->next)
         h = hash_bytes(hash_bytes(h, v->key, strlen(v->key) + 1), v->is.string, v->length);
     return h;

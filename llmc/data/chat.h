@@ -19,7 +19,7 @@
 
 typedef struct Chat {
     Jinja *form, *with_tools;           /* NULL: none is known; with_tools: another one for conversations with tools */
-    char *text, *name;                  /* of the program; "own": of a folder or file */
+    char *text, *tools, *name;          /* of the programs; "own": of a folder or file */
     char *why;                          /* form NULL: why */
     int   ours;                         /* 1: the folder's is one of templates.txt */
     int   unknown;                      /* 1: the folder has one, which is no program that can be run */
