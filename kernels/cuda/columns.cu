@@ -1,4 +1,4 @@
-// columns.cu: columns of a wider matrix.
+// columns.cu: columns of a wider matrix, and parts of keys.
 #include "impl.cuh"
 
 // Thread i has W elements of part. COLUMNS_ADD: x += part, moves 3 N width; others copy, 2 N width.
@@ -32,4 +32,37 @@ static void columns_take(floatX *part, const floatX *x, int N, int stride, int f
     columns<COLUMNS_TAKE>((floatX *)x, part, N, stride, from, width);
 }
 
-PART(columns) { d->columns_add = columns_add; d->columns_put = columns_put; d->columns_take = columns_take; }
+// Thread i has W of the N*G*D/2 channels that are shifted. Moves N*G*D elements, backward 3/2 of it at most.
+template<int W> static __global__ void __launch_bounds__(256) shift_keys_kernel(floatX *kv, const floatX *keys,
+        const int *position, int backward, int N, int GD, int D) {
+    const size_t i = global_index() * W, n = i / (GD / 2);
+    if (n >= N) return;
+    const int at = i % (GD / 2), quarter = D / 4, c = at / quarter * (D / 2) + quarter + at % quarter;
+    const floatX *here = keys + n * GD + c;
+    const bool first = n == 0 || position[n] == 0, next = backward && n + 1 < N && position[n + 1] > 0;
+    Pack<W> to;
+    if (!backward) to = load<W>(here - (first ? 0 : GD));
+    else {
+        Reals<W> sum = {};
+        if (next) sum = unpack(load<W>(here + GD));
+        if (first) {
+            const Reals<W> own = unpack(load<W>(here));
+            for (int j = 0; j < W; j++) sum.x[j] += own.x[j];
+        }
+        to = pack(sum);
+    }
+    store(kv + 2 * n * GD + c, to);
+}
+static void shift_keys(floatX *kv, const floatX *keys, const int *position, int backward, int N, int G, int D) {
+    const bool w = wide(D / 4, kv, keys);
+    const size_t units = (size_t)N * G * (D / 2) / (w ? VECTOR : 1);
+    auto kernel = w ? shift_keys_kernel<VECTOR> : shift_keys_kernel<1>;
+    LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, kv, keys, position, backward, N, G * D, D);
+}
+
+PART(columns) {
+    d->columns_add = columns_add;
+    d->columns_put = columns_put;
+    d->columns_take = columns_take;
+    d->shift_keys = shift_keys;
+}

@@ -94,6 +94,7 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { OWN,                "qk_norm",                         NULL,              OPTION,     AT(qk_norm),            0 },
     { OWN,                "value_embedding_interval",        NULL,              OPTION,     AT(value_embeddings),   0 },
     { OWN,                "value_embedding_gate",            NULL,              OPTION,     AT(value_gate),         0 },
+    { OWN,                "key_shift_interval",              NULL,              OPTION,     AT(key_shift),          0 },
     { OWN,                "bigram_table_factor",             NULL,              OPTION,     AT(bigram),             0 },
     { OWN,                "stream_scalars",                  NULL,              OPTION,     AT(stream_scalars),     0 },
     { OWN,                "final_logit_softcapping",         NULL,              OPTIONAL_DOUBLE, AT(logit_cap),     0 },

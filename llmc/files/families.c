@@ -130,7 +130,7 @@ static int features(const Config *c) {
     if (c->expert_bias)                       f |= HAS_EXPERT_BIAS;
     if (c->activation == CLAMPED)             f |= HAS_CLAMPED;
     if (c->universal || (c->activation != SWIGLU && c->activation != CLAMPED) || c->value_embeddings
-        || config_mixes(c) || c->logit_cap > 0) f |= HAS_OWN;
+        || config_mixes(c) || c->key_shift || c->logit_cap > 0) f |= HAS_OWN;
     return f;
 }
 static int row_of(Family f) {

@@ -16,7 +16,7 @@ int scores_by_name(const char *name, Scores *s) {
 /* ---- descriptor ------------------------------------------------------------------------------ */
 
 /* As config_descriptor prints them. Those from s on may be 0, printed where that is no default. */
-static const char letters[] = "chdqaxekfsnzuvgtpliyw";
+static const char letters[] = "chdqaxekfsnzuvgjtpliyw";
 static int may_be_zero(char letter) { return strchr(letters, letter) >= strchr(letters, 's'); }
 static const struct { const char *what, *otherwise; } fields[] = {      /* in the order of the letters */
     { "channels, the width of the residual stream",                  "128 with 4 layers, else 64 per layer" },
@@ -34,6 +34,7 @@ static const struct { const char *what, *otherwise; } fields[] = {      /* in th
     { "1: a head of its own",                                        "0: the head is the embedding" },
     { "value embeddings in every v-th layer, from the last on",      "0: none" },
     { "1: gates of the value embeddings, by kv head",                "0: none" },
+    { "half of a key is the token before's, in every j-th layer, from the last on", "0: none" },
     { "a table for pairs of tokens, t times the vocabulary's rows",  "0: none" },
     { "1: scalars of the stream and of its beginning, for each layer", "0: none" },
     { "cap of the logits: l tanh(x / l)",                            "0: none" },
@@ -137,6 +138,7 @@ int config_parse(Config *c, const char *text, Error *e) {
     c->tied = !FIELD('u', 0);
     c->value_embeddings = FIELD('v', 0);
     c->value_gate = FIELD('g', 0);
+    c->key_shift = FIELD('j', 0);
     c->bigram = FIELD('t', 0);
     c->stream_scalars = FIELD('p', 0);
     c->logit_cap = FIELD('l', 0);
@@ -182,7 +184,7 @@ void config_descriptor(const Config *c, char text[128]) {
               : *l == 'f' ? c->width : *l == 's' ? (c->shared_width + c->width - 1) / c->width
               : *l == 'n' ? (int)c->qk_norm : *l == 'z' ? c->zero_output
               : *l == 'u' ? !c->tied : *l == 'v' ? c->value_embeddings : *l == 'l' ? (int)c->logit_cap
-              : *l == 'g' ? c->value_gate : *l == 't' ? c->bigram : *l == 'p' ? c->stream_scalars
+              : *l == 'g' ? c->value_gate : *l == 'j' ? c->key_shift : *l == 't' ? c->bigram : *l == 'p' ? c->stream_scalars
               : *l == 'i' ? hundredths(c->init_fan) : *l == 'y' ? hundredths(c->init_embed)
                           : hundredths(c->route_scale);
         if (!v && may_be_zero(*l) && *l != 'n') continue;
@@ -225,6 +227,8 @@ static int additions_fit(const Config *c, Error *e) {
         return error_set(e, "value embeddings (v) need blocks with weights of their own");
     if (c->value_gate < 0 || c->value_gate > 1 || (c->value_gate && !c->value_embeddings))
         return error_set(e, "gates of values (g) are 0 or 1, and need value embeddings (v)");
+    if (c->key_shift < 0 || (c->key_shift && c->head_size % 4))
+        return error_set(e, "keys of which half is the token before's (j) need heads of a multiple of 4");
     if (c->stream_scalars < 0 || c->stream_scalars > 1) return error_set(e, "scalars of the stream (p) are 0 or 1");
     if (config_mixes(c) && c->universal)
         return error_set(e, "a table of bigrams (t) and scalars of the stream (p) need blocks with weights of their "
@@ -242,7 +246,7 @@ static int latents_fit(const Config *c, Error *e) {
     if (!c->kv_rank && !c->query_rank && !c->value_size) return 1;
     if (c->kv_rank < 1 || c->query_rank < 0) return error_set(e, "latent attention has a latent of keys and values");
     if (c->attention_experts > 1 || c->query_heads > 1 || c->qk_norm || c->attention_bias || c->sinks
-        || c->value_embeddings || c->window)
+        || c->value_embeddings || c->key_shift || c->window)
         return error_set(e, "latent attention has one key for every query head, and no other ingredients");
     if (c->rotated < 2 || c->rotated >= c->head_size)
         return error_set(e, "positions rotate %d of %d dimensions of a head, which has others beside them", c->rotated,
@@ -300,6 +304,9 @@ double config_projections(const Config *c, int output) {
     if (!c->kv_rank) return C * (2 * GD + QGD);
     return (c->query_rank ? c->query_rank * (C + QGD) : C * QGD)
          + C * (c->kv_rank + c->rotated) + c->kv_rank * c->kv_heads * (c->head_size - c->rotated + V);
+}
+int config_shifts_keys(const Config *c, int l) {
+    return c->key_shift && (c->layers - 1 - l) % c->key_shift == 0;
 }
 int config_has_values(const Config *c, int l) {
     return c->value_embeddings && (c->layers - 1 - l) % c->value_embeddings == 0;

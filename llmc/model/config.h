@@ -50,6 +50,7 @@ typedef struct {
     /* Ingredients of a recipe. All of them are off at 0. */
     HeadNorm qk_norm;
     int zero_output;                /* 1: outputs of sub-layers begin as zeros; 2: an untied head, too */
+    int key_shift;  /* n: in the last layer and each n-th before it half of a key is the token before's (shift_keys) */
     int value_embeddings;           /* n: the last layer and each n-th before it add an embedding to the values */
     int value_gate;                 /* 1: times 2 sigmoid(gate), by kv head, of the layer's first GATE_INPUTS inputs */
     int bigram;                     /* n: a table of n V rows for pairs of tokens is added to the stream (mix.h) */
@@ -106,6 +107,7 @@ int config_value_size(const Config *c);             /* of a head */
 double rope_mscale(double factor, double by);       /* YaRN's factor of scores in a context `factor` times as long */
 double config_score_scale(const Config *c);         /* scores are q k / sqrt(D) times this */
 double config_projections(const Config *c, int output);         /* weights of attention's output, or of q, k, v */
+int config_shifts_keys(const Config *c, int l);     /* is half of a key of layer l that of the token before? */
 int config_has_values(const Config *c, int l);      /* does layer l have an embedding of its own? */
 enum { GATE_INPUTS = 16 };
 static inline int config_gate_inputs(const Config *c) { return c->channels < GATE_INPUTS ? c->channels : GATE_INPUTS; }

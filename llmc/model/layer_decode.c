@@ -22,7 +22,7 @@ int layers_decode(const Model *m) {
     const DecodeOperations *decode = m->dev->decode;
     const int N = m->batch.N, C = c->channels, mixtures = config_mixtures(c);
     return decode && m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced
-        && !c->kv_rank && !c->sinks && !c->expert_bias && c->activation != CLAMPED
+        && !c->kv_rank && !c->key_shift && !c->sinks && !c->expert_bias && c->activation != CLAMPED
         && (!mixtures || decode->fits(N, C, c->width, c->experts, c->topk))
         && (mixtures == c->layers || decode->fits(N, C, config_dense_width(c), 1, 1))
         && (!c->shared_width || decode->fits(N, C, c->shared_width, 1, 1))

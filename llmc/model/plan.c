@@ -269,7 +269,7 @@ static void describe_scratch(Model *m) {
     SHARED(rows, most*C*X);
     SHARED(act, max(N*QGD, max(S*F, N*Fs)) * X);
     SHARED(logits, (size_t)m->head_rows*V*X);
-    if ((c->value_embeddings && train) || c->qk_norm == NORM_ALL) SHARED(values, N*GD*X);
+    if ((c->value_embeddings && train) || c->key_shift || c->qk_norm == NORM_ALL) SHARED(values, N*GD*X);
     if (c->value_gate) SHARED(gate_inputs, N*(size_t)config_gate_inputs(c)*X);
     if (c->value_gate && train) SHARED(dgate_inputs, N*(size_t)config_gate_inputs(c)*X);
     if (c->value_gate && train) SHARED(dvalue_gate, N*(size_t)c->kv_heads*X);
