@@ -128,7 +128,7 @@ Sum attention_input_backward(Model *m, int l, const floatX *x, float scale) {
     if (c->kv_rank) { latent_heads_backward(m, l, x, &dx, how); return dx; }
 
     /* 4. */
-    heads_shift_backward(m);
+    heads_shift_backward(m, l);
     heads_norm_rotate_backward(m, l);
 
     /* 3. */

@@ -95,14 +95,14 @@ void heads_norm_rotate_backward(Model *m, int l) {
 
 /* Half of a key is that of the token before, so that one layer finds what followed a token like
  * this one: two tokens that are the same match with the key of what comes after the earlier one. */
-static void shift(Model *m, floatX *kv, int backward) {
+static void shift(Model *m, int l, floatX *kv, int backward) {
     const int N = m->batch.N, G = m->config.kv_heads, D = m->config.head_size;
-    if (!m->config.key_shift) return;
+    if (!config_shifts_keys(&m->config, l)) return;
     m->dev->columns_take(m->s.values, kv, N, 2*G*D, 0, G*D);
     m->dev->shift_keys(kv, m->s.values, m->batch.position, backward, N, G, D);
 }
-void heads_shift(Model *m, int l) { shift(m, m->acts[l].kv, 0); }
-void heads_shift_backward(Model *m) { shift(m, m->s.dkv, 1); }
+void heads_shift(Model *m, int l) { shift(m, l, m->acts[l].kv, 0); }
+void heads_shift_backward(Model *m, int l) { shift(m, l, m->s.dkv, 1); }
 
 /* ---- 5: a key without a value, of which each query head learns the score -------------------- */
 
