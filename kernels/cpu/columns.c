@@ -15,17 +15,16 @@ static void columns_take(floatX *part, const floatX *x, int N, int stride, int f
     for (int n = 0; n < N; n++) memcpy(part + (size_t)n*width, x + (size_t)n*stride + from, (size_t)width * sizeof *x);
 }
 
-static void shift_keys(floatX *kv, const floatX *keys, const int *position, int backward, int N, int G, int D) {
+static void shift_keys(floatX *kv, const floatX *own, const floatX *before, const int *position, int N, int G, int D) {
     #pragma omp parallel for PARALLEL_IF((size_t)N * G * D)
     for (int n = 0; n < N; n++) {
-        const size_t GD = (size_t)G * (size_t)D, bytes = (size_t)(D / 4) * sizeof *kv;
-        const floatX *here = keys + (size_t)n * GD;
-        const int next = n + 1 < N && position[n + 1] > 0, first = position[n] == 0 || n == 0;
-        for (size_t i = (size_t)(D / 4); i < GD; i += (size_t)(D / 2)) {
-            floatX *to = kv + 2 * (size_t)n * GD + i;
-            if (!backward) memcpy(to, here + i - (first ? 0 : GD), bytes);
-            else for (int j = 0; j < D / 4; j++)
-                to[j] = X((next ? R(here[GD + i + (size_t)j]) : 0) + (first ? R(here[i + (size_t)j]) : 0));
+        const size_t GD = (size_t)G * (size_t)D, quarter = (size_t)(D / 4), row = (size_t)n * GD;
+        const int first = position[n] == 0, next = n + 1 < N && position[n + 1] > 0;
+        for (size_t i = quarter; i < GD; i += 2 * quarter) {
+            floatX *to = kv + 2 * row + i;
+            const floatX *from = own + row + i;
+            if (before) memcpy(to, first ? from : before + row + i, quarter * sizeof *to);
+            else for (size_t j = 0; j < quarter; j++) to[j] = X((first ? R(from[j]) : 0) + (next ? R(from[GD + j]) : 0));
         }
     }
 }

@@ -32,32 +32,31 @@ static void columns_take(floatX *part, const floatX *x, int N, int stride, int f
     columns<COLUMNS_TAKE>((floatX *)x, part, N, stride, from, width);
 }
 
-// Thread i has W of the N*G*D/2 channels that are shifted. Moves N*G*D elements, backward 3/2 of it at most.
-template<int W> static __global__ void __launch_bounds__(256) shift_keys_kernel(floatX *kv, const floatX *keys,
-        const int *position, int backward, int N, int GD, int D) {
+// Thread i has W of the N*G*D/2 channels that change. Moves N*G*D elements; backward half as many more.
+template<int W> static __global__ void __launch_bounds__(256) shift_keys_kernel(floatX *kv, const floatX *own,
+        const floatX *before, const int *position, int N, int GD, int D) {
     const size_t i = global_index() * W, n = i / (GD / 2);
     if (n >= N) return;
-    const int at = i % (GD / 2), quarter = D / 4, c = at / quarter * (D / 2) + quarter + at % quarter;
-    const floatX *here = keys + n * GD + c;
-    const bool first = n == 0 || position[n] == 0, next = backward && n + 1 < N && position[n + 1] > 0;
-    Pack<W> to;
-    if (!backward) to = load<W>(here - (first ? 0 : GD));
-    else {
-        Reals<W> sum = {};
-        if (next) sum = unpack(load<W>(here + GD));
-        if (first) {
-            const Reals<W> own = unpack(load<W>(here));
-            for (int j = 0; j < W; j++) sum.x[j] += own.x[j];
-        }
-        to = pack(sum);
+    const int at = i % (GD / 2), quarter = D / 4;
+    const size_t c = at / quarter * (D / 2) + quarter + at % quarter;       // of the row
+    const bool first = position[n] == 0, next = n + 1 < N && position[n + 1] > 0;
+    const floatX *from = own + n * GD + c;
+    floatX *to = kv + 2 * n * GD + c;
+    if (before) { store(to, load<W>(first ? from : before + n * GD + c)); return; }
+    Reals<W> sum = {};
+    if (next) sum = unpack(load<W>(from + GD));
+    if (first) {
+        const Reals<W> mine = unpack(load<W>(from));
+        #pragma unroll
+        for (int j = 0; j < W; j++) sum.x[j] += mine.x[j];
     }
-    store(kv + 2 * n * GD + c, to);
+    store(to, pack(sum));
 }
-static void shift_keys(floatX *kv, const floatX *keys, const int *position, int backward, int N, int G, int D) {
-    const bool w = wide(D / 4, kv, keys);
+static void shift_keys(floatX *kv, const floatX *own, const floatX *before, const int *position, int N, int G, int D) {
+    const bool w = wide(D / 4, kv, own) && (!before || wide(D / 4, before));
     const size_t units = (size_t)N * G * (D / 2) / (w ? VECTOR : 1);
     auto kernel = w ? shift_keys_kernel<VECTOR> : shift_keys_kernel<1>;
-    LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, kv, keys, position, backward, N, G * D, D);
+    LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, kv, own, before, position, N, G * D, D);
 }
 
 PART(columns) {

@@ -93,16 +93,30 @@ void heads_norm_rotate_backward(Model *m, int l) {
     }
 }
 
-/* Half of a key is that of the token before, so that one layer finds what followed a token like
- * this one: two tokens that are the same match with the key of what comes after the earlier one. */
-static void shift(Model *m, int l, floatX *kv, int backward) {
+/* In some layers half of a key is that of the token before: one layer then finds what followed a
+ * token like this one. Of new tokens the one before is in a cache of keys as they were (row r + 1
+ * of it for token r, so that the first has one before it, too). Source: see shift_keys. */
+void heads_shift(Model *m, int l) {
+    const Device *dev = m->dev;
+    const int N = m->batch.N, G = m->config.kv_heads, D = m->config.head_size, GD = G * D;
+    const size_t row = (size_t)GD * dev->floatX_size;
+    floatX *const kv = m->acts[l].kv, *const own = (floatX *)((char *)m->s.values + row);       /* N + 1 rows, the */
+    const floatX *before = m->s.values;                                                  /* first not read */
+    if (!config_shifts_keys(&m->config, l)) return;
+    dev->columns_take(own, kv, N, 2*GD, 0, GD);
+    if (m->cache && m->batch.T == 1) {
+        dev->embed_forward(m->s.act, m->cache_row, m->own_keys[l], N, GD);
+        before = m->s.act;
+    }
+    dev->shift_keys(kv, own, before, m->batch.position, N, G, D);
+    if (m->cache) dev->cache_store((floatX *)((char *)m->own_keys[l] + row), own, m->cache_row, N, GD);
+}
+void heads_shift_backward(Model *m, int l) {
     const int N = m->batch.N, G = m->config.kv_heads, D = m->config.head_size;
     if (!config_shifts_keys(&m->config, l)) return;
-    m->dev->columns_take(m->s.values, kv, N, 2*G*D, 0, G*D);
-    m->dev->shift_keys(kv, m->s.values, m->batch.position, backward, N, G, D);
+    m->dev->columns_take(m->s.values, m->s.dkv, N, 2*G*D, 0, G*D);
+    m->dev->shift_keys(m->s.dkv, m->s.values, NULL, m->batch.position, N, G, D);
 }
-void heads_shift(Model *m, int l) { shift(m, l, m->acts[l].kv, 0); }
-void heads_shift_backward(Model *m, int l) { shift(m, l, m->s.dkv, 1); }
 
 /* ---- 5: a key without a value, of which each query head learns the score -------------------- */
 

@@ -269,7 +269,7 @@ static void describe_scratch(Model *m) {
     SHARED(rows, most*C*X);
     SHARED(act, max(N*QGD, max(S*F, N*Fs)) * X);
     SHARED(logits, (size_t)m->head_rows*V*X);
-    if ((c->value_embeddings && train) || c->key_shift || c->qk_norm == NORM_ALL) SHARED(values, N*GD*X);
+    if ((c->value_embeddings && train) || c->key_shift || c->qk_norm == NORM_ALL) SHARED(values, (N + 1)*GD*X);
     if (c->value_gate) SHARED(gate_inputs, N*(size_t)config_gate_inputs(c)*X);
     if (c->value_gate && train) SHARED(dgate_inputs, N*(size_t)config_gate_inputs(c)*X);
     if (c->value_gate && train) SHARED(dvalue_gate, N*(size_t)c->kv_heads*X);
@@ -399,9 +399,13 @@ static void plan_cache(Model *m) {
     const Config *c = &m->config;
     const size_t X = m->dev->floatX_size, L = (size_t)c->layers, GD = (size_t)(c->kv_heads * c->head_size);
     if (!m->cache_capacity) return;
+    const size_t rows = (size_t)m->batch.B * (size_t)m->cache_capacity;
     m->cache = mem_alloc(L * sizeof *m->cache);
-    for (int l = m->from; l < m->to; l++)
-        arena_add(&m->arena, MEM_CACHE, "cache", &m->cache[l], (size_t)m->batch.B * (size_t)m->cache_capacity * 2*GD*X);
+    m->own_keys = mem_alloc(L * sizeof *m->own_keys);
+    for (int l = m->from; l < m->to; l++) {
+        arena_add(&m->arena, MEM_CACHE, "cache", &m->cache[l], rows * 2*GD*X);
+        if (config_shifts_keys(c, l)) arena_add(&m->arena, MEM_CACHE, "own keys", &m->own_keys[l], (1 + rows) * GD*X);
+    }
     arena_add(&m->arena, MEM_DATA, "cache_row", &m->cache_row, (size_t)m->batch.N * sizeof(int));
     if (c->bigram)
         arena_add(&m->arena, MEM_CACHE, "tokens of the cache", &m->mixed.seen,
@@ -556,4 +560,5 @@ void model_free(Model *m) {
     free(m->acts);
     free(m->codes);
     free(m->cache);
+    free(m->own_keys);
 }

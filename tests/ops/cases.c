@@ -308,6 +308,18 @@ static Case *value_backward(const Shape *s) {
     return in(c, FLOATX, "table", times(s->V, s->G * s->D), 0, 1);
 }
 
+/* ---- half of a key of the token before: positions begin again -------------------------------- */
+
+CALL(shift_keys, b[0], b[1], b[2], b[3], c->N, c->s.G, c->s.D)
+static Case *shift_keys(const Shape *s, int backward) {
+    Case *c = BEGIN(shift_keys, s, 0, "%sN=%d G=%d D=%d", backward ? "backward " : "", s->B * s->T, s->G, s->D);
+    acc(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 1, backward, 0);
+    in(c, FLOATX, "own", times(c->N, s->G * s->D), 0, 1);
+    if (backward) absent(c); else in(c, FLOATX, "before", times(c->N, s->G * s->D), 0, 1);
+    integers(c, "position", (size_t)c->N, 3);
+    return c;
+}
+
 /* ---- mix: given has bits 1, first, and 2, extra ---------------------------------------------- */
 
 static Mix mix_at(void *const *b, int i) { return (Mix){ b[i], b[i + 1], b[i + 2] }; }
@@ -1336,6 +1348,7 @@ static void each_on_tokens(const Visit *v) {
         V(v, mix_forward(s, given));
         V(v, mix_backward(s, given));
     }
+    for (int backward = 0; backward < 2 && D % 4 == 0; backward++) V(v, shift_keys(s, backward));
     for (int cached = 0; cached < 2; cached++) V(v, bigram_rows(s, cached));
     V(v, flip_signs(s));
     for (int full = 0; full < (v->all ? 2 : 1); full++) {

@@ -85,6 +85,9 @@ OPERATION(bigram_rows, (int *row, int *before, int *seen, const int *token, cons
     int T, int rows), (row, before, seen, token, position, at, N, T, rows), 0, 16.0 * N, "N=%d", N)
 OPERATION(flip_signs, (floatX *x, const int *token, const int *before, int N, int C), (x, token, before, N, C), 0,
     N * (8 + 2 * C * unit.fx), "N=%d C=%d", N, C)
+OPERATION(shift_keys, (floatX *kv, const floatX *own, const floatX *before, const int *position, int N, int G, int D),
+    (kv, own, before, position, N, G, D), 0, N * (4 + (before ? 1 : 1.5) * times(G, D) * unit.fx), "N=%d G=%d D=%d%s",
+    N, G, D, before ? "" : " backward")
 OPERATION(shared_keys_forward, (floatX *kv, const floatX *parts, const floatX *shared, int N, int G, int D, int key,
     int value), (kv, parts, shared, N, G, D, key, value), 0,
     N * times(G, 2 * D + key + value) * unit.fx + times(N, D - key) * unit.fx, "N=%d G=%d D=%d", N, G, D)

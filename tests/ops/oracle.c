@@ -39,6 +39,15 @@ static void naive_rmsnorm_forward(const Case *c, double **v) {
         for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[2][n*c->C + i] * v[1][n] * v[3][i];
     }
 }
+static void naive_shift_keys(const Case *c, double **v) {
+    const int G = c->s.G, D = c->s.D;
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < G*D; i++) {
+        const int first = v[3][n] == 0, next = n + 1 < c->N && v[3][n + 1] > 0;
+        if (i % (D/2) < D/4) continue;
+        v[0][n*2*G*D + i] = v[2] ? v[first ? 1 : 2][n*G*D + i]
+                                 : (first ? v[1][n*G*D + i] : 0) + (next ? v[1][(n + 1)*G*D + i] : 0);
+    }
+}
 static void naive_rope(const Case *c, double **v) {
     const int half = c->s.D / 2;
     for (int n = 0; n < c->N; n++) for (int h = 0; h < c->heads; h++) for (int i = 0; i < half; i++) {
@@ -667,7 +676,7 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope), NAIVE(residual), NAIVE(dropout), NAIVE(scale),
     NAIVE(matmul_forward), NAIVE(parallel_linear_forward), NAIVE(router_forward), NAIVE(router_losses),
     NAIVE(route_plan), NAIVE(route_discount), NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward),
-    NAIVE(norm_rope_forward), NAIVE(norm_rope_backward), NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward),
+    NAIVE(norm_rope_forward), NAIVE(norm_rope_backward), NAIVE(columns_add), NAIVE(columns_put), NAIVE(shift_keys), NAIVE(bias_forward),
     NAIVE(columns_take), NAIVE(shared_keys_forward), NAIVE(value_forward), NAIVE(value_backward), NAIVE(mix_forward),
     NAIVE(mix_backward), NAIVE(bigram_rows), NAIVE(flip_signs), NAIVE(scale_weights), NAIVE(soft_cap),
     NAIVE(activation_forward), NAIVE(activation_backward), NAIVE(attention_forward), NAIVE(attention_cached),
