@@ -513,10 +513,10 @@ struct Device {
     void (*flip_signs)(floatX *x, const int *token, const int *before, int N, int C);
 
     /* ---- shift_keys: a part of each key is that of the token before -----------------------------
-     * kv (N,2,G,D): in its keys, channels D/4 .. D/2-1 and 3D/4 .. D-1 become those of before[n], or
-     * of own[n] where position[n] is 0.   own, before (N,G,D)   D a multiple of 4
-     * before NULL: backward. kv is the gradient of that, and own a copy of the gradient of the keys;
-     * token n was before n + 1 unless position[n+1] is 0.   error: exact; backward one rounding
+     * kv (N,2,G,D): in its keys, channels D/4 .. D/2-1 and 3D/4 .. D-1 become those of before[n],
+     * or of own[n] where position[n] is 0.   own, before (N,G,D)   D a multiple of 4
+     * before NULL: backward. kv is the gradient of that, and own a copy of its keys; token n was
+     * before n + 1 unless position[n+1] is 0.   error: exact; backward one rounding
      * Source: the key offset of modded-nanogpt, pull request 169 */
     void (*shift_keys)(floatX *kv, const floatX *own, const floatX *before, const int *position, int N, int G, int D);
 

@@ -15,7 +15,8 @@ static void columns_take(floatX *part, const floatX *x, int N, int stride, int f
     for (int n = 0; n < N; n++) memcpy(part + (size_t)n*width, x + (size_t)n*stride + from, (size_t)width * sizeof *x);
 }
 
-static void shift_keys(floatX *kv, const floatX *own, const floatX *before, const int *position, int N, int G, int D) {
+static void shift_keys(floatX *kv, const floatX *own, const floatX *before, const int *position, int N, int G,
+                       int D) {
     #pragma omp parallel for PARALLEL_IF((size_t)N * G * D)
     for (int n = 0; n < N; n++) {
         const size_t GD = (size_t)G * (size_t)D, quarter = (size_t)(D / 4), row = (size_t)n * GD;
@@ -24,7 +25,9 @@ static void shift_keys(floatX *kv, const floatX *own, const floatX *before, cons
             floatX *to = kv + 2 * row + i;
             const floatX *from = own + row + i;
             if (before) memcpy(to, first ? from : before + row + i, quarter * sizeof *to);
-            else for (size_t j = 0; j < quarter; j++) to[j] = X((first ? R(from[j]) : 0) + (next ? R(from[GD + j]) : 0));
+            else
+                for (size_t j = 0; j < quarter; j++)
+                    to[j] = X((first ? R(from[j]) : 0) + (next ? R(from[GD + j]) : 0));
         }
     }
 }

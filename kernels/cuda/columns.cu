@@ -32,7 +32,7 @@ static void columns_take(floatX *part, const floatX *x, int N, int stride, int f
     columns<COLUMNS_TAKE>((floatX *)x, part, N, stride, from, width);
 }
 
-// Thread i has W of the N*G*D/2 channels that change. Moves N*G*D elements; backward half as many more.
+// Thread i has W of the N*G*D/2 channels that change. Moves N*G*D elements, backward 3/2 of that.
 template<int W> static __global__ void __launch_bounds__(256) shift_keys_kernel(floatX *kv, const floatX *own,
         const floatX *before, const int *position, int N, int GD, int D) {
     const size_t i = global_index() * W, n = i / (GD / 2);

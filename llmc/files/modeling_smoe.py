@@ -26,7 +26,8 @@ class SmoeConfig(PretrainedConfig):
                  head_dim=None, num_local_experts=8, num_experts_per_tok=2, num_attention_experts=1, num_attention_experts_per_tok=1,
                  shared_intermediate_size=0, router_scores="topk-softmax", router_choice_bias=0,
                  routed_scaling_factor=0.0, hidden_act="silu", universal=False, output_bias=False, qk_norm=0,
-                 value_embedding_interval=0, value_embedding_gate=0, bigram_table_factor=0, stream_scalars=0, final_logit_softcapping=0.0, rope_theta=10000.0, rope_parameters=None, **others):
+                 value_embedding_interval=0, value_embedding_gate=0, key_shift_interval=0,
+                 bigram_table_factor=0, stream_scalars=0, final_logit_softcapping=0.0, rope_theta=10000.0, rope_parameters=None, **others):
         self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
         self.max_position_embeddings, self.intermediate_size = max_position_embeddings, intermediate_size
         self.rms_norm_eps, self.block_norm_eps = rms_norm_eps, block_norm_eps       # of the last norm, and of all others
@@ -41,6 +42,7 @@ class SmoeConfig(PretrainedConfig):
         self.universal = universal                                                  # every pass has the weights of one block
         self.output_bias, self.qk_norm = output_bias, qk_norm                       # qk_norm 1: of every head, 2: of all heads together
         self.value_embedding_interval, self.value_embedding_gate = value_embedding_interval, value_embedding_gate
+        self.key_shift_interval = key_shift_interval        # the last layer and each n-th before it; 0: none
         self.bigram_table_factor, self.stream_scalars = bigram_table_factor, stream_scalars     # rows over the vocabulary's; 0 or 1
         self.final_logit_softcapping = final_logit_softcapping
         self.rope_theta = (rope_parameters or {}).get("rope_theta", rope_theta)
@@ -163,6 +165,14 @@ def rotate(x, position, theta):
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
+def shifted(k, position):
+    """Of every key a part becomes that of the token before, in its own sequence. k (B,G,keys,D), position (B,T) of the last T"""
+    D, keys = k.shape[-1], torch.arange(k.shape[2], device=k.device)
+    first = keys == k.shape[2] - 1 - position[:, -1:]                                   # after padding
+    before = torch.where(first[:, None, :, None], k, k.roll(1, 2))
+    return torch.where(torch.arange(D, device=k.device) % (D // 2) < D // 4, k, before)
+
+
 class SmoeAttention(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
@@ -208,6 +218,8 @@ class SmoeAttention(nn.Module):
         q, k, v = (y.transpose(1, 2) for y in (rotate(q, position, c.rope_theta), rotate(k, position, c.rope_theta), v))
         if cache is not None:
             k, v = cache.update(k, v, layer)
+        if c.key_shift_interval and (c.num_hidden_layers - 1 - self.layer) % c.key_shift_interval == 0:
+            k = shifted(k, position)
         # of a mixture the heads are (expert, G): head h has keys h % G; else h // Q
         k, v = (y.repeat(1, Q, 1, 1) if mixture else y.repeat_interleave(Q, 1) for y in (k, v))
         heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)

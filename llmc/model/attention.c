@@ -52,7 +52,6 @@ void attention_heads(Model *m, int l, const floatX *x) {
 
     /* 4. */
     heads_norm_rotate(m, l);
-    heads_shift(m, l);
 }
 
 void attention_mix(Model *m, int l) {
@@ -128,7 +127,6 @@ Sum attention_input_backward(Model *m, int l, const floatX *x, float scale) {
     if (c->kv_rank) { latent_heads_backward(m, l, x, &dx, how); return dx; }
 
     /* 4. */
-    heads_shift_backward(m, l);
     heads_norm_rotate_backward(m, l);
 
     /* 3. */

@@ -184,7 +184,8 @@ void config_descriptor(const Config *c, char text[128]) {
               : *l == 'f' ? c->width : *l == 's' ? (c->shared_width + c->width - 1) / c->width
               : *l == 'n' ? (int)c->qk_norm : *l == 'z' ? c->zero_output
               : *l == 'u' ? !c->tied : *l == 'v' ? c->value_embeddings : *l == 'l' ? (int)c->logit_cap
-              : *l == 'g' ? c->value_gate : *l == 'j' ? c->key_shift : *l == 't' ? c->bigram : *l == 'p' ? c->stream_scalars
+              : *l == 'g' ? c->value_gate : *l == 'j' ? c->key_shift : *l == 't' ? c->bigram
+              : *l == 'p' ? c->stream_scalars
               : *l == 'i' ? hundredths(c->init_fan) : *l == 'y' ? hundredths(c->init_embed)
                           : hundredths(c->route_scale);
         if (!v && may_be_zero(*l) && *l != 'n') continue;

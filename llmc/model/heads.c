@@ -62,41 +62,10 @@ static void rotate(Model *m, floatX *q, floatX *kv, int direction) {
     m->dev->rope(kv, m->rope, m->batch.position, direction, N, 2*G*D, G, D);
 }
 
-/* With a norm of every head the length of a query or key is a weight of the layer, the same for all
- * tokens. Source: Henry et al. 2020, arXiv 2010.04245; the form is Qwen3's. */
-void heads_norm_rotate(Model *m, int l) {
-    LayerActs *a = &m->acts[l];
-    const int N = m->batch.N, G = m->config.kv_heads, Q = m->config.query_heads, D = m->config.head_size;
-    const int *at = m->batch.position;
-    const Norm q_norm = norm_of(m, m->lp[l].query_norm), k_norm = norm_of(m, m->lp[l].key_norm);
-    switch (m->config.qk_norm) {
-    case NORM_NONE: rotate(m, a->q, a->kv, +1); break;
-    case NORM_ALL:  norm_all(m, l); rotate(m, a->q, a->kv, +1); break;
-    case NORM_EACH: m->dev->norm_rope_forward(a->q,  a->q_before, m->rope, at, q_norm, N, Q*G*D, Q*G, D);
-                    m->dev->norm_rope_forward(a->kv, a->k_before, m->rope, at, k_norm, N, 2*G*D, G, D);
-                    break;
-    }
-}
-void heads_norm_rotate_backward(Model *m, int l) {
-    const LayerGrads *g = &m->lg[l];
-    const LayerActs *a = &m->acts[l];
-    const int N = m->batch.N, G = m->config.kv_heads, Q = m->config.query_heads, D = m->config.head_size;
-    const int *at = m->batch.position;
-    const Norm q_norm = norm_of(m, m->lp[l].query_norm), k_norm = norm_of(m, m->lp[l].key_norm);
-    floatX *const dq = m->s.dq, *const dkv = m->s.dkv;
-    switch (m->config.qk_norm) {
-    case NORM_NONE: rotate(m, dq, dkv, -1); break;
-    case NORM_ALL:  rotate(m, dq, dkv, -1); norm_all_backward(m, l); break;
-    case NORM_EACH: m->dev->norm_rope_backward(dq,  g->query_norm, a->q_before, m->rope, at, q_norm, N, Q*G*D, Q*G, D);
-                    m->dev->norm_rope_backward(dkv, g->key_norm,   a->k_before, m->rope, at, k_norm, N, 2*G*D, G, D);
-                    break;
-    }
-}
-
 /* In some layers half of a key is that of the token before: one layer then finds what followed a
  * token like this one. Of new tokens the one before is in a cache of keys as they were (row r + 1
  * of it for token r, so that the first has one before it, too). Source: see shift_keys. */
-void heads_shift(Model *m, int l) {
+static void shift_keys(Model *m, int l) {
     const Device *dev = m->dev;
     const int N = m->batch.N, G = m->config.kv_heads, D = m->config.head_size, GD = G * D;
     const size_t row = (size_t)GD * dev->floatX_size;
@@ -111,11 +80,44 @@ void heads_shift(Model *m, int l) {
     dev->shift_keys(kv, own, before, m->batch.position, N, G, D);
     if (m->cache) dev->cache_store((floatX *)((char *)m->own_keys[l] + row), own, m->cache_row, N, GD);
 }
-void heads_shift_backward(Model *m, int l) {
+static void shift_keys_backward(Model *m, int l) {
     const int N = m->batch.N, G = m->config.kv_heads, D = m->config.head_size;
     if (!config_shifts_keys(&m->config, l)) return;
     m->dev->columns_take(m->s.values, m->s.dkv, N, 2*G*D, 0, G*D);
     m->dev->shift_keys(m->s.dkv, m->s.values, NULL, m->batch.position, N, G, D);
+}
+
+/* With a norm of every head the length of a query or key is a weight of the layer, the same for all
+ * tokens. Source: Henry et al. 2020, arXiv 2010.04245; the form is Qwen3's. */
+void heads_norm_rotate(Model *m, int l) {
+    LayerActs *a = &m->acts[l];
+    const int N = m->batch.N, G = m->config.kv_heads, Q = m->config.query_heads, D = m->config.head_size;
+    const int *at = m->batch.position;
+    const Norm q_norm = norm_of(m, m->lp[l].query_norm), k_norm = norm_of(m, m->lp[l].key_norm);
+    switch (m->config.qk_norm) {
+    case NORM_NONE: rotate(m, a->q, a->kv, +1); break;
+    case NORM_ALL:  norm_all(m, l); rotate(m, a->q, a->kv, +1); break;
+    case NORM_EACH: m->dev->norm_rope_forward(a->q,  a->q_before, m->rope, at, q_norm, N, Q*G*D, Q*G, D);
+                    m->dev->norm_rope_forward(a->kv, a->k_before, m->rope, at, k_norm, N, 2*G*D, G, D);
+                    break;
+    }
+    shift_keys(m, l);
+}
+void heads_norm_rotate_backward(Model *m, int l) {
+    const LayerGrads *g = &m->lg[l];
+    const LayerActs *a = &m->acts[l];
+    const int N = m->batch.N, G = m->config.kv_heads, Q = m->config.query_heads, D = m->config.head_size;
+    const int *at = m->batch.position;
+    const Norm q_norm = norm_of(m, m->lp[l].query_norm), k_norm = norm_of(m, m->lp[l].key_norm);
+    floatX *const dq = m->s.dq, *const dkv = m->s.dkv;
+    shift_keys_backward(m, l);
+    switch (m->config.qk_norm) {
+    case NORM_NONE: rotate(m, dq, dkv, -1); break;
+    case NORM_ALL:  rotate(m, dq, dkv, -1); norm_all_backward(m, l); break;
+    case NORM_EACH: m->dev->norm_rope_backward(dq,  g->query_norm, a->q_before, m->rope, at, q_norm, N, Q*G*D, Q*G, D);
+                    m->dev->norm_rope_backward(dkv, g->key_norm,   a->k_before, m->rope, at, k_norm, N, 2*G*D, G, D);
+                    break;
+    }
 }
 
 /* ---- 5: a key without a value, of which each query head learns the score -------------------- */

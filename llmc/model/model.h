@@ -213,8 +213,8 @@ struct Model {
     real   *rope;                       /* (T or cache_capacity, D/2, 2) */
     real   *loss, *loss_sum;            /* (N), (1): of this micro-batch */
 
-    /* decoding: L of (B, cache_capacity, 2,G,D); NULL when not. own_keys: keys before their shift, of
-     * layers that have one: (1 + B * cache_capacity, G*D) */
+    /* decoding: L of (B, cache_capacity, 2,G,D); NULL when not. own_keys: where keys are shifted,
+     * those before that: (1 + B * cache_capacity, G*D) */
     floatX **cache, **own_keys;  int cache_capacity;  int *cache_row;
 };
 

@@ -29,8 +29,6 @@ void heads_add(Model *m, int l);
 void heads_add_backward(Model *m, int l);
 void heads_norm_rotate(Model *m, int l);
 void heads_norm_rotate_backward(Model *m, int l);
-void heads_shift(Model *m, int l);
-void heads_shift_backward(Model *m, int l);
 void heads_empty_key(Model *m, int l);
 void heads_empty_key_backward(Model *m, int l);
 
