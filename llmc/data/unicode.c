@@ -39,7 +39,7 @@ static void add_categories(CodeSet *out, uint32_t mask) {
 static uint32_t mask_of(const char *name, size_t n) {
     uint32_t mask = 0;
     for (uint32_t i = 0; i < ALTERNATE; i++)
-        if (n && n <= 2 && !memcmp(UNICODE_CATEGORIES + 2 * i, name, n)) mask |= 1u << i;
+        if (n && n <= 2 && !memcmp(&UNICODE_CATEGORIES[2 * i], name, n)) mask |= 1u << i;
     return mask;
 }
 

@@ -21,7 +21,9 @@ static int expected(const Tokenizer *t, const int *ids, size_t n, const char *te
         if (!length) return 0;
     }
     Text composed = { 0 };
-    if (t->nfc) unicode_nfc(&composed, text, bytes);
+    int nfc = 0;
+    for (int i = 0; i < t->changes; i++) nfc |= t->change[i].kind == NFC;
+    if (nfc) unicode_nfc(&composed, text, bytes);
     else text_add_bytes(&composed, text, bytes);
     text_add_bytes(out, "", 0);
     for (size_t at = 0; at < composed.length; at++) {

@@ -477,37 +477,37 @@ double packing_error(const Device *dev, const Config *c, int further, double *lo
     return error;
 }
 /* Two samples learn the same in rows of any length: the filler behind them is in no statistic, of
- * choices that are balanced, of the gradient. */
+ * choices that are balanced, of the gradient. Tokens whose target does not count are in them all. */
 static void filler(const char *descriptor, int scores) {
     enum { M = 2, SHORT = 13, LONG = 40 };
     static const int lengths[M] = { 13, 6 };
     const Config c = config_of(descriptor, scores, SWIGLU, 0);
     const Device *dev = device_find("cpu-f64");
-    double sums[2][2] = { { 0 } }, *grads[2];
+    double sums[3][2] = { { 0 } }, *grads[3];
     size_t total = 0;
-    for (int wide = 0; wide < 2; wide++) {
-        const int T = wide ? LONG : SHORT;
+    for (int run = 0; run < 3; run++) {                     /* 2: all targets count */
+        const int T = run ? LONG : SHORT;
         int tokens[M * LONG], targets[M * LONG], position[M * LONG];
         for (int m = 0; m < M; m++)
             for (int t = 0, n = m * T; t < T; t++, n++) {
                 const uint64_t i = (uint64_t)(100 * m + t);
                 const int is_sample = t < lengths[m];
                 tokens[n] = is_sample ? (int)(random_uniform(6, i) * c.vocab) : 0;
-                targets[n] = !is_sample ? FILLER : t % 3 ? (int)(random_uniform(8, i) * c.vocab) : -1;
+                targets[n] = !is_sample ? FILLER : t % 3 || run == 2 ? (int)(random_uniform(8, i) * c.vocab) : -1;
                 position[n] = is_sample ? t : t - lengths[m];
             }
-        grads[wide] = gradients_sent(dev, &c, 0, M, T, tokens, targets, position, 0.5f, sums[wide]);
+        grads[run] = gradients_sent(dev, &c, 0, M, T, tokens, targets, position, 0.5f, sums[run]);
     }
     Model m;
     model_plan_training(&m, dev, &c, 1, LONG, 0, 1, REAL, NULL);
     total = m.manifest.total;
     model_free(&m);
     check_error(relative_error(grads[1], grads[0], total), 1e-12, "%s: gradients with more filler", descriptor);
-    for (int i = 0; i < 2; i++)
-        check_error(fabs(sums[1][i] / sums[0][i] - 1), 1e-12, "%s: %s loss with more filler", descriptor,
-                    i ? "z" : "balance");
+    for (int i = 0; i < 4; i++)
+        check_error(fabs(sums[1 + i / 2][i % 2] / sums[0][i % 2] - 1), 1e-12, "%s: %s loss with %s", descriptor,
+                    i % 2 ? "z" : "balance", i < 2 ? "more filler" : "more targets");
     check(sums[0][0] > 0 && sums[0][1] > 0, "%s has routers' losses", descriptor);
-    free(grads[0]), free(grads[1]);
+    for (int i = 0; i < 3; i++) free(grads[i]);
 }
 static void packing(const Config *c, const char *model) {
     static const struct { const char *device; double bound; } devices[] = { { "cpu-f64", 1e-12 }, { "cpu-f32", 1e-5 } };
