@@ -958,6 +958,24 @@ if command -v xz > /dev/null; then
     expect 1 'linux-0.tar.xz: ' env MOE_DATA_DIR="$work/here/copies" sh fetch/linux/fetch.sh 1
     ok "what failed leaves the old text and no folder" [ "$(ls fetch/linux | tr '\n' ' ')" = "fetch.sh train.txt val.txt " ]
 else skipped "xz is not installed: data/linux/fetch.sh"; fi
+if command -v dpkg-deb > /dev/null && command -v python3 > /dev/null; then
+    mkdir -p fetch/english copies/english pages/DEBIAN pages/usr/share/doc/one/html/de && cp "$root/data/english/fetch.sh" fetch/english/
+    printf 'Package: one-doc\nVersion: 0\nArchitecture: all\nMaintainer: n <n@example.org>\nDescription: d\n' > pages/DEBIAN/control
+    awk 'BEGIN { for (i = 0; i < 400; i++) {
+        file = "pages/usr/share/doc/one/html/" i ".html"
+        printf "<html><head><title>no</title></head><body><nav>menu</nav><div class=\"sphinxsidebar\">menu</div><script>var menu = \"<p>\";</script>" > file
+        for (n = 0; n < 12; n++) printf "<p>Page %d says for the %dth time that C:\\dir &amp; \"quotes\" &#x27;are&#39; kept in a line that is long enough", i, n > file
+        print "<p>The menu is on every page of this manual, and so nobody reads it again</body></html>" > file
+        close(file) } }'
+    cp pages/usr/share/doc/one/html/7.html pages/usr/share/doc/one/html/again.html
+    cp pages/usr/share/doc/one/html/8.html pages/usr/share/doc/one/html/de/8.html
+    dpkg-deb -b pages copies/english/one-doc_0_all.deb > one-doc.log
+    expect 0 'from 1 packages' env PACKAGES=one-doc MOE_DATA_DIR="$work/here/copies" sh fetch/english/fetch.sh 5
+    ok "English: pages without menus, each once" python3 -c 'import json
+pages = [json.loads(line)["text"] for split in ("train", "val") for line in open(f"fetch/english/{split}.jsonl", encoding="utf-8")]
+assert len(pages) == 400 and all("menu" not in p and "C:\\dir & \"quotes\" \x27are\x27 kept" in p and p.count("\n") == 24 for p in pages)'
+    expect 1 'no package was found' env PACKAGES=two-doc PATH="$PATH" MOE_DATA_DIR="$work/here/none" sh fetch/english/fetch.sh 5
+else skipped "dpkg-deb or python3 is not installed: data/english/fetch.sh"; fi
 mkdir -p fetch/enwik8 copies/enwik8 && cp "$root/data/enwik8/fetch.sh" fetch/enwik8/ && echo short > copies/enwik8/enwik8
 expect 1 'found 6 bytes, expected 100000000' env MOE_DATA_DIR="$work/here/copies" sh fetch/enwik8/fetch.sh
 
