@@ -477,7 +477,7 @@ double packing_error(const Device *dev, const Config *c, int further, double *lo
     return error;
 }
 /* Two samples learn the same in rows of any length: the filler behind them is in no statistic, of
- * choices that are balanced, of the gradient. Tokens whose target does not count are in all of it. */
+ * choices that are balanced, of the gradient. Tokens whose target does not count are in all. */
 static void filler(const char *descriptor, int scores) {
     enum { M = 2, SHORT = 13, LONG = 40 };
     static const int lengths[M] = { 13, 6 };
