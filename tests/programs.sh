@@ -973,7 +973,7 @@ if command -v dpkg-deb > /dev/null && command -v python3 > /dev/null; then
     expect 0 'from 1 packages' env PACKAGES=one-doc MOE_DATA_DIR="$work/here/copies" sh fetch/english/fetch.sh 5
     ok "English: pages without menus, each once" python3 -c 'import json
 pages = [json.loads(line)["text"] for split in ("train", "val") for line in open(f"fetch/english/{split}.jsonl", encoding="utf-8")]
-assert len(pages) == 400 and all("menu" not in p and "C:\\dir & \"quotes\" \x27are\x27 kept" in p and p.count("\n") == 24 for p in pages)'
+assert len(pages) == 400 and all("menu" not in p and "C:\\dir & \"quotes\" \x27are\x27 kept" in p and p.count("\n") == 12 for p in pages)'
     expect 1 'no package was found' env PACKAGES=two-doc PATH="$PATH" MOE_DATA_DIR="$work/here/none" sh fetch/english/fetch.sh 5
 else skipped "dpkg-deb or python3 is not installed: data/english/fetch.sh"; fi
 mkdir -p fetch/enwik8 copies/enwik8 && cp "$root/data/enwik8/fetch.sh" fetch/enwik8/ && echo short > copies/enwik8/enwik8
