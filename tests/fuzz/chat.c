@@ -3,6 +3,7 @@
  * samples are packed into rows. What is written is the same each time, answers lie in it one after
  * another, and a row has only tokens of its samples, whose positions count up. */
 #include "tests/fuzz/support/fuzz.h"
+#include "kernels/kernels.h"
 #include "llmc/data/chat.h"
 #include "llmc/data/data.h"
 #include "llmc/data/forms.h"
@@ -97,7 +98,7 @@ static void files(Part rest) {
         for (int64_t r = 0; r < rows && r < 50; r++) {
             fuzz_check(data_batch(d, r, 1, T, 3, in, out, position, &e));
             for (int t = 0; t < T; t++) {
-                fuzz_check(in[t] >= 0 && in[t] < 256 && out[t] >= -1 && out[t] < 256
+                fuzz_check(in[t] >= 0 && in[t] < 256 && out[t] >= FILLER && out[t] < 256
                            && (!position[t] || position[t] == position[t - 1] + 1));
                 fuzz_check(t == T - 1 || !position[t + 1] || out[t] < 0 || out[t] == in[t + 1]);
                 counted += out[t] >= 0;
