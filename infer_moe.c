@@ -572,7 +572,7 @@ static void follow_folder(Session *q, Options o) {
                                           "suppress_tokens" };
     Error e;
     Text said = { 0 };
-    Json *json = hf_json(q->folder, "generation_config.json", &e);
+    Json *json = json_read_file(q->folder, "generation_config.json", &e);
     const JsonValue *root = json ? json_root(json) : NULL, *draws = json_get(root, "do_sample");
     const int greedy = draws && !json_bool(draws, 1);
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {

@@ -414,3 +414,23 @@ int json_sealed(const char *text, size_t bytes, Error *e) {
     snprintf(expected, sizeof expected, "%08x", is);
     return !strcmp(digits, expected) || error_set(e, "damaged: its CRC-32C is %s, expected %.8s", expected, digits);
 }
+
+/* ---- files ----------------------------------------------------------------------------------- */
+
+Json *json_read_file(const char *folder, const char *name, Error *e) {
+    char *path = text_format("%s/%s", folder, name);
+    size_t bytes;
+    Error why;
+    char *text = file_read(path, &bytes, e);
+    Json *json = text ? json_parse(text, bytes, &why) : NULL;
+    if (text && !json) error_set(e, "%s: %.900s", path, why.text);
+    free_each(text, path);
+    return json;
+}
+Json *json_read_beside(const char *folder, const char *name, int *ok, Error *e) {
+    char *path = text_format("%s/%s", folder, name);
+    Json *json = is_file(path) ? json_read_file(folder, name, e) : NULL;
+    if (!json && is_file(path)) *ok = 0;
+    free(path);
+    return json;
+}

@@ -32,6 +32,9 @@ Json *json_parse(const char *text, size_t bytes, Error *e);
 /* Of a data file: messages do not name its first line; NaN, Infinity and -Infinity, which Python's
  * json reads and writes, are doubles. */
 Json *json_parse_record(const char *text, size_t bytes, Error *e);
+Json *json_read_file(const char *folder, const char *name, Error *e);           /* NULL and e on error */
+/* The same of a file that need not be there: without it NULL; on error *ok becomes 0, too. */
+Json *json_read_beside(const char *folder, const char *name, int *ok, Error *e);
 void  json_free(Json *json);
 const JsonValue *json_root(const Json *json);
 

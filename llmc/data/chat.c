@@ -35,20 +35,17 @@ static int is_named_text(const char *text) {
     return 0;
 }
 
-static char *read_small(const char *folder, const char *name) {
-    Error e;
+/* What is read of a folder. complete 0 and e: a file of it is damaged. */
+typedef struct { const char *folder; int complete; Error e; } Beside;
+
+static char *read_small(Beside *s, const char *name) {
     size_t bytes;
-    char *path = text_format("%s/%s", folder, name), *text = is_file(path) ? file_read(path, &bytes, &e) : NULL;
+    char *path = text_format("%s/%s", s->folder, name), *text = NULL;
+    if (is_file(path) && !(text = file_read(path, &bytes, &s->e))) s->complete = 0;
     free(path);
     return text;
 }
-static Json *read_json(const char *folder, const char *name) {
-    Error e;
-    char *text = read_small(folder, name);
-    Json *json = text ? json_parse(text, strlen(text), &e) : NULL;
-    free(text);
-    return json;
-}
+static Json *read_json(Beside *s, const char *name) { return json_read_beside(s->folder, name, &s->complete, &s->e); }
 /* A template, or that of this name in a list of them. */
 static const char *in_list(const JsonValue *v, const char *name) {
     if (!json_is(v, JSON_ARRAY)) return strcmp(name, "default") ? NULL : json_string(v, NULL);
@@ -57,11 +54,11 @@ static const char *in_list(const JsonValue *v, const char *name) {
     return NULL;
 }
 /* The template of a folder, as Transformers looks for it. name: "default", or "tool_use". */
-static char *find_text(const char *folder, const JsonValue *config, const char *name) {
+static char *find_text(Beside *s, const JsonValue *config, const char *name) {
     const int is_default = !strcmp(name, "default");
     char *path = text_format("additional_chat_templates/%s.jinja", name);
-    char *text = read_small(folder, is_default ? "chat_template.jinja" : path);
-    Json *json = text || !is_default ? NULL : read_json(folder, "chat_template.json");
+    char *text = read_small(s, is_default ? "chat_template.jinja" : path);
+    Json *json = text || !is_default ? NULL : read_json(s, "chat_template.json");
     if (json && json_string(json_get(json_root(json), "chat_template"), NULL))
         text = text_format("%s", json_string(json_get(json_root(json), "chat_template"), ""));
     const char *listed = in_list(json_get(config, "chat_template"), name);
@@ -84,15 +81,23 @@ static void use_texts(Chat *c, const char *from, char *text, char *tools) {
     else if (!c->form) c->why = text_format("%s: %s", from, e.text);
     c->tools = tools;
 }
+/* The templates of a folder; none of them if a file that may name one is damaged. */
+static void use_folder(Chat *c, Beside *s, const JsonValue *config) {
+    char *text = find_text(s, config, "default"), *tools = find_text(s, config, "tool_use");
+    if (s->complete) { use_texts(c, s->folder, text, tools); return; }
+    c->unknown = 1;
+    c->why = text_format("%s", s->e.text);
+    free_each(text, tools);
+}
 /* What -ct names. 0: nothing. */
 static int use_name(Chat *c, const char *name, Error *e) {
     size_t bytes;
     char *text = named_text(name);
     if (text) use_texts(c, name, text, NULL);
     else if (is_folder(name)) {
-        Json *json = read_json(name, "tokenizer_config.json");
-        const JsonValue *config = json ? json_root(json) : NULL;
-        use_texts(c, name, find_text(name, config, "default"), find_text(name, config, "tool_use"));
+        Beside s = { .folder = name, .complete = 1 };
+        Json *json = read_json(&s, "tokenizer_config.json");
+        use_folder(c, &s, json ? json_root(json) : NULL);
         json_free(json);
     } else if (is_file(name)) {
         if (!(text = file_read(name, &bytes, e))) return 0;
@@ -105,13 +110,13 @@ static int use_name(Chat *c, const char *name, Error *e) {
 /* ---- variables ------------------------------------------------------------------------------- */
 
 /* The special tokens that Transformers gives to templates: strings, or {"content": a string}. */
-static void read_tokens(Chat *c, const char *folder) {
+static void read_tokens(Chat *c, Beside *s) {
     static const char *const names[] = { "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
                                          "mask_token" };
     c->memory = json_empty();
     c->tokens = json_make(c->memory, JSON_OBJECT);
-    c->config = folder ? read_json(folder, "tokenizer_config.json") : NULL;
-    c->map = folder ? read_json(folder, "special_tokens_map.json") : NULL;
+    c->config = s->folder ? read_json(s, "tokenizer_config.json") : NULL;
+    c->map = s->folder ? read_json(s, "special_tokens_map.json") : NULL;
     const JsonValue *files[] = { c->config ? json_root(c->config) : NULL, c->map ? json_root(c->map) : NULL };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const JsonValue *v = NULL;
@@ -316,8 +321,7 @@ static int find_answers(Finder *f, const JsonValue *list, const char *weights, E
         for (size_t at = from; at < to && weights[i]; at++)
             if (f->origins[at] & ORIGIN_FIELD && f->origins[at] >> ORIGIN_SHIFT != i + 1)
                 return error_set(e, "the chat template writes a part of message %u into the answer of message %zu, "
-                                 "so what "
-                                 "is learned is not known; {%% generation %%} in the template would say it",
+                                 "so what is learned is not known; {%% generation %%} in the template would say it",
                                  (unsigned)(f->origins[at] >> ORIGIN_SHIFT), i + 1);
         if (weights[i]) add_learned(f, from, to);
         else if (to > f->before) f->before = to;
@@ -332,13 +336,13 @@ static int check_written(const Finder *f, const JsonValue *list, Error *e) {
     for (size_t at = 0; at < f->bytes; at++)
         if (f->origins[at] & ORIGIN_FIELD) seen[f->origins[at] >> ORIGIN_SHIFT] = 1;
     for (const JsonValue *m = json_first(list); m && ok; m = m->next) {
+        i++;
         const JsonValue *v = json_get(m, "content");
         const int says = json_is(v, JSON_STRING) ? !text_is_blank(v->is.string, v->length) : json_is(v, JSON_ARRAY)
             && v->length;
-        if (says && !seen[++i])
+        if (says && !seen[i])
             ok = error_set(e, "the chat template %s writes nothing of message %zu, of the role %.40s", f->c->name, i,
                            role_of(m));
-        else if (!says) i++;
     }
     free(seen);
     return ok;
@@ -426,12 +430,13 @@ static void find_marks(Chat *c) {
 }
 
 int chat_open(Chat *c, const char *name, const char *folder, Error *e) {
+    Beside s = { .folder = folder, .complete = 1 };
     *c = (Chat){ 0 };
-    read_tokens(c, folder);
+    read_tokens(c, &s);
     const JsonValue *config = c->config ? json_root(c->config) : NULL;
     int ok = 1;
-    if (*name) ok = use_name(c, name, e);
-    else if (folder) use_texts(c, folder, find_text(folder, config, "default"), find_text(folder, config, "tool_use"));
+    if (*name) ok = s.complete ? use_name(c, name, e) : error_set(e, "%s", s.e.text);
+    else if (folder) use_folder(c, &s, config);
     else use_texts(c, "a model that is not from a folder", NULL, NULL);
     c->ours = !*name && c->form && is_named_text(c->text);
     char *named = *name ? named_text(name) : NULL;

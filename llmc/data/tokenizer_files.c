@@ -23,20 +23,6 @@ typedef struct {
     Error *e;
 } Tokens;
 
-static Json *read_beside(const char *folder, const char *name, int *ok, Error *e) {
-    char *path = text_format("%s/%s", folder, name), *text = NULL;
-    size_t bytes;
-    Error why = { 0 };
-    Json *json = NULL;
-    if (is_file(path)) {
-        text = file_read(path, &bytes, &why);
-        json = text ? json_parse(text, bytes, &why) : NULL;
-        if (!json) *ok = error_set(e, "%.300s: %.600s", path, why.text);
-    }
-    free_each(path, text);
-    return json;
-}
-
 static Token *find(const Tokens *t, const char *at, size_t bytes) {
     for (size_t i = 0; i < t->count; i++)
         if (t->token[i].bytes == bytes && !memcmp(t->token[i].at, at, bytes)) return &t->token[i];
@@ -172,9 +158,9 @@ static void write_all(Text *out, const JsonValue *root, Tokens *t) {
 /* Adds what the files of the folder say to tokenizer.json's text, if it changes it. */
 static int add_files(const char *folder, const JsonValue *root, Text *out, char **eos, Error *e) {
     int ok = 1;
-    Json *config = read_beside(folder, "tokenizer_config.json", &ok, e),
-        *map = read_beside(folder, "special_tokens_map.json", &ok, e),
-        *added = read_beside(folder, "added_tokens.json", &ok, e);
+    Json *config = json_read_beside(folder, "tokenizer_config.json", &ok, e),
+        *map = json_read_beside(folder, "special_tokens_map.json", &ok, e),
+        *added = json_read_beside(folder, "added_tokens.json", &ok, e);
     const JsonValue *c = config ? json_root(config) : NULL, *m = map ? json_root(map) : NULL,
         *decoder = json_get(c, "added_tokens_decoder");
     Tokens t = { .vocab = json_get(json_get(root, "model"), "vocab"), .e = e }, special = { .vocab = t.vocab };

@@ -138,7 +138,7 @@ static int write_index(const char *folder, const Layout *p, Error *e) {
 
 static int set_type(const char *folder, const char *type, Error *e) {
     char *path = text_format("%s/config.json", folder);
-    Json *json = hf_json(folder, "config.json", e);
+    Json *json = json_read_file(folder, "config.json", e);
     Text out = { 0 };
     if (json) config_with_type(json_root(json), type, &out);
     const int ok = json && file_write(path, out.at, out.length, e);

@@ -82,16 +82,6 @@ char *hf_find_model(const char *given, Error *e) {
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-Json *hf_json(const char *folder, const char *name, Error *e) {
-    char *path = text_format("%s/%s", folder, name);
-    size_t bytes;
-    Error why;
-    char *text = file_read(path, &bytes, e);
-    Json *json = text ? json_parse(text, bytes, &why) : NULL;
-    if (text && !json) error_set(e, "%s: %.900s", path, why.text);
-    free_each(text, path);
-    return json;
-}
 /* A file may say that the head is the embedding, and have another one. 1: it has. */
 static int has_other_head(const char *folder, Error *e) {
     enum { SOME = 1 << 14 };
@@ -111,7 +101,7 @@ static int has_other_head(const char *folder, Error *e) {
 }
 int hf_load_config(const char *folder, Config *c, Error *e) {
     if (!is_model(folder) && !foreign_model(folder, e)) return 0;
-    Json *json = hf_json(folder, "config.json", e);
+    Json *json = json_read_file(folder, "config.json", e);
     Error why;
     const int ok = json && (config_from_json(c, json_root(json), &why) || error_set(e, "%s/%.900s", folder, why.text));
     json_free(json);

@@ -8,7 +8,6 @@
 /* The folder of a model; free() it. given: this folder or its best/. NULL: out/best, out, or of the
  * folders NAME and NAME/best here the one whose weights were written last. */
 char *hf_find_model(const char *given, Error *e);
-Json *hf_json(const char *folder, const char *name, Error *e);     /* of a file; NULL and e */
 int hf_load_config(const char *folder, Config *c, Error *e);
 
 /* Loads all weights of an allocated model from a folder or one file. The error lists every missing,

@@ -54,7 +54,7 @@ const char *hf_origin_type(const HfOrigin *o, const char *tensor) {
 
 HfOrigin *hf_origin_open(const char *folder, const char *weights) {
     Error e;
-    Json *config = hf_json(folder, "config.json", &e);
+    Json *config = json_read_file(folder, "config.json", &e);
     HfOrigin *o = config ? mem_alloc(sizeof *o) : NULL;
     if (!o) return NULL;
     o->config = config;
@@ -94,7 +94,7 @@ static int read_ends(const JsonValue *root, int ids[MOST_ENDS]) {
 }
 static int ends_of_file(const char *folder, const char *file, int ids[MOST_ENDS]) {
     Error e;
-    Json *json = hf_json(folder, file, &e);
+    Json *json = json_read_file(folder, file, &e);
     const int n = json ? read_ends(json_root(json), ids) : 0;
     json_free(json);
     return n;

@@ -298,7 +298,7 @@ static void test_variables(void) {
     Error e;
     Chat c;
     free(scratch_put("tokenizer_config.json", config, sizeof config - 1));
-    free(scratch_put("special_tokens_map.json", "{\"pad_token\": \"<pad>\", \"bos_token\": \"no\"}", 42));
+    free(scratch_put("special_tokens_map.json", "{\"pad_token\": \"<pad>\", \"bos_token\": \"no\"}", 41));
     check(chat_open(&c, "", scratch(), &e) && c.form, "a list of templates: %s", c.why);
     for (size_t i = 0; i < COUNT(is); i++) {
         Text text = { 0 };
@@ -308,8 +308,12 @@ static void test_variables(void) {
               text.at, e.text);
         json_free(json), free(text.at);
     }
-    char *path = scratch_path("special_tokens_map.json");
-    remove(path), free(path), chat_close(&c);
+    chat_close(&c);
+    /* a file that may hold the template is not passed over */
+    char *path = scratch_path("special_tokens_map.json"), *damaged = scratch_put("chat_template.json", "{\"chat", 6);
+    check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown && strstr(c.why, "chat_template.json: "),
+          "a damaged chat_template.json: %s", c.why);
+    remove(path), remove(damaged), chat_close(&c), free_each(path, damaged);
 }
 
 /* Where templates write dates, training has one and a chat today's. */
