@@ -184,7 +184,7 @@ static Tokenizer *find_tokenizer(const Session *q) {
     Tokenizer *t;
     const int vocab = config_ids(&q->config);
     char *path = *q->s.tokenizer ? text_format("%s", q->s.tokenizer) : text_format("%s/tokenizer.json", q->folder);
-    if (*q->s.tokenizer || is_file(path)) {
+    if (*q->s.tokenizer || is_there(path)) {
         if (!(t = tokenizer_load(path, &e))) fail_with(&e, EXIT_INPUT);
         if (tokenizer_vocab(t) > vocab)
             fail(EXIT_INPUT, "%s has %d tokens, the model only %d: it belongs to another model", path,
@@ -349,7 +349,7 @@ static void generate(Session *q) {
 
 static void end_answer(const Stream *o) {
     if (o->last != '\n') putchar('\n');
-    if (fflush(stdout) && errno != EINTR) fail(EXIT_DISK, "cannot write the text: %s", strerror(errno));
+    stream_flush();
 }
 
 static void answer_message(Session *q, const char *line, size_t bytes) {
@@ -572,7 +572,9 @@ static void follow_folder(Session *q, Options o) {
                                           "suppress_tokens" };
     Error e;
     Text said = { 0 };
-    Json *json = json_read_file(q->folder, "generation_config.json", &e);
+    int readable = 1;
+    Json *json = json_read_beside(q->folder, "generation_config.json", &readable, &e);
+    if (!readable) fail_with(&e, EXIT_INPUT);
     const JsonValue *root = json ? json_root(json) : NULL, *draws = json_get(root, "do_sample");
     const int greedy = draws && !json_bool(draws, 1);
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
@@ -627,8 +629,8 @@ int main(int argc, char **argv) {
     char given[OPTIONS];
     const Options options = { table, OPTIONS, &q->s, given, NULL };
     const char *folder = NULL;
+    process_protect();
     threads_settle(argv);
-    signal(SIGXFSZ, SIG_IGN);                               /* at a limit on file sizes write() fails instead */
     options_parse(options, argc, argv, usage, &folder, 1);
     check_options(options);
     load(q, folder);
@@ -646,6 +648,7 @@ int main(int argc, char **argv) {
     tokenizer_free(q->tokenizer);
     free(q->folder);
     free(q->stop);
-    if (fflush(stdout) || ferror(stdout)) fail(EXIT_DISK, "cannot write the text: %s", strerror(errno));
+    stream_flush();
+    if (ferror(stdout)) fail(EXIT_DISK, "cannot write the text: %s", strerror(errno));
     return interrupts ? 130 : EXIT_DONE;
 }

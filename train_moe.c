@@ -215,8 +215,8 @@ static void run_rank(void *all, int local) {
 int main(int argc, char **argv) {
     static Run run, *ranks;
     Run *r = &run;
+    process_protect();
     threads_settle(argv);
-    requests_protect();
     r->started = now();
     r->arguments = argv;
     settings_parse(&r->s, argc, argv);

@@ -861,7 +861,36 @@ expect 2 'nearest is' $infer whole --temprature 1
 expect 2 'expected' $infer whole -t -1
 expect 2 'not an option' $infer whole other
 expect 3 'nowhere.txt' $infer whole -x nowhere.txt
-if mkfifo pipe 2> /dev/null; then expect 3 'pipe: not a regular file' $infer whole -x pipe; rm pipe; fi
+# Whatever is in a file's place, nothing waits for it.
+if mkfifo pipe 2> /dev/null; then
+    expect 3 'pipe: not a regular file but a pipe' $infer whole -x pipe
+    expect 3 'pipe: not a regular file but a pipe' $infer whole -ev pipe
+    expect 3 'pipe: not a regular file but a pipe' $infer whole -i @pipe
+    expect 3 'pipe: not a regular file but a pipe' $infer whole -z pipe -n 3
+    expect 2 'pipe: not a regular file but a pipe' $infer whole -m chat -ct pipe
+    expect 2 'pipe: not a regular file but a pipe' $train $model -i text.txt -cf pipe -o piped2
+    expect 3 'pipe: not a regular file' $train $model -i text.txt -tk pipe -o piped2
+    expect 3 'pipe: not a regular file but a pipe' $train $model -i pipe -o piped2
+    for file in config model tokenizer tokenizer_config generation_config; do
+        code=3; case $file in config|model) code=4 ;; esac
+        file=$file.$(case $file in model) echo safetensors ;; *) echo json ;; esac)
+        cp -r whole odd && rm -f odd/$file && mkfifo odd/$file
+        expect $code "odd/$file: not a regular file but a pipe" $infer odd -n 3
+        rm odd/$file && ln -s /dev/zero odd/$file
+        expect $code "odd/$file: not a regular file but a device" $infer odd -n 3
+        rm odd/$file && mkdir odd/$file
+        expect $code "odd/$file: not a regular file but a folder" $infer odd -n 3
+        rm -r odd
+    done
+    for file in model.safetensors optimizer.safetensors run.json; do
+        cp -r whole odd && rm odd/state/step-00000060/$file && mkfifo odd/state/step-00000060/$file
+        expect 0 "$file: not a regular file but a pipe.*trying the checkpoint before it" $train -o odd -y 1 -d 64
+        rm -r odd
+    done
+    cp -r whole odd && rm odd/main.log && mkfifo odd/main.log
+    expect 5 'odd/main.log: a pipe that nobody reads' $train -o odd -y 1 -x 61 -d 64
+    rm -r odd pipe
+fi
 expect 3 'nowhere.txt' $infer whole -i @nowhere.txt
 expect 3 'tokens' $infer whole -x empty.txt
 expect 0 'odd.json looks like JSON' $infer whole -x odd.json
@@ -873,6 +902,10 @@ expect 4 'stepped: this is the state of a run.*config.json and tokenizer.json' $
 cp whole/config.json whole/tokenizer.json stepped/ && expect 0 'generated 3 tokens' $infer stepped -n 3
 ( ulimit -f 0; limited $infer whole -n 4 -v 0 > "$work/full" 2> "$said" )
 ok "infer_moe on a full disk: exit code 5" [ $? = 5 ]
+limited $infer whole -n 4 -v 0 >&- 2> "$said"
+ok "infer_moe without stdout: exit code 5" [ $? = 5 ]
+{ limited $infer whole -n 4000 -v 0 -s 1 2> "$said"; echo $? > code; } | head -c 5 > /dev/null
+ok "infer_moe whose reader goes ends by SIGPIPE, without a word" [ "$(cat code)" = 141 -a ! -s "$said" ]
 mkdir deep && sed 's/"num_hidden_layers": 2/"num_hidden_layers": 1000000000/' whole/config.json > deep/config.json && cp whole/model.safetensors deep/
 expect 4 'num_hidden_layers\|layers' $infer deep -n 4
 cp -r whole out

@@ -55,12 +55,13 @@ typedef struct {
     char *path, *text, *code;   /* path: from the root of the tree; code: text with blanks for comments and quotes */
     int   include[MOST_INCLUDES], line[MOST_INCLUDES], includes;        /* indices of files; lines */
 } Source;
-enum { FORM, CIRCLES, COLUMNS, WORDS, RULES };
+enum { FORM, CIRCLES, COLUMNS, WORDS, OPENS, RULES };
 static const char *const rules[RULES] = {
     [FORM]    = "includes not allowed, functions too long, operations in other files than on a CPU",
     [CIRCLES] = "includes and calls that are part of a circle in a folder of llmc",
     [COLUMNS] = "lines that are too wide",
     [WORDS]   = "identifiers with a word that has another meaning elsewhere, or several here",
+    [OPENS]   = "files opened by other functions than those of llmc/base/file.c, which never wait",
 };
 typedef struct { int from, to, line; char *what; } Edge;    /* why a file needs another of its folder */
 typedef struct {
@@ -263,6 +264,22 @@ static void read_words(Tree *t, const Source *s) {
     }
 }
 
+/* ---- what opens files ------------------------------------------------------------------------ */
+
+/* In llmc and the two programs. secret.c opens a device, and files that may be no links. */
+static void read_opens(Tree *t, const Source *s) {
+    static const char *const calls[] = { "open(", "openat(", "creat(", "fopen(", "freopen(" };
+    if (!matches(s->path, "llmc/") && strcmp(s->path, "train_moe.c") && strcmp(s->path, "infer_moe.c")) return;
+    if (!strcmp(s->path, "llmc/base/file.c") || !strcmp(s->path, "llmc/ranks/secret.c")) return;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        for (const char *c = s->code; (c = strstr(c, calls[i])); c++) {
+            if (c > s->code && (is_name((unsigned char)c[-1]) || strchr(".>", c[-1]))) continue;
+            int line = 1;
+            for (const char *before = s->code; before < c; before++) line += *before == '\n';
+            fault(t, OPENS, s, line, "may not call ", calls[i]);
+        }
+}
+
 /* ---- circles --------------------------------------------------------------------------------- */
 
 /* The node of a file in the graph: in llmc X.c, X.h and X_impl.h are one, the first of them. */
@@ -366,7 +383,8 @@ static void tree_read(Tree *t, const char *root) {
     add_folder(t, "", 0);
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) add_folder(t, folders[i], 1);
     for (int i = 0; i < t->count; i++)
-        read_includes(t, &t->at[i]), read_functions(t, &t->at[i]), read_columns(t, &t->at[i]), read_words(t, &t->at[i]);
+        read_includes(t, &t->at[i]), read_functions(t, &t->at[i]), read_columns(t, &t->at[i]),
+            read_words(t, &t->at[i]), read_opens(t, &t->at[i]);
     find_circles(t);
     find_operations(t);
 }
@@ -421,6 +439,9 @@ static const struct { const char *path, *text; int lines; const char *fault; } s
     { "llmc/base/quote.c",    "\"" NINETY TEN "\"\n", 0, NULL },
     { "llmc/base/word.c",    "char *few_shared = \"room\"; /* turn */\n", 0, ":1: few_shared: better small, decode\n" },
     { "llmc/data/chat.c",     "int turns, furniture, roomy;\n", 0, NULL },
+    { "llmc/run/opens.c",     "\n  f = fopen(path, \"r\");   /* open( */\n", 0, ":2: may not call fopen(\n" },
+    { "llmc/run/open.c",      "d->open(1), x.open(1), file_open(2), \"open(\";\n", 0, NULL },
+    { "infer_moe.c",          "fd = open(path, O_RDONLY);\n", 0, ":1: may not call open(\n" },
     { "tests/word.c",         "\n  nextTurn(1);\n", 0, ":2: nextTurn: better angles, slice, iteration, transposed\n" },
     { "bench/b.c",            "static const int x[] = {\n    1\n};\nMADE(x)\nstatic int one(void) { return 1; }\n", 61,
       ":6: function of 61 lines, at most 60\n" },
@@ -455,8 +476,9 @@ static void finds_faults(void) {
         free(fault);
     }
     for (int r = 0; r < RULES; r++) expected -= t.faults[r];
-    check(!expected && t.count == SYNTHETIC, "house: %d files of %d, %d faults not found, or too many:\n%s%s%s%s",
-          t.count, SYNTHETIC, expected, t.says[FORM].at, t.says[CIRCLES].at, t.says[COLUMNS].at, t.says[WORDS].at);
+    check(!expected && t.count == SYNTHETIC, "house: %d files of %d, %d faults not found, or too many:\n%s%s%s%s%s",
+          t.count, SYNTHETIC, expected, t.says[FORM].at, t.says[CIRCLES].at, t.says[COLUMNS].at, t.says[WORDS].at,
+          t.says[OPENS].at);
     tree_free(&t), free(root);
 }
 

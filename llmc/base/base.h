@@ -29,13 +29,27 @@ char *text_format(const char *format, ...) PRINTF(1, 2);             /* a new st
 
 double now(void);                                                    /* seconds, monotonic */
 
+/* Called first of all, by both programs. A closed pipe (`| head`) and a limit on file sizes become
+ * errors of write(), not signals. Descriptors 0 to 2 are taken afterwards, so that nothing that is
+ * opened later, a client's socket for one, is read as stdin or gets messages; one that was closed
+ * still fails to be read or written. */
+void  process_protect(void);
+
 /* Files (file.c). Errors name the path. Without host memory the program ends with EXIT_MEMORY. */
 char *file_read(const char *path, size_t *bytes, Error *e);   /* the whole file, then a NUL; NULL on error; free() it */
 int   folder_make(const char *path, Error *e);                       /* mkdir -p; an existing folder is fine */
 int   folder_sync(const char *path, Error *e);                       /* fsync: renames inside it survive a power loss */
 int   is_folder(const char *path);
 int   is_same_folder(const char *a, const char *b);           /* by whatever names */
-int   is_file(const char *path);
+int   is_file(const char *path);                              /* a regular one */
+int   is_there(const char *path);                             /* of whatever kind, also a link to nothing */
+
+/* All files are opened by these, which never wait. To read: regular files only; -1 or NULL and e
+ * for pipes, devices, sockets and folders. bytes: its size. to_write: of open(), how it is written
+ * (O_WRONLY or O_RDWR, O_APPEND, O_TRUNC); makes it if it is not there. */
+int   file_open(const char *path, uint64_t *bytes, Error *e);
+FILE *file_stream(const char *path, uint64_t *bytes, Error *e);
+int   file_open_to_write(const char *path, int how, Error *e);
 
 /* A FileWriter writes a file from its first byte to its last, through a buffer. file_patch
  * overwrites bytes that were added. file_finish syncs the file to disk and closes it; finish and

@@ -4,6 +4,7 @@
 #include "base.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -17,22 +18,61 @@ int is_same_folder(const char *a, const char *b) {
     return stat(a, &s) == 0 && stat(b, &t) == 0 && S_ISDIR(s.st_mode) && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
 }
 int is_file(const char *path)   { struct stat s; return stat(path, &s) == 0 && S_ISREG(s.st_mode); }
+int is_there(const char *path)  { struct stat s; return !lstat(path, &s) || (errno != ENOENT && errno != ENOTDIR); }
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* Nothing waits here: O_NONBLOCK, because a pipe without a writer would. */
+static int open_at_once(const char *path, int how, Error *e) {
+    const int fd = open(path, how | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+    if (fd < 0) error_set(e, "%s: %s", path, errno == ENXIO ? "a pipe that nobody reads, or no file" : strerror(errno));
+    return fd;
+}
+static int is_regular(const char *path, const struct stat *s, Error *e) {
+    return S_ISREG(s->st_mode)
+        || error_set(e, "%s: not a regular file but a %s", path,
+                     S_ISDIR(s->st_mode) ? "folder" : S_ISFIFO(s->st_mode) ? "pipe (FIFO)"
+                     : S_ISSOCK(s->st_mode) ? "socket" : "device");
+}
+/* Looks before it opens, as a device may act on that, and again at what it got. */
+int file_open(const char *path, uint64_t *bytes, Error *e) {
+    struct stat s;
+    if (!stat(path, &s) && !is_regular(path, &s, e)) return -1;
+    const int fd = open_at_once(path, O_RDONLY, e);
+    if (fd < 0) return -1;
+    if (fstat(fd, &s)) error_set(e, "%s: %s", path, strerror(errno));
+    else if (is_regular(path, &s, e)) { *bytes = (uint64_t)s.st_size; return fd; }
+    close(fd);
+    return -1;
+}
+FILE *file_stream(const char *path, uint64_t *bytes, Error *e) {
+    const int fd = file_open(path, bytes, e);
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "rb");
+    if (fd >= 0 && !f) { error_set(e, "%s: %s", path, strerror(errno)); close(fd); }
+    return f;
+}
+int file_open_to_write(const char *path, int how, Error *e) {
+    const int fd = open_at_once(path, how | O_CREAT, e);
+    if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);      /* a full pipe with a reader may wait */
+    return fd;
+}
+
+void process_protect(void) {
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)  /* each gets the lowest number that is free */
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF
+            && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+            fail(EXIT_DISK, "descriptor %d is closed, and /dev/null cannot take its number: %s", fd, strerror(errno));
+}
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
 char *file_read(const char *path, size_t *bytes, Error *e) {
-    struct stat s;
-    if (!stat(path, &s) && !S_ISREG(s.st_mode)) {           /* a pipe without a writer would hang */
-        error_set(e, "%s: not a regular file", path);
-        return NULL;
-    }
-    FILE *f = fopen(path, "rb");
-    if (!f || fstat(fileno(f), &s)) {
-        error_set(e, "%s: %s", path, strerror(errno));
-        if (f) fclose(f);
-        return NULL;
-    }
-    size_t size = (size_t)s.st_size;
+    uint64_t there;
+    FILE *f = file_stream(path, &there, e);
+    if (!f) return NULL;
+    size_t size = (size_t)there;
     char *data = malloc(size + 1);
     if (!data) fail(EXIT_MEMORY, "out of host memory: %s has %zu bytes", path, size);
     if (fread(data, 1, size, f) != size) {
@@ -56,8 +96,8 @@ struct FileWriter {
 };
 
 static FileWriter *writer(const char *path, int how, Error *e) {
-    const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | how, 0666);
-    if (fd < 0) { error_set(e, "%s: %s", path, strerror(errno)); return NULL; }
+    const int fd = file_open_to_write(path, O_WRONLY | how, e);
+    if (fd < 0) return NULL;
     FileWriter *w = mem_alloc(sizeof *w);
     w->path = text_format("%s", path);
     w->fd = fd;
@@ -238,8 +278,9 @@ int file_write(const char *path, const void *data, size_t bytes, Error *e) {
 }
 
 static int copy(const char *from, const char *to, Error *e) {
-    FILE *in = fopen(from, "rb");
-    if (!in) return error_set(e, "%s: %s", from, strerror(errno));
+    uint64_t there;
+    FILE *in = file_stream(from, &there, e);
+    if (!in) return 0;
     FileWriter *w = file_create(to, e);
     char *buffer = mem_alloc(BUFFER);
     int ok = w != NULL;

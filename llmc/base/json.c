@@ -429,8 +429,8 @@ Json *json_read_file(const char *folder, const char *name, Error *e) {
 }
 Json *json_read_beside(const char *folder, const char *name, int *ok, Error *e) {
     char *path = text_format("%s/%s", folder, name);
-    Json *json = is_file(path) ? json_read_file(folder, name, e) : NULL;
-    if (!json && is_file(path)) *ok = 0;
+    Json *json = is_there(path) ? json_read_file(folder, name, e) : NULL;
+    if (!json && is_there(path)) *ok = 0;
     free(path);
     return json;
 }

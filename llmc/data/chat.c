@@ -41,7 +41,7 @@ typedef struct { const char *folder; int complete; Error e; } Beside;
 static char *read_small(Beside *s, const char *name) {
     size_t bytes;
     char *path = text_format("%s/%s", s->folder, name), *text = NULL;
-    if (is_file(path) && !(text = file_read(path, &bytes, &s->e))) s->complete = 0;
+    if (is_there(path) && !(text = file_read(path, &bytes, &s->e))) s->complete = 0;
     free(path);
     return text;
 }
@@ -99,7 +99,7 @@ static int use_name(Chat *c, const char *name, Error *e) {
         Json *json = read_json(&s, "tokenizer_config.json");
         use_folder(c, &s, json ? json_root(json) : NULL);
         json_free(json);
-    } else if (is_file(name)) {
+    } else if (is_there(name)) {
         if (!(text = file_read(name, &bytes, e))) return 0;
         use_texts(c, name, text, NULL);
     } else return error_set(e, "-ct %s: no chat template, file or folder has this name; known are %s", name,

@@ -6,7 +6,6 @@
 #include "kinds.h"
 #include "records.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +54,9 @@ static int foreign_tokens(const char *path, Error *e) {
     const size_t n = strlen(path);
     const char *name = base_name(path), *digits = name + 4;
     char *index = text_format("%.*s.idx", (int)(n > 4 ? n - 4 : n), path);
-    FILE *f = fopen(index, "rb");
+    Error none;
+    uint64_t bytes;
+    FILE *f = file_stream(index, &bytes, &none);
     char head[TYPE + 1] = "";
     Text word = { 0 };
     text_add_word(&word, path);
@@ -210,16 +211,15 @@ static int use_open_file(Data *d, int use, const char *path, int fd, int64_t siz
 }
 
 static int use_file(Data *d, int use, const char *path, Error *e) {
-    struct stat s;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), ok = 0;        /* a pipe without a writer must not hang */
-    if (fd < 0 || fstat(fd, &s)) error_set(e, "%s: cannot be read: %s", path, strerror(errno));
-    else if (S_ISDIR(s.st_mode))
-        error_set(e, "%s: a folder, where a pattern must match files alone; a folder is given by its name", path);
-    else if (!S_ISREG(s.st_mode))
-        error_set(e, "%s: not a regular file; data must be files or folders, no pipes or devices", path);
-    else if (!s.st_size) error_set(e, "%s: found 0 bytes, expected text or tokens; fetch or make it again", path);
-    else ok = use_open_file(d, use, path, fd, (int64_t)s.st_size, e);
-    if (fd >= 0) close(fd);
+    uint64_t bytes;
+    if (is_folder(path))
+        return error_set(e, "%s: a folder, where a pattern must match files alone; a folder is given by its name",
+                         path);
+    const int fd = file_open(path, &bytes, e);
+    if (fd < 0) return 0;
+    const int ok = bytes ? use_open_file(d, use, path, fd, (int64_t)bytes, e)
+                         : error_set(e, "%s: found 0 bytes, expected text or tokens; fetch or make it again", path);
+    close(fd);
     d->files += ok;
     return ok;
 }

@@ -3,7 +3,6 @@
 #define _FILE_OFFSET_BITS 64
 #include "segment.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +12,11 @@
 enum { CHUNK = 1 << 18 };               /* bytes a scan reads at once */
 
 int data_read_at(const Segment *p, void *to, size_t bytes, int64_t at, Error *e) {
-    int fd = p->fd >= 0 ? p->fd : open(p->path, O_RDONLY | O_CLOEXEC);
+    uint64_t there;
+    int fd = p->fd >= 0 ? p->fd : file_open(p->path, &there, e);
     size_t done = 0;
-    ssize_t n = fd < 0 ? -1 : 1;
+    ssize_t n = 1;
+    if (fd < 0) return 0;
     while (n > 0 && done < bytes) {
         n = pread(fd, (char *)to + done, bytes - done, (off_t)(at + (int64_t)done));
         if (n > 0) done += (size_t)n;
@@ -23,8 +24,8 @@ int data_read_at(const Segment *p, void *to, size_t bytes, int64_t at, Error *e)
     }
     int why = errno;
     struct stat s = { .st_size = 0 };
-    if (fd >= 0 && done < bytes) fstat(fd, &s);
-    if (fd >= 0 && p->fd < 0) close(fd);
+    if (done < bytes) fstat(fd, &s);
+    if (p->fd < 0) close(fd);
     if (done == bytes) return 1;
     if (n < 0) return error_set(e, "%s: could not be read at byte %lld: %s", p->path, (long long)at, strerror(why));
     return error_set(e, "%s: found %lld bytes, expected at least %lld as when it was opened: it was shortened while in "

@@ -8,7 +8,6 @@
 #define _POSIX_C_SOURCE 200809L
 #define _FILE_OFFSET_BITS 64
 #include "data_impl.h"
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -94,8 +93,9 @@ int cache_read(Data *d, const char *folder, Tokenizer **tokenizer) {
     Cache c = { .file = { .path = cache_path(folder) } };
     Header *h = &c.header;
     Error e;
+    uint64_t bytes;
     int ok = 0;
-    c.file.fd = open(c.file.path, O_RDONLY | O_CLOEXEC);
+    c.file.fd = file_open(c.file.path, &bytes, &e);
     if (c.file.fd >= 0 && read(c.file.fd, h, sizeof *h) == sizeof *h && h->magic == MAGIC && h->text == d->text_hash
         && (d->tokenizer_hash ? h->tokenizer == d->tokenizer_hash : h->recipe == d->recipe_hash)) {
         ok = cache_load(&c, &e) && (*tokenizer || (*tokenizer = tokenizer_load_text(c.json, h->json_bytes, &e)));

@@ -469,7 +469,7 @@ static void compare_config(const Tokenizer *t, const char *path) {
     char *config = text_format("%.*stokenizer_config.json", slash ? (int)(slash + 1 - path) : 0, path);
     size_t bytes;
     Error e;
-    char *text = is_file(config) ? file_read(config, &bytes, &e) : NULL;
+    char *text = is_there(config) ? file_read(config, &bytes, &e) : NULL;
     Json *json = text ? json_parse(text, bytes, &e) : NULL;
     const JsonValue *add = json ? json_get(json_root(json), "add_bos_token") : NULL;
     const char *type = json ? json_string(json_get(json_root(json), "tokenizer_class"), "") : "";

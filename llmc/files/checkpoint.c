@@ -50,9 +50,9 @@ static void remove_temporaries(const char *folder) {
 int checkpoint_lock(const char *folder, Error *e) {
     if (!folder_make(folder, e)) return 0;
     char *path = text_format("%s/lock", folder), owner[96] = "";
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) { error_set(e, "%s: %s", path, strerror(errno)); free(path); return 0; }
+    int fd = file_open_to_write(path, O_RDWR, e);
     free(path);
+    if (fd < 0) return 0;
     if (flock(fd, LOCK_EX | LOCK_NB)) {
         if (errno != EWOULDBLOCK) {
             error_set(e, "%s/lock: %s", folder, strerror(errno));
@@ -93,7 +93,7 @@ Holding checkpoint_exists(const char *folder, Error *e) {
     Holding found = states < 0 ? HOLDS_UNKNOWN : states ? HOLDS_STATE : HOLDS_NOTHING;
     for (size_t i = 0; i < sizeof signs / sizeof *signs && !found; i++) {
         char *path = text_format("%s/%s", folder, signs[i].file);
-        if (is_file(path)) found = signs[i].means;
+        if (is_there(path)) found = signs[i].means;
         free(path);
     }
     free(steps);
@@ -127,16 +127,16 @@ struct Checkpoint { char *folder, *path; int64_t step; Json *run; Config config;
 
 /* Parts of the file at a time, one for each thread. */
 static int sum_file(const char *path, FileSum *sum, Error *e) {
-    const int in = open(path, O_RDONLY | O_CLOEXEC);
-    struct stat s;
+    uint64_t size;
+    const int in = file_open(path, &size, e);
     *sum = (FileSum){ 0 };
-    int ok = in >= 0 && !fstat(in, &s);
-    const int64_t parts = ok ? (s.st_size + BUFFER - 1) / BUFFER : 0;
+    if (in < 0) return 0;
+    const int64_t parts = ((int64_t)size + BUFFER - 1) / BUFFER;
     uint32_t *crcs = mem_alloc((size_t)(parts + 1) * sizeof *crcs);
-    int error = ok ? 0 : errno;
+    int ok = 1, error = 0;
     #pragma omp parallel for schedule(dynamic, 1) if (parts > 1)
     for (int64_t i = 0; i < parts; i++) {
-        const int64_t from = i * BUFFER, left = s.st_size - from;
+        const int64_t from = i * BUFFER, left = (int64_t)size - from;
         const size_t bytes = (size_t)(left < BUFFER ? left : BUFFER);
         char *buffer = mem_alloc(bytes);
         size_t got = 0;
@@ -151,12 +151,12 @@ static int sum_file(const char *path, FileSum *sum, Error *e) {
         free(buffer);
     }
     for (int64_t i = 0; i < parts; i++) {
-        const int64_t left = s.st_size - i * BUFFER;
+        const int64_t left = (int64_t)size - i * BUFFER;
         sum->bytes += (uint64_t)(left < BUFFER ? left : BUFFER);
         sum->crc = crc32c_combine(sum->crc, crcs[i], (uint64_t)(left < BUFFER ? left : BUFFER));
     }
     if (error) ok = error_set(e, "%s: %s", path, strerror(error));
-    if (in >= 0) close(in);
+    close(in);
     free(crcs);
     return ok;
 }
@@ -251,7 +251,7 @@ int checkpoint_has_tokenizer(const Checkpoint *c, const char *path) {
     const JsonValue *files = json_get(checkpoint_run(c), "files");
     FileSum sum;
     Error e;
-    if (!is_file(path)) return 0;
+    if (!is_there(path)) return 0;
     if (!json_get(files, "tokenizer.json")) return 1;           /* an older version, which stored no checksum of it */
     if (expected_sum(checkpoint_run(c), "tokenizer.json", &sum, &e) && verify_file(path, &sum, &e)) return 1;
     Error none;

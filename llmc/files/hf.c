@@ -25,7 +25,7 @@ enum { BUFFER = 1 << 20 };              /* elements moved at a time */
 
 static int has_file(const char *folder, const char *name) {
     char *path = text_format("%s/%s", folder, name);
-    const int has = is_file(path);
+    const int has = is_there(path);
     free(path);
     return has;
 }

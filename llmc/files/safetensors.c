@@ -3,11 +3,9 @@
 #include "safetensors.h"
 #include "llmc/base/json.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "tensors are read and written in memory order, which must be little-endian"
@@ -200,11 +198,9 @@ static int read_at(const Shard *f, uint64_t offset, void *data, size_t bytes, Er
 }
 
 static int shard_open(Shard *f, const char *path, Error *e) {
-    struct stat s;
-    *f = (Shard){ .path = text_format("%s", path), .fd = open(path, O_RDONLY | O_CLOEXEC) };
-    if (f->fd < 0 || fstat(f->fd, &s)) return error_set(e, "%s: %s", path, strerror(errno));
-    if (!S_ISREG(s.st_mode)) return error_set(e, "%s: not a regular file", path);
-    uint64_t size = (uint64_t)s.st_size, n = 0;
+    uint64_t size, n = 0;
+    *f = (Shard){ .path = text_format("%s", path), .fd = file_open(path, &size, e) };
+    if (f->fd < 0) return 0;
     if (size < 8) return error_set(e, "%s: %llu bytes are too few for a safetensors file", path,
                                    (unsigned long long)size);
     if (!read_at(f, 0, &n, 8, e)) return 0;                     /* little-endian, as the data */
@@ -332,8 +328,8 @@ static int open_index(Safetensors *s, const char *folder, const char *index, Err
 static int open_folder(Safetensors *s, const char *folder, Error *e) {
     char *single = text_format("%s/model.safetensors", folder),
         *index = text_format("%s/model.safetensors.index.json", folder);
-    int ok = is_file(single) ? add_shard(s, single, e) && index_names(s, e)
-           : is_file(index) ? open_index(s, folder, index, e)
+    int ok = is_there(single) ? add_shard(s, single, e) && index_names(s, e)
+           : is_there(index) ? open_index(s, folder, index, e)
            : error_set(e, "%s: holds neither model.safetensors nor model.safetensors.index.json", folder);
     free_each(single, index);
     return ok;

@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#ifndef MSG_NOSIGNAL                     /* macOS; SIGPIPE is ignored anyway (requests_protect) */
+#ifndef MSG_NOSIGNAL                     /* macOS; SIGPIPE is ignored anyway (process_protect) */
 #define MSG_NOSIGNAL 0
 #endif
 

@@ -37,8 +37,10 @@ static int processor_seconds(double *ran, double *waited) {
     for (const struct dirent *d; tasks && (d = readdir(tasks)); ) {
         char path[300];
         double a, b;
+        Error e;
+        uint64_t bytes;
         snprintf(path, sizeof path, "/proc/self/task/%.200s/schedstat", d->d_name);
-        FILE *f = fopen(path, "r");
+        FILE *f = file_stream(path, &bytes, &e);
         if (f && fscanf(f, "%lf %lf", &a, &b) == 2) { *ran += 1e-9 * a; *waited += 1e-9 * b; known = 1; }
         if (f) fclose(f);
     }

@@ -3,6 +3,7 @@
 #include "log.h"
 #include "plot.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,6 +97,12 @@ static void cut(const char *path, int64_t step, int64_t (*step_of)(const char *,
 }
 
 void log_silence(Log *l) { *l = (Log){ .silent = 1 }; }
+static FILE *open_log(const char *path, int how, Error *e) {
+    const int fd = file_open_to_write(path, O_WRONLY | O_APPEND | how, e);
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "a");
+    if (fd >= 0 && !f) error_set(e, "%s: %s", path, strerror(errno));
+    return f;
+}
 int log_open(Log *l, const char *folder, int64_t resume_step, const char *start, Error *e) {
     char *main_path = text_format("%s/main.log", folder), *json_path = text_format("%s/log.jsonl", folder);
     *l = (Log){ .folder = text_format("%s", folder), .terminal = isatty(STDOUT_FILENO) };
@@ -103,9 +110,9 @@ int log_open(Log *l, const char *folder, int64_t resume_step, const char *start,
     char *line = text_format("%s\n", start);
     int ok = resume_step >= 0 || file_write(json_path, line, strlen(line), e);
     if (ok) {
-        l->main = fopen(main_path, resume_step >= 0 ? "a" : "w");
-        l->json = l->main ? fopen(json_path, "a") : NULL;
-        if (!l->json) ok = error_set(e, "%s: %s", l->main ? json_path : main_path, strerror(errno));
+        l->main = open_log(main_path, resume_step >= 0 ? 0 : O_TRUNC, e);
+        l->json = l->main ? open_log(json_path, 0, e) : NULL;
+        ok = l->json != NULL;
     }
     free(line);
     free(main_path);

@@ -403,9 +403,11 @@ static int read_lines(Report *r, FILE *f, int second, off_t *end) {
 }
 static int read_on(Report *r, Error *e) {
     off_t end = r->read, again;
+    uint64_t bytes;
+    FILE *f = file_stream(r->log, &bytes, e);
+    if (!f) return 0;
     errno = 0;
-    FILE *f = fopen(r->log, "rb");
-    const int cut = f && fseeko(f, r->read, SEEK_SET) == 0 ? read_lines(r, f, 0, &end) : -1;
+    const int cut = fseeko(f, r->read, SEEK_SET) == 0 ? read_lines(r, f, 0, &end) : -1;
     if (cut == 1) {
         summary_free(&r->summary);
         summary_start(&r->summary);
@@ -415,7 +417,7 @@ static int read_on(Report *r, Error *e) {
     const int ok = cut >= 0 && fseeko(f, r->read, SEEK_SET) == 0 && read_lines(r, f, 1, &again) >= 0;
     r->read = end;
     if (!ok) error_set(e, "%s: %s", r->log, errno ? strerror(errno) : "could not be read");
-    if (f) fclose(f);
+    fclose(f);
     return ok;
 }
 

@@ -2,21 +2,11 @@
 #define _DEFAULT_SOURCE
 #include "requests.h"
 #include "llmc/ranks/group.h"
-#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 static volatile sig_atomic_t stop_requested, save_requested;
-
-void requests_protect(void) {
-    int fd;
-    signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN);
-    /* if stdout is closed, the next open() would get descriptor 1 and our terminal output */
-    while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd <= STDERR_FILENO);
-    if (fd >= 0) close(fd);
-}
 
 static void on_signal(int number) {
     if (number == SIGUSR1) { save_requested = 1; return; }

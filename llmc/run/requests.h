@@ -7,10 +7,6 @@
 /* BUSY: this rank is still writing the last checkpoint. */
 enum { REQUEST_STOP = 1, REQUEST_SAVE = 2, REQUEST_TIMED_SAVE = 4, REQUEST_BUSY = 8 };
 
-/* Called before anything is opened. A closed pipe (`| head`) and a limit on file sizes become
- * errors of write(), not signals; descriptors 0 to 2 are open afterwards. */
-void requests_protect(void);
-
 /* SIGINT, SIGTERM, SIGUSR2: stop; SIGUSR1: save; SIGHUP: ignored. A second SIGINT exits at once. */
 void requests_listen(void);
 

@@ -144,8 +144,8 @@ static char *own_tokenizer(const Run *r) {
     const Settings *s = &r->s;
     if (*s->tokenizer || !starts_from_model(r)) return NULL;
     char *copy = text_format("%s/tokenizer.json", s->out), *first = text_format("%s/tokenizer.json", s->model);
-    const int has_copy = r->from && checkpoint_has_tokenizer(r->from, copy), has_first = is_file(first);
-    if (r->from && !has_copy && !has_first && is_file(copy))
+    const int has_copy = r->from && checkpoint_has_tokenizer(r->from, copy), has_first = is_there(first);
+    if (r->from && !has_copy && !has_first && is_there(copy))
         fail(EXIT_CHECKPOINT, "%s is damaged, and %s, from which it was copied, is not there", copy, first);
     char *path = has_copy ? text_format("%s", copy) : has_first ? text_format("%s", first) : NULL;
     free(copy);
@@ -173,7 +173,7 @@ void run_open_data(Run *r) {
                                   .pattern = s->pattern, .chat = s->chat, .field = s->field, .cache = s->out,
                                   .show = r->leads, .any_bytes = s->any_bytes,
                                   .trained = r->from && checkpoint_has_tokenizer(r->from, trained) ? trained : NULL };
-    if (r->from && is_file(s->tokenizer) && !s->allow_data && !checkpoint_has_tokenizer(r->from, s->tokenizer))
+    if (r->from && is_there(s->tokenizer) && !s->allow_data && !checkpoint_has_tokenizer(r->from, s->tokenizer))
         fail(EXIT_CHECKPOINT, "%s is not the tokenizer of the run in %s, which is %s. To continue anyway: "
              "--allow-data-change 1", s->tokenizer, s->out, trained);
     if (!(r->data = data_open_text(&request, &r->tokenizer, &e))) fail_with(&e, EXIT_INPUT);
@@ -256,11 +256,11 @@ static void load_config(Run *r) {
     if (!r->restored && (!*s->upcycle || data_has_chats(r->data)))
         settings_fine_tune(&r->s, r->dev->is_gpu, c->channels, c->context, data_has_chats(r->data));
     char *theirs = text_format("%s/tokenizer.json", s->model);
-    if (r->tokenizer && !*s->tokenizer && !is_file(theirs) && c->vocab > tokenizer_vocab(r->tokenizer))
+    if (r->tokenizer && !*s->tokenizer && !is_there(theirs) && c->vocab > tokenizer_vocab(r->tokenizer))
         fail(EXIT_INPUT, "%s is missing, and of bytes this model "
              "has learned nothing. To make it of the folder's other files: python3 -c \"import transformers as t; "
              "t.AutoTokenizer.from_pretrained('FOLDER').save_pretrained('FOLDER')\"; or name one (-tk)", theirs);
-    if (*s->tokenizer && is_file(theirs) && r->leads)
+    if (*s->tokenizer && is_there(theirs) && r->leads)
         warn("-tk %s replaces the model's own tokenizer: if its ids mean other text, the model has to learn them again",
              s->tokenizer);
     free(theirs);

@@ -28,7 +28,9 @@ static char *command_line(char **arguments) {
 static char *machine_name(void) {
     char line[256], model[200] = "";
     struct utsname u;
-    FILE *f = fopen("/proc/cpuinfo", "r");
+    Error e;
+    uint64_t bytes;
+    FILE *f = file_stream("/proc/cpuinfo", &bytes, &e);
     while (f && !*model && fgets(line, sizeof line, f))
         if (!strncmp(line, "model name", 10) && strchr(line, ':'))
             snprintf(model, sizeof model, "%.*s, ", (int)strcspn(strchr(line, ':') + 2, "\n"), strchr(line, ':') + 2);

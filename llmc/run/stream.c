@@ -2,6 +2,7 @@
 #include "stream.h"
 #include "view.h"
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,6 +78,11 @@ void stream_drop(Stream *o, size_t bytes) {
     o->experts.length = marked ? o->text.length * sizeof(int) : 0;
 }
 
+void stream_flush(void) {
+    if (!fflush(stdout) || errno == EINTR) return;
+    if (errno == EPIPE) { signal(SIGPIPE, SIG_DFL); raise(SIGPIPE); }
+    fail(EXIT_DISK, "cannot write the text: %s", strerror(errno));
+}
 void stream_print(Stream *o, int end) {
     const int marked = o->style->marked;
     const size_t ready = stream_ready(o, end);
@@ -90,7 +96,7 @@ void stream_print(Stream *o, int end) {
         o->last = o->text.at[i + n - 1];
     }
     if (end) set_color(o, -1);
-    if (fflush(stdout) && errno != EINTR) fail(EXIT_DISK, "cannot write the text: %s", strerror(errno));
+    stream_flush();
     stream_drop(o, ready);
 }
 

@@ -38,7 +38,10 @@ void stream_generated(Stream *o, int token, int expert);
  * removes bytes that were written. */
 size_t stream_ready(const Stream *o, int end);
 void stream_drop(Stream *o, size_t bytes);
-void stream_print(Stream *o, int end);  /* writes and drops them. Fails with EXIT_DISK if stdout does */
+void stream_print(Stream *o, int end);  /* writes and drops them */
+/* Writes what stdout holds, or fails with EXIT_DISK. Where its reader has gone (`| head`), the
+ * program ends by SIGPIPE, as others in a pipe do. */
+void stream_flush(void);
 
 /* The stop string as a user wrote it: \n, \t and \\ are new line, tab and backslash. free() it. */
 char *stop_string(const char *text);

@@ -522,7 +522,8 @@ static void print_link(const Server *s) {
     if (any && !gethostname(host, sizeof host - 1)) name = host;
     text_print(stdout, strchr(name, ':') ? "http://[%s]:%d/%s%s\n" : "http://%s:%d/%s%s\n", name,
                net_port(s->listener[0]), *s->token ? "#" : "", s->token);
-    fflush(stdout);
+    if (fflush(stdout) && *s->token) fail(EXIT_DISK, "cannot write the link: %s", strerror(errno));
+    clearerr(stdout);                                       /* without a token, everyone here can do without the link */
     if (*s->token && s->w->verbose)
         fprintf(stderr, "anyone who has this link can use the model; the connection is not encrypted\n");
 }

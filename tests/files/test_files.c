@@ -10,6 +10,8 @@
 #include "llmc/data/tokenizer.h"
 #include <locale.h>
 #include <math.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define GOLDENS "tests/reference/tokenizers"
@@ -372,6 +374,30 @@ static void test_safetensors_writer_errors(void) {
         free(much);
     } else skip("safetensors: no /dev/full here");
     free(path);
+}
+
+/* Whatever a name stands for, opening it does not wait. */
+static void test_kinds(void) {
+    char *pipe = scratch_path("pipe"), *none = scratch_path("none"), *link_to_none = scratch_path("dangling");
+    uint64_t bytes;
+    Error e = { .code = 0 };
+    check(!is_there(none) && file_open(none, &bytes, &e) < 0 && strstr(e.text, "No such file"), "a missing file: %s",
+          e.text);
+    check(file_open("/", &bytes, &e) < 0 && strstr(e.text, "but a folder"), "a folder is no file: %s", e.text);
+    check(file_open("/dev/zero", &bytes, &e) < 0 && strstr(e.text, "but a device"), "a device is none: %s", e.text);
+    check(!symlink(none, link_to_none) && is_there(link_to_none) && file_open(link_to_none, &bytes, &e) < 0,
+          "a link to nothing is there, and no file: %s", e.text);
+    if (mkfifo(pipe, 0600)) { skip("no named pipes here"); return; }
+    check(is_there(pipe) && file_open(pipe, &bytes, &e) < 0 && strstr(e.text, "but a pipe"), "nor is a pipe: %s",
+          e.text);
+    check(!file_create(pipe, &e) && strstr(e.text, "nobody reads"), "nor one to be written: %s", e.text);
+    const int reader = open(pipe, O_RDONLY | O_NONBLOCK);
+    const int fd = file_open_to_write(pipe, O_WRONLY, &e);
+    check(fd >= 0 && !(fcntl(fd, F_GETFL) & O_NONBLOCK), "with a reader it is written, as ever: %s", e.text);
+    close(fd);
+    close(reader);
+    unlink(pipe), unlink(link_to_none);
+    free(pipe), free(none), free(link_to_none);
 }
 
 #define TENSOR(name, shape, begin, end) \
@@ -927,7 +953,8 @@ static void test_foreign_models(void) {
 
 void test_files(void) {
     PART(test_foreign_models());
-    PART(test_random_normals()); PART(conversions()); PART(test_json_values()); PART(test_json_python());
+    PART(test_random_normals()); PART(conversions()); PART(test_kinds());
+    PART(test_json_values()); PART(test_json_python());
     PART(test_json_refused()); PART(test_json_large()); PART(test_text());
     PART(test_utf8()); PART(test_safetensors_round_trip());
     PART(test_safetensors_large()); PART(test_conversion()); PART(test_safetensors_writer_errors());
