@@ -52,7 +52,8 @@ static const Option table[] = {
       "how a chat is written; not given: by the template in the folder; without one each line is continued. A Jinja "
       "file, a folder, or one of " CHAT_NAMES },
     { "text",     "st", "stop",          OPTION_TEXT,   FIELD(stop),        "",           0, 0,       NULL,
-      "a text ends before this string (\\n: newline); default where a chat continues lines: an empty line" },
+      "a text ends before this string (\\n: newline), or the first of several, [\"a\", \"b\"]; default where a chat "
+      "continues lines: an empty line" },
     { "text",     "e",  "echo",          OPTION_INT,    FIELD(echo),        "1",          0, 1,       NULL,
       "1: print the prompt, too" },
     { "sampling", "t",  "temperature",   OPTION_FLOAT,  FIELD(temperature), "0.8",        0, 100,     NULL,
@@ -149,7 +150,7 @@ static void check_options(Options o) {
 typedef struct {
     Settings   s;
     TextStyle  style;
-    char      *folder, *stop;
+    char      *folder, **stops;
     Config     config;
     Tokenizer *tokenizer;               /* NULL: there is none, and text is ids */
     Generator  g;
@@ -309,7 +310,7 @@ static void open_generator(Session *q, int capacity) {
     g->end_tokens = hf_end_tokens(q->folder, q->tokenizer, g->end_token);
     if (q->talk.chat.form) {
         const char *end = converse_end(&q->talk, q->tokenizer, g->end_token, &g->end_tokens);
-        if (!*q->style.stop) q->style.stop = end;
+        q->style.stops = q->stops = stops_add(q->stops, end, strlen(end));
     }
     g->sequences = s->sequences;
     g->interrupted = &interrupts;
@@ -458,14 +459,15 @@ static void serve(Session *q, Options o) {
     chat.today = 1;
     open_generator(q, q->s.context);
     signal(SIGTERM, on_interrupt);
-    const Web w = { .address = q->s.address, .port = q->s.port, .options = o, .tokenizer = q->tokenizer, .chat = &chat,
-                    .prompt = prompt, .g = &q->g, .verbose = q->s.verbose };
+    char *name = api_name(q->folder);
+    const Web w = { .address = q->s.address, .port = q->s.port, .g = &q->g, .verbose = q->s.verbose,
+                    .api = { .name = name, .options = o, .tokenizer = q->tokenizer, .chat = &chat, .prompt = prompt } };
     message(q, "Ctrl-C ends the server\n");
     if (!web_serve(&w, &e)) fail(EXIT_USAGE, "%s (-wa, -wp)", e.text);
     interrupts = 0;
     generator_close(&q->g);
     chat_close(&chat);
-    free(prompt);
+    free_each(name, prompt);
 }
 
 /* ---- perplexity ------------------------------------------------------------------------------ */
@@ -603,13 +605,13 @@ static void follow_folder(Session *q, Options o) {
     free(said.at);
 }
 
-/* What follows from the options and the terminal: stop string, a seed from the clock, colors. */
+/* What follows from the options and the terminal: stop strings, a seed from the clock, colors. */
 static void prepare(Session *q, Options o) {
     Settings *s = &q->s;
     if (s->mode == CHAT) find_template(q);
     const char *stop = s->mode == CHAT && !q->talk.chat.form && !option_given(o, "st") ? "\\n\\n" : s->stop;
     const char *none = getenv("NO_COLOR");
-    q->stop = stop_string(stop);
+    q->stops = stops_option(NULL, stop);
     const int web = s->mode == WEB, from_clock = s->seed < 0 && !web;     /* the page: a new one for each text */
     if (from_clock) {
         struct timespec t;
@@ -619,7 +621,8 @@ static void prepare(Session *q, Options o) {
     if (!*s->file && !*s->questions && !web && (from_clock || s->verbose))
         fprintf(stderr, "seed %lld\n", (long long)s->seed);
     const int terminal = isatty(1), colors = terminal && !(none && *none);
-    q->style = (TextStyle){ .tokenizer = q->tokenizer, .stop = q->stop, .marked = s->verbose == 2, .terminal = terminal,
+    q->style = (TextStyle){ .tokenizer = q->tokenizer, .stops = q->stops, .marked = s->verbose == 2,
+                            .terminal = terminal,
                             .colored = s->color == COLOR_ALWAYS || (s->color == COLOR_AUTO && colors) };
 }
 
@@ -647,7 +650,7 @@ int main(int argc, char **argv) {
     converse_close(&q->talk);
     tokenizer_free(q->tokenizer);
     free(q->folder);
-    free(q->stop);
+    stops_free(q->stops);
     stream_flush();
     if (ferror(stdout)) fail(EXIT_DISK, "cannot write the text: %s", strerror(errno));
     return interrupts ? 130 : EXIT_DONE;

@@ -60,10 +60,17 @@ class Server:
     def ask(self, path="/", method="GET", body=None, **fields):
         return self.send(request(path, method, body, self.port, **fields))
 
-    def generate(self, **body):
-        """What becomes of a text: status, body and, if it is made, events."""
-        status, _, answer = self.ask("/generate", "POST", body)
+    def generate(self, path=None, **body):
+        """What becomes of a text that is streamed: status, body and, if it is made, events."""
+        status, _, answer = self.ask(path_of(path, body), "POST", {"stream": True, **body})
         return status, answer, events(answer) if status == 200 else []
+
+    def complete(self, path=None, expected=200, **body):
+        """The same as a whole; the answer, or the error."""
+        status, _, answer = self.ask(path_of(path, body), "POST", body)
+        check(status == expected, f"{body}: {status} {answer}")
+        answer = json.loads(answer)
+        return answer if expected == 200 else answer["error"]
 
     def end(self, number=signal.SIGINT):
         self.process.send_signal(number)
@@ -96,45 +103,81 @@ def split(data):
     return (int(found[1]) if found else 0), head.decode("latin-1"), body
 
 
-def events(body):
-    """Those of a chunked answer; the last chunk must be there."""
+def path_of(path, body):
+    return path or ("/v1/chat/completions" if "messages" in body else "/v1/completions")
+
+
+def chunks(body):
+    """The text of a chunked answer; the last chunk must be there."""
     text = b""
     while True:
         size, _, body = body.partition(b"\r\n")
         n = int(size or b"0", 16)
         if not n:
-            return [json.loads(line) for line in text.splitlines()]
+            return text
         text += body[:n]
         body = body[n + 2:]
 
 
-def text_of(events):
-    return "".join(e.get("text", "") for e in events)
+def events(body):
+    *said, last, end = chunks(body).split(b"\n\n")
+    check(last == b"data: [DONE]" and end == b"", f"a stream ends with [DONE]: {last!r} {end!r}")
+    check(all(e.startswith((b"data: {", b": queue ")) for e in said), "and is of events and comments")
+    return [json.loads(e[6:]) for e in said if e.startswith(b"data: ")]
+
+
+def choices(events, index=0):
+    return [c for e in events for c in e["choices"] if c["index"] == index]
+
+
+def text_of(events, index=0):
+    return "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in choices(events, index))
+
+
+def ended(events, index=0):
+    return [(c["finish_reason"], c["ended"]) for c in choices(events, index) if c["finish_reason"]]
 
 
 def test_chat(folder, server):
     hi = [{"role": "user", "content": "Hi"}]
-    chat_of = lambda server: json.loads(server.ask("/model")[2])["chat"]
+    chat_of = lambda server: model_of(server)["smoe"]["chat"]
     check(chat_of(server) == "", "a folder without a template has no chat")
-    status, body, _ = server.generate(messages=hi)
-    check(status == 400 and b"template" in body, f"and is not asked for answers: {status} {body}")
+    check("template" in server.complete(messages=hi, expected=400)["message"], "and is not asked for answers")
     talks = Server(folder, "-v", "0", model="chat")
     check(chat_of(talks) == "own", "a folder with one")
-    said = talks.generate(messages=hi, tokens=30, seed=1, temperature=0.5)[2]
+    said = talks.generate(messages=hi, max_tokens=30, seed=1, temperature=0.5, experts=True)[2]
     form = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    same = talks.generate(prompt=form, tokens=30, seed=1, temperature=0.5, stop="<|im_end|>")[2]
+    same = talks.generate(prompt=form, max_tokens=30, seed=1, temperature=0.5, stop="<|im_end|>", echo=True)[2]
     answer, whole = text_of(said), text_of(same)
     check(whole == form + answer and answer, f"the answer is what follows the template: {answer!r} {whole!r}")
-    check(min(e["token"] for e in said if "text" in e) == len(form), "and has its own experts only")
+    check(sum(len(c["experts"]) for c in choices(said)) >= len(answer), "and has its own experts only")
+    whole = talks.complete(messages=hi, max_tokens=30, seed=1, temperature=0.5)
+    check(whole["choices"][0]["message"] == {"role": "assistant", "content": answer, "refusal": None} and whole["object"] == "chat.completion"
+          and said[0]["object"] == "chat.completion.chunk", "as a whole it is the same")
+    parts = [{"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]}]
+    check(talks.complete(messages=parts, max_tokens=30, seed=1, temperature=0.5)["choices"] == whole["choices"], "contents may be parts")
     long = [{"role": ("user", "assistant")[i % 2], "content": str(i) * 4} for i in range(21)]
-    said = talks.generate(messages=[{"role": "system", "content": "S"}, *long], tokens=3)[2]
-    began = next(e for e in said if "dropped" in e)
-    check(began["dropped"] > 0 and began["prompt_tokens"] <= 96, f"of a long chat the oldest turns go: {began}")
-    for what, body in (("no list", {"messages": "a"}), ("an empty list", {"messages": []}), ("a number for a message", {"messages": [3]}),
-                       ("another role", {"messages": [{"role": "x", "content": "a"}]}), ("no text", {"messages": [{"role": "user"}]}),
-                       ("a prompt and messages", {"messages": long, "prompt": "a"})):
-        status, answer, _ = talks.generate(**body)
-        check(status == 400, f"{what}: {status} {answer}")
+    for key in "max_tokens", "max_completion_tokens":
+        check(talks.complete(messages=hi, **{key: 3})["usage"]["completion_tokens"] == 3, f"{key} is read")
+    said = talks.generate(messages=[{"role": "system", "content": "S"}, *long], max_tokens=3, truncation="auto", stream_options={"include_usage": True})[2]
+    check(said[0]["dropped"] > 0 and said[-1]["usage"]["prompt_tokens"] <= 96, f"of a long chat the oldest turns go: {said[0]}")
+    check(talks.complete(messages=long * 2, expected=400)["code"] == "context_length_exceeded", "unless it is not said that they may")
+    odds = talks.complete(messages=hi, max_tokens=4, seed=1, logprobs=True, top_logprobs=3)["choices"][0]
+    listed = odds["logprobs"]["content"]
+    check(len(listed) == 4 and all(len(t["top_logprobs"]) == 3 and t["logprob"] <= 0 for t in listed)
+          and b"".join(bytes(t["bytes"]) for t in listed).decode(errors="replace") == odds["message"]["content"], f"tokens with their odds: {odds}")
+    for what, key, body in (("no list", "messages", {"messages": "a"}), ("an empty list", "messages", {"messages": []}),
+                            ("a number for a message", "messages", {"messages": [3]}), ("another role", "messages", {"messages": [{"role": "x", "content": "a"}]}),
+                            ("no text", "messages", {"messages": [{"role": "user"}]}), ("a picture", "messages", {"messages": [
+                                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]}),
+                            ("a prompt and messages", "prompt", {"messages": hi, "prompt": "a"}), ("odds of none", "top_logprobs", {"messages": hi, "top_logprobs": 2}),
+                            ("a grammar", "response_format", {"messages": hi, "response_format": {"type": "json_object"}}),
+                            ("functions", "tools", {"messages": hi, "tools": [{"type": "function", "function": {"name": "f"}}]}),
+                            ("how much to think", "reasoning_effort", {"messages": hi, "reasoning_effort": "low"})):
+        e = talks.complete(path="/v1/chat/completions", expected=400, **body)
+        check(e["param"] == key and e["message"], f"{what}: {e}")
+    for what, body in (("text as the form", {"response_format": {"type": "text"}}), ("no functions", {"tools": [], "tool_choice": "none"})):
+        check(talks.complete(messages=hi, max_tokens=1, **body)["choices"], f"{what} is what there is")
     for name, what, *option in (("zephyr", "-ct names a template", "-ct", "zephyr"),
                                 ("own", "-z brings the template of its folder", "-z", os.path.join(folder, "chat/tokenizer.json"))):
         other = Server(folder, "-v", "0", *option)
@@ -146,12 +189,12 @@ class Stream:
     """A generation that goes on."""
     def __init__(self, server, buffer=0, **body):
         self.socket = server.connect(buffer)
-        self.socket.sendall(request("/generate", "POST", body, server.port))
+        self.socket.sendall(request("/v1/completions", "POST", {"stream": True, "truncation": "auto", **body}, server.port))
         self.rest = b""
         self.events = []
 
     def wait(self, key, count=1, seconds=20):
-        """Until `count` events have this key."""
+        """Until `count` events have this key: "queue", "text", "end"."""
         end = time.time() + seconds
         self.socket.settimeout(0.2)
         while sum(key in e for e in self.events) < count and time.time() < end:
@@ -161,10 +204,25 @@ class Stream:
                 continue
             self.rest += part
             *lines, self.rest = self.rest.split(b"\n")
-            self.events += [json.loads(line) for line in lines if line.startswith(b"{")]
+            self.events += [e for line in lines for e in self.read(line)]
             if not part:
                 break
         return sum(key in e for e in self.events) >= count
+
+    @staticmethod
+    def read(line):
+        if line.startswith(b": queue "):
+            return [{"queue": int(line[8:])}]
+        for c in json.loads(line[6:])["choices"] if line.startswith(b"data: {") else []:
+            return [{"end": c["ended"], "text": c["text"]} if c["finish_reason"] else {"text": c["text"]}]
+        return []
+
+    def text(self):
+        return "".join(e.get("text", "") for e in self.events)
+
+
+def model_of(server):
+    return json.loads(server.ask("/v1/models")[2])["data"][0]
 
 
 def test_answers(server, folder):
@@ -176,63 +234,112 @@ def test_answers(server, folder):
         check("'sha256-" + base64.b64encode(hashlib.sha256(part).digest()).decode() + "'" in head, "the policy allows this script and style only")
     check("default-src 'none'" in head and "frame-ancestors 'none'" in head and "unsafe" not in head, "a strict policy")
     check(b"http:" not in page.replace(b"http://www.w3.org", b"") and b"https:" not in page, "the page refers to nothing")
-    status, _, body = server.ask("/model")
-    model = json.loads(body)
-    check(status == 200 and model["context"] == 64 and [r["experts"] for r in model["routers"]] == [4, 4], "what the page must know")
-    how = {"prompt": "The ", "tokens": 40, "seed": 7, "temperature": 0.7}
-    said = server.generate(**how)[2]
+    model = model_of(server)
+    check(model["id"] == "run" and model["smoe"]["context"] == 64 and [r["experts"] for r in model["smoe"]["routers"]] == [4, 4], "what the page must know")
+    check(json.loads(server.ask("/v1/models/run")[2]) == model, "and the model by its name")
+    how = {"prompt": "The ", "max_tokens": 40, "seed": 7, "temperature": 0.7}
+    said = server.generate(**how, echo=True, experts=True, logprobs=2)[2]
     text = text_of(said)
     there = subprocess.run([ROOT / "infer_moe", os.path.join(folder, "model"), "-i", "The ", "-n", "40", "-s", "7", "-t", "0.7", "-v", "0"],
                            capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout.decode(errors="replace")
     check(text == there and len(text) > 20, f"the text is that of infer_moe -i: {text!r} {there!r}")
-    check(said[-1]["end"] == "length" and said[-1]["tokens"] == 40, "it ends at its length")
-    tokens = [e for e in said if "text" in e]
-    check(all(len(e["experts"]) == 4 and all(0 <= x < 4 for x in e["experts"]) for e in tokens) and
-          sorted({e["token"] for e in tokens}) == list(range(44)), "every token of prompt and text has its experts")
-    stop = text[28:31]
-    said = server.generate(**how, stop=stop)[2]
-    check(text_of(said) == text[:text.index(stop, len("The "))] and said[-1]["end"] == "stop", "a stop string ends it")
-    said = server.generate(prompt="x" * 100, tokens=0)[2]
-    check([e["dropped"] for e in said if "seed" in e] == [36] and said[-1] | {"seconds": 0, "prompt_seconds": 0} ==
-          {"end": "context", "tokens": 0, "seconds": 0, "prompt_seconds": 0}, "a prompt longer than the context")
-    said = server.generate(prompt="", tokens=80)[2]
-    check(said[-1]["end"] in ("length", "stop") and said[-1]["tokens"] > 64, "a text longer than the context")
+    check(ended(said) == [("length", "length")], f"it ends at its length: {ended(said)}")
+    experts = [e for c in choices(said) for e in c["experts"]]
+    check(len(experts) == 44 and all(len(e) == 4 and all(0 <= x < 4 for x in e) for e in experts), "every token of prompt and text has its experts")
+    odds = [c["logprobs"] for c in choices(said) if c["logprobs"]]
+    names = [t for o in odds for t in o["tokens"]]
+    check([t.encode() if not t.startswith("bytes:") else bytes.fromhex(t[8:]) for t in names] == [bytes([b]) for b in text.encode()], f"and its name: {names}")
+    logs, tops = [x for o in odds for x in o["token_logprobs"]], [x for o in odds for x in o["top_logprobs"]]
+    check(logs[0] is None and all(x <= 0 for x in logs[1:]) and tops[0] is None, f"and its odds, but for the first: {logs}")
+    check(all(t[n] == x and 2 <= len(t) <= 3 and max(t.values()) >= x for t, n, x in zip(tops[1:], names[1:], logs[1:])), "with the likeliest two")
+    check([x for o in odds for x in o["text_offset"]] == list(range(44)), "and where it begins")
+    whole = server.complete(**how, echo=True, experts=True, logprobs=2)
+    check(whole["choices"][0]["text"] == text and whole["choices"][0]["logprobs"]["token_logprobs"] == logs and whole["choices"][0]["experts"] == experts,
+          "as a whole it is the same")
+    check(whole["usage"] == {"prompt_tokens": 4, "completion_tokens": 40, "total_tokens": 44} and whole["seed"] == 7, f"and is counted: {whole['usage']}")
+    fed = server.complete(prompt=list(text[:20].encode()), max_tokens=0, echo=True, logprobs=0)["choices"][0]
+    check(fed["text"] == text[:20] and all(abs(x - y) < 1e-3 for x, y in zip(fed["logprobs"]["token_logprobs"][1:], logs[1:20])),
+          "a text that is only read has the odds that it was drawn with")
+    stop, plain = text[28:31], text[len("The "):]
+    for what, stops, end in (("a stop string", stop, stop), ("the first of several", ["none", text[35:37], stop], min(stop, text[35:37], key=plain.index))):
+        said = server.generate(**how, stop=stops)[2]
+        check(text_of(said) == plain[:plain.index(end)] and ended(said) == [("stop", "stop")], f"{what} ends it: {text_of(said)!r} {stops}")
+    there = subprocess.run([ROOT / "infer_moe", os.path.join(folder, "model"), "-i", "The ", "-n", "40", "-s", "7", "-t", "0.7", "-v", "0", "-st",
+                            json.dumps(["none", stop])], capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout.decode(errors="replace")
+    check(there == text[:text.index(stop, 4)], f"and that of infer_moe -st, which may be a list, too: {there!r}")
+    several = server.complete(**how, n=2, echo=True)["choices"]
+    there = subprocess.run([ROOT / "infer_moe", os.path.join(folder, "model"), "-i", "The ", "-n", "40", "-s", "7", "-t", "0.7", "-v", "0", "-r", "2"],
+                           capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout.decode(errors="replace")
+    check(there == "".join(f"--- {i + 1} of 2\n{c['text']}" + "\n" * (c["text"][-1] != "\n") for i, c in enumerate(several)),
+          f"several choices are the texts of infer_moe -r: {there!r} {several}")
+    said = server.generate(**how, n=2)[2]
+    check([text_of(said, i) for i in (0, 1)] == [c["text"][4:] for c in several], "one after another in a stream")
+    said = server.complete(prompt=["The ", "One ", [84, 119, 111]], max_tokens=3, seed=1)["choices"]
+    check([c["index"] for c in said] == [0, 1, 2] and len({c["text"] for c in said}) > 1, f"several prompts, as text and tokens: {said}")
+    said = server.generate(prompt="x" * 100, max_tokens=0, truncation="auto")[2]
+    check(said[0]["dropped"] == 36 and ended(said) == [("length", "length")], f"a prompt longer than the context: {said[0]}")
+    check(server.complete(prompt="x" * 64, expected=400)["code"] == "context_length_exceeded", "which is refused, unless it may be cut")
+    said = server.complete(prompt="", max_tokens=80)
+    check(said["choices"][0]["ended"] in ("context", "stop") and said["usage"]["completion_tokens"] <= 64, f"a text ends with the context: {said['usage']}")
+    said = server.complete(prompt="", max_tokens=80, truncation="auto")
+    check(said["choices"][0]["ended"] in ("length", "stop") and said["usage"]["completion_tokens"] > 64, f"unless it may slide: {said['usage']}")
+    same = [server.complete(**how, **more)["choices"][0]["text"] for more in ({}, {"frequency_penalty": 2}, {"presence_penalty": 2}, {"presence_penalty": -2},
+                                                                              {"repetition_penalty": 1.5})]
+    check(len(set(same)) == 5, f"penalties change the text: {same}")
+    once = server.complete(prompt="The ", max_tokens=50, temperature=0, frequency_penalty=2)["choices"][0]["text"]
+    often = server.complete(prompt="The ", max_tokens=50, temperature=0)["choices"][0]["text"]
+    check(len(set(once)) > len(set(often)), f"the likeliest tokens repeat less: {often!r} {once!r}")
+    for more in {"user": "me"}, {"metadata": {"a": "b"}}, {"store": True}, {"service_tier": "auto"}, {"model": "run"}, {"logit_bias": {}}, {"suffix": None}, {"foo": None}:
+        check(server.complete(**how, **more)["choices"][0]["text"] == plain, f"{more} changes nothing")
 
 
 def test_bounds(server):
     host = f"Host: 127.0.0.1:{server.port}\r\n".encode()
-    post = {"path": "/generate", "method": "POST"}
+    post = {"path": "/v1/completions", "method": "POST"}
     for what, expected, data in (               # test_web.c has what is wrong with a head
             ("no HTTP", 400, b"hello\r\n\r\n"),
             ("a head without end", 431, b"GET / HTTP/1.1\r\n" + host + b"X: " + b"a" * 20000),
-            ("a body that is too long", 413, b"POST /generate HTTP/1.1\r\n" + host + b"Content-Length: 262145\r\n\r\n" + b" " * 262145),
+            ("a body that is too long", 413, b"POST /v1/completions HTTP/1.1\r\n" + host + b"Content-Length: 262145\r\n\r\n" + b" " * 262145),
             ("no such page", 404, request("/etc/passwd", "GET", None, server.port)),
             ("a path out of here", 404, request("/../../etc/passwd", "GET", None, server.port)),
             ("another method", 405, request("/", "DELETE", None, server.port)),
             ("POST to the page", 405, request("/", "POST", {}, server.port)),
-            ("GET of a text", 405, request("/generate", "GET", None, server.port)),
+            ("GET of a text", 405, request("/v1/completions", "GET", None, server.port)),
             ("another type", 415, request(**post, body={}, port=server.port, Content_Type="text/plain")),
             ("no JSON", 400, request(**post, body=b"{\"prompt\": ", port=server.port)),
             ("JSON that is deep", 400, request(**post, body=b"[" * 1000, port=server.port)),
-            ("an option that is none", 400, request(**post, body={"context": 3}, port=server.port)),
-            ("a number out of range", 400, request(**post, body={"top-p": 2}, port=server.port)),
-            ("a number that is none", 400, request(**post, body={"tokens": "many"}, port=server.port)),
-            ("text without end", 400, request(**post, body={"tokens": -1}, port=server.port)),
-            ("too much text", 400, request(**post, body={"tokens": 1 << 20}, port=server.port)),
+            ("no object", 400, request(**post, body=[3], port=server.port)),
+            ("a model that is not here", 404, request(**post, body={"model": "gpt-4"}, port=server.port)),
+            ("POST to the models", 405, request("/v1/models", "POST", {}, server.port)),
+            ("a name that is none", 404, request("/v1/models/gpt-4", "GET", None, server.port)),
+            ("a preflight", 405, request("/v1/completions", "OPTIONS", None, server.port)),
             ("another name of this host", 421, request("/", "GET", None, server.port, Host=f"evil.example:{server.port}")),
-            ("a name that begins like it", 421, request("/model", "GET", None, server.port, Host="127.0.0.1.evil.example")),
+            ("a name that begins like it", 421, request("/v1/models", "GET", None, server.port, Host="127.0.0.1.evil.example")),
             ("another port of it", 200, request("/", "GET", None, server.port, Host="localhost:9")),
             ("its address in the other way", 200, request("/", "GET", None, server.port, Host=f"[::1]:{server.port}")),
             ("another origin", 403, request(**post, body={}, port=server.port, Origin="http://evil.example")),
             ("no origin at all", 403, request(**post, body={}, port=server.port, Origin="null")),
-            ("another site", 403, request("/model", "GET", None, server.port, Sec_Fetch_Site="cross-site")),
-            ("its own origin", 200, request(**post, body={"tokens": 1}, port=server.port, Origin=f"http://127.0.0.1:{server.port}",
+            ("another site", 403, request("/v1/models", "GET", None, server.port, Sec_Fetch_Site="cross-site")),
+            ("its own origin", 200, request(**post, body={"max_tokens": 1}, port=server.port, Origin=f"http://127.0.0.1:{server.port}",
                                             Sec_Fetch_Site="same-origin"))):
         status = server.send(data)[0]
         check(status == expected, f"{what}: {status}, expected {expected}")
-    body = server.ask("/generate", "POST", {}, Content_Type="application/x-www-form-urlencoded")[2]
+    for key, code, body in (("context", "unsupported_parameter", {"context": 3}), ("top_p", None, {"top_p": 2}), ("max_tokens", None, {"max_tokens": "many"}),
+                            ("max_tokens", None, {"max_tokens": -1}), ("max_tokens", None, {"max_tokens": 1 << 20}), ("n", None, {"n": 17}),
+                            ("prompt", None, {"prompt": ["a"] * 9, "n": 2}), ("prompt", None, {"prompt": [256]}), ("prompt", None, {"prompt": []}),
+                            ("prompt", None, {"prompt": [[]]}), ("prompt", None, {"prompt": {"a": 1}}), ("stop", None, {"stop": [""]}),
+                            ("stop", None, {"stop": ["a"] * 17}), ("stop", None, {"stop": 3}), ("seed", None, {"seed": 0.5}), ("stream", None, {"stream": 1}),
+                            ("stream_options", None, {"stream_options": {"include_usage": True}}), ("best_of", None, {"best_of": 2}),
+                            ("logprobs", None, {"logprobs": 21}), ("logprobs", None, {"logprobs": True}), ("logit_bias", "unsupported_value", {"logit_bias": {"3": 1}}),
+                            ("suffix", "unsupported_value", {"suffix": "a"}), ("truncation", None, {"truncation": "some"}), ("messages", "unsupported_parameter", {"messages": []}),
+                            ("max_tokens", None, {"max_tokens": 60000, "logprobs": 20, "truncation": "auto"})):
+        e = server.complete(path="/v1/completions", expected=400, **body)
+        check(e["param"] == key and e["code"] == code and e["type"] == "invalid_request_error" and e["message"], f"{body} is refused by name: {e}")
+    head = server.ask("/v1/models", Origin=f"http://127.0.0.1:{server.port}")[1]
+    check("Access-Control" not in head, "no other origin is let in")
+    body = server.ask("/v1/completions", "POST", {}, Content_Type="application/x-www-form-urlencoded")[2]
     check(b"Content-Type: application/json" in body, f"what curl sends is told which header it needs: {body}")
-    whole = request("/model", "GET", None, server.port)
+    whole = request("/v1/models", "GET", None, server.port)
     with server.connect() as s:
         for i in range(len(whole)):
             s.sendall(whole[i:i + 1])
@@ -261,8 +368,8 @@ class Silence:
     def __init__(self, folder):
         self.server = Server(folder, "-v", "0")
         self.start = time.time()
-        self.silent = [Stream(self.server, buffer=2048, tokens=60000) for _ in range(2)]
-        self.waits = Stream(self.server, tokens=3)
+        self.silent = [Stream(self.server, buffer=2048, max_tokens=60000) for _ in range(2)]
+        self.waits = Stream(self.server, max_tokens=3)
         self.seconds = 0
         self.thread = threading.Thread(target=self.watch)
         self.thread.start()
@@ -274,44 +381,44 @@ class Silence:
     def end(self):
         self.thread.join()
         check(28 < self.seconds < 75, f"clients that take nothing are closed after 30 s: {self.seconds:.1f} s, {self.waits.events}")
-        check(all(b'"end"' not in receive(s.socket) for s in self.silent), "and do not get the rest")
+        check(all(b'"ended"' not in receive(s.socket) for s in self.silent), "and do not get the rest")
         check(self.server.end() == 0, "their server ends")
 
 
 def test_turns(server):
-    alone = Stream(server, prompt="One ", tokens=200, seed=3)
+    alone = Stream(server, prompt="One ", max_tokens=200, seed=3)
     alone.wait("end")
-    a = Stream(server, prompt="One ", tokens=60000, seed=3)
+    a = Stream(server, prompt="One ", max_tokens=60000, seed=3)
     check(a.wait("text", 20), "a long text begins")
-    b = Stream(server, prompt="Two ", tokens=200, seed=4)
+    b = Stream(server, prompt="Two ", max_tokens=200, seed=4)
     check(b.wait("end") and not a.wait("end", seconds=0.01), "a second one is made beside it")
-    a.wait("token", 205)
-    check(text_of(a.events).startswith(text_of(alone.events)), "and changes nothing in the first")
-    b = Stream(server, prompt="Two ", tokens=60000, seed=4)
+    a.wait("text", 205)
+    check(a.text().startswith(alone.text()), "and changes nothing in the first")
+    b = Stream(server, prompt="Two ", max_tokens=60000, seed=4)
     b.wait("text", 20)
     before = [len(x.events) for x in (a, b)]
     for x in (a, b):
         x.wait("text", len(x.events) + 500)
-    c = Stream(server, prompt="Three ", tokens=20)
-    check(c.wait("queue") and c.events[-1]["queue"] == 0 and not c.wait("seed", seconds=0.5), f"a third one waits: {c.events}")
-    d = Stream(server, prompt="Four ", tokens=20)
+    c = Stream(server, prompt="Three ", max_tokens=20)
+    check(c.wait("queue") and c.events[-1]["queue"] == 0 and not c.wait("text", seconds=0.5), f"a third one waits: {c.events}")
+    d = Stream(server, prompt="Four ", max_tokens=20)
     check(d.wait("queue") and d.events[-1]["queue"] == 1, "a fourth is behind it")
     c.socket.close()
     check(d.wait("queue", 2) and d.events[-1]["queue"] == 0, "and moves up if the third goes away")
     b.socket.close()
     check(d.wait("end"), "a client that goes away ends its text, and the next begins")
-    e = Stream(server, prompt="Five ", tokens=2000, seed=1)
+    e = Stream(server, prompt="Five ", max_tokens=2000, seed=1)
     e.wait("text", 20)
     n = [sum("text" in v for v in x.events) for x in (a, e)]
     a.events, e.events = [], []
     check(e.wait("text", 400) and a.wait("text", 300), f"two take turns {before} {n}")
-    many = [Stream(server, prompt="", tokens=5) for _ in range(17)]
+    many = [Stream(server, prompt="", max_tokens=5) for _ in range(17)]
     time.sleep(0.5)
     refused = [split(s.socket.recv(4096))[0] for s in many[-1:]]
     check(refused == [503] or many[-1].wait("end"), f"too many are refused: {refused}")
     for x in [a, e, *many]:
         x.socket.close()
-    check(server.generate(tokens=3)[0] == 200, "and it goes on")
+    check(server.generate(max_tokens=3)[0] == 200, "and it goes on")
 
 
 def test_token(folder):
@@ -322,11 +429,11 @@ def test_token(folder):
     check(server.ask()[0] == 200, "the page itself needs none")
     for what, expected, given in (("no token", 401, None), ("another token", 401, "Bearer " + wrong), ("part of it", 401, right[:-1]),
                                   ("more of it", 401, right + "0"), ("the token", 200, right)):
-        status = server.ask("/model", Authorization=given)[0]
+        status = server.ask("/v1/models", Authorization=given)[0]
         check(status == expected, f"{what}: {status}")
-        status = server.ask("/generate", "POST", {"tokens": 1}, Authorization=given)[0]
+        status = server.ask("/v1/completions", "POST", {"max_tokens": 1}, Authorization=given)[0]
         check(status == expected, f"{what}, of a text: {status}")
-    check(server.ask("/model", Host="my.machine", Authorization=right)[0] == 200, "with a token any name will do")
+    check(server.ask("/v1/models", Host="my.machine", Authorization=right)[0] == 200, "with a token any name will do")
     check(server.end(signal.SIGTERM) == 0, "SIGTERM ends it")
 
 
@@ -453,25 +560,25 @@ def test_page(browser, server):
     check(page.until("document.querySelectorAll('#bars button').length") > 3, "the page loads, with a bar for each expert")
     check("parameters" in page.get("document.getElementById('model').textContent"), "and the name of the model")
     names = page.get("[...document.querySelectorAll('#options label')].map(l => l.textContent)")
-    check(names == ["tokens", "temperature", "top-p", "min-p", "top-k", "repetition-penalty", "seed", "stop"], f"options: {names}")
+    check(names == ["max_tokens", "temperature", "top_p", "min_p", "top_k", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop"], f"options: {names}")
     evil = "<img src=x onerror=alert(1)> The "
     page.call("Input.insertText", text=evil)
-    set_option(page, "tokens", 25)
+    set_option(page, "max_tokens", 25)
     set_option(page, "seed", 11)
     page.key("Enter", 13, modifiers=2)
     check(page.until(ENDED), "Ctrl and Enter generate: " + page.get("document.getElementById('state').textContent"))
     text = page.get(TEXT)
     check(text.startswith(evil) and len(text) > len(evil) + 10 and page.get("document.querySelectorAll('#text img').length") == 0,
           f"prompt and text, as text: {text!r}")
-    check(re.search(r"seed 11, prompt of \d+ tokens, \d+ tokens, [\d,]+ tokens/s", page.get("document.getElementById('state').textContent")),
-          "seed and speed: " + page.get("document.getElementById('state').textContent"))
+    check(re.search(r"seed 11, prompt of \d+ tokens, \d+ tokens", page.get("document.getElementById('state').textContent")),
+          "seed and sizes: " + page.get("document.getElementById('state').textContent"))
     before = page.get(BACKGROUNDS)
     check(len(set(re.findall(r"hsl\S+|rgb[^)]+\)", before))) > 1, "tokens have the colors of experts: " + before[:80])
     page.get("(l => { l.value = '0'; l.dispatchEvent(new Event('change')); })(document.getElementById('layer'))")
     check(page.get(BACKGROUNDS) != before, "another layer, other colors")
     heights = page.get("[...document.querySelectorAll('#bars i')].map(i => parseFloat(i.style.height))")
     check(len(heights) >= 4 and sum(heights) > 0, f"loads: {heights}")
-    page.mouse("#text span:nth-child(3)", "mouseMoved")
+    page.mouse("#text span:nth-child(4)", "mouseMoved")
     tip = page.until("!document.getElementById('tip').hidden && document.getElementById('tip').textContent")
     check(tip and "layer 0 MLP: " in tip and "layer 1 MLP: " in tip, f"a token tells its experts: {tip!r}")
     page.click("#bars button:nth-child(2)")
@@ -484,14 +591,14 @@ def test_page(browser, server):
     page.picture("desktop")
     page.click("#on")
     check(page.until(ENDED) and page.get(TEXT).startswith(text), "Continue goes on from the text")
-    set_option(page, "tokens", 60000)
+    set_option(page, "max_tokens", 60000)
     page.click("#go")
     check(page.until(TEXT + ".length > 300"), "a long text streams")
     check(re.search(r"tokens/s$", page.until("/tokens.s$/.test(document.getElementById('state').textContent) && document.getElementById('state').textContent") or ""),
           "with its speed")
     other = Page(browser, server.link)
     other.until("document.querySelectorAll('#bars button').length")
-    set_option(other, "tokens", 30)
+    set_option(other, "max_tokens", 30)
     other.click("#go")
     check(other.until(ENDED), "another client is served meanwhile")
     page.get("document.getElementById('stop').click()")
@@ -499,15 +606,15 @@ def test_page(browser, server):
     n = page.get(TEXT + ".length")
     time.sleep(0.3)
     check(page.get(TEXT + ".length") == n and not page.get("document.getElementById('go').disabled"), "and nothing more comes")
-    set_option(page, "top-p", 3)
+    set_option(page, "top_p", 3)
     page.get("document.getElementById('go').click()")
-    check(page.get("!document.getElementById('option-top-p').checkValidity() && document.getElementById('stop').disabled"), "an option out of range is not sent")
+    check(page.get("!document.getElementById('option-top_p').checkValidity() && document.getElementById('stop').disabled"), "an option out of range is not sent")
 
 
 def test_chat_page(browser, talks):
     page = Page(browser, talks.link)
     check(page.until("document.getElementById('mode-chat').checked && !document.getElementById('modes').hidden"), "a model with a template chats")
-    set_option(page, "tokens", 20)
+    set_option(page, "max_tokens", 20)
     said = "[...document.querySelectorAll('#text > div')].map(d => [d.className, d.textContent])"
     for i, text in enumerate(("<b>Hi", "And now?")):
         page.call("Input.insertText", text=text)
@@ -536,7 +643,7 @@ def test_looks(browser, server):
     phone.until("document.querySelectorAll('#bars button').length")
     check(phone.get("document.documentElement.scrollWidth") <= 360, "a phone of 360 pixels is wide enough")
     phone.get("document.getElementById('prompt').value = 'A phone '")
-    set_option(phone, "tokens", 120)
+    set_option(phone, "max_tokens", 120)
     phone.click("#go")
     check(phone.until(ENDED) and phone.get("document.documentElement.scrollWidth") <= 360, "also for a text")
     dark = phone.get("getComputedStyle(document.body).backgroundColor")
@@ -548,7 +655,7 @@ def test_looks(browser, server):
     check(phone.get("getComputedStyle(document.body).backgroundColor") != dark, "light and dark")
     wide = Page(browser, server.link, 1200, 850, dark=True)
     wide.until("document.querySelectorAll('#bars button').length")
-    set_option(wide, "tokens", 400)
+    set_option(wide, "max_tokens", 400)
     wide.click("#go")
     wide.until(ENDED)
     wide.get("scrollTo(0, 0)")
@@ -608,7 +715,7 @@ def main():
         if not model:
             test_slow(server)
             silence.end()
-        endless = Stream(server, tokens=60000)
+        endless = Stream(server, max_tokens=60000)
         endless.wait("text", 5)
         check(server.end() == 0, "Ctrl-C ends it, also while it generates")
         said = pathlib.Path(folder, "server.log").read_text()

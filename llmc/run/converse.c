@@ -98,8 +98,7 @@ static void add_answer(Conversation *v, const Generator *g, int n) {
     for (int i = 0; count && i < g->end_tokens; i++)
         if (g->window[g->d.length - 1] == g->end_token[i]) { count--; break; }
     char *text = tokenizer_decode(style->tokenizer, g->window + n, (size_t)count, &bytes);
-    const char *stop = *style->stop ? strstr(text, style->stop) : NULL;
-    add(v, "assistant", text, stop ? (size_t)(stop - text) : bytes);
+    add(v, "assistant", text, stops_find(style->stops, text, 0, bytes));
     free(text);
 }
 int converse_say(Conversation *v, Generator *g, const char *text, size_t bytes, int limit, Error *e) {

@@ -20,6 +20,7 @@ void generator_close(Generator *g) {
     for (int b = 0; b < g->sequences; b++) stream_close(&g->stream[b]);
     free(g->stream);
     free(g->window);
+    free(g->drawn);
     view_close(&g->view);
     decoder_close(&g->d);
 }
@@ -33,6 +34,8 @@ void generator_restart(Generator *g) {
     g->prompt_tokens = g->steps = g->tokens = g->positions = 0;
     g->prompt_time = g->time = 0;
     g->view.record.length = 0;
+    free(g->drawn);
+    g->drawn = NULL;
     for (int b = 0; b < g->sequences; b++) stream_restart(&g->stream[b]);
 }
 
@@ -105,14 +108,18 @@ static int all_ended(const Generator *g) {
 
 static void set_sampler(Generator *g) {
     uint64_t *key = mem_alloc((size_t)g->sequences * sizeof *key);
-    for (int b = 0; b < g->sequences; b++) key[b] = random_key(random_key(g->seed, (uint64_t)b), (uint64_t)g->rounds);
+    for (int b = 0; b < g->sequences; b++)
+        key[b] = random_key(random_key(g->seed, (uint64_t)(g->first + b)), (uint64_t)g->rounds);
     decoder_draw(&g->d, g->sampler, key);
     free(key);
 }
 
-static int has_penalty(const Generator *g) { return g->penalty > 0 && (g->penalty < 1 || g->penalty > 1); }
+static int is_set(float x) { return x < 0 || x > 0; }
+static int counts_drawn(const Generator *g) { return is_set(g->presence) || is_set(g->frequency); }
+static int has_penalty(const Generator *g) { return (g->penalty > 0 && is_set(g->penalty - 1)) || counts_drawn(g); }
 /* The logits of tokens in the cache, each once, are divided by the penalty, negative ones
- * multiplied (arXiv 1909.05858, section 4.1, as in Transformers). By the host, step by step. */
+ * multiplied (arXiv 1909.05858, section 4.1, as in Transformers). From those of tokens that were
+ * drawn, presence and frequency are subtracted, as OpenAI does. By the host, step by step. */
 static void penalize(Generator *g) {
     const Model *m = &g->d.model;
     const size_t B = (size_t)g->sequences, V = (size_t)m->config.vocab;
@@ -124,9 +131,11 @@ static void penalize(Generator *g) {
         for (int i = 0; i < g->d.length; i++) {
             const size_t id = (size_t)g->window[b * (size_t)g->capacity + (size_t)i];
             double *x = logits + b * V + id;
-            if (!seen[id]) *x = *x > 0 ? *x / (double)g->penalty : *x * (double)g->penalty;
+            if (!seen[id] && g->penalty > 0) *x = *x > 0 ? *x / (double)g->penalty : *x * (double)g->penalty;
             seen[id] = 1;
         }
+        for (size_t id = 0; g->drawn && id < V; id++)
+            logits[b*V + id] -= (double)g->frequency * g->drawn[b*V + id] + (g->drawn[b*V + id] ? g->presence : 0);
         free(seen);
     }
     g->dev->from_double(g->d.logits, logits, B * V);
@@ -143,6 +152,7 @@ static void take(Generator *g, const int *tokens, int expert, int ends) {
         Stream *o = &g->stream[b];
         if (o->ended) continue;
         g->tokens++;
+        if (g->drawn) g->drawn[(size_t)b * (size_t)g->d.model.config.vocab + (size_t)tokens[b]]++;
         if (ends && is_end(g, tokens[b])) o->ended = 1;
         else stream_generated(o, tokens[b], expert);
     }
@@ -168,6 +178,7 @@ void generator_write(Generator *g, int limit, int ends) {
     int read = d->length;                                           /* positions whose tokens are known here */
     const double start = now();
     g->full = 0;
+    if (!g->drawn && counts_drawn(g)) g->drawn = mem_alloc(B * (size_t)d->model.config.vocab * sizeof *g->drawn);
     set_sampler(g);
     for (int slot = 0; !*g->interrupted && !all_ended(g); slot ^= 1) {
         const int capacity = g->capacity - d->length, most = ahead ? AHEAD : 1, n = most < capacity ? most : capacity;

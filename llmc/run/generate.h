@@ -15,8 +15,10 @@ typedef struct {
     /* set by the caller */
     const Device *dev;
     Sampler  sampler;
-    float    penalty;                   /* of tokens that the text has already; 0 or 1: none */
+    float    penalty;                   /* of tokens that the text has already, prompt included; 0 or 1: none */
+    float    presence, frequency;   /* subtracted from logits of tokens that were drawn: once, and for each time */
     uint64_t seed;
+    int      first;                     /* of a seed there are many texts: the number of the first of these */
     int      end_token[MOST_ENDS], end_tokens; /* those that end a text, and how many they are */
     int      sequences;
     const volatile sig_atomic_t *interrupted;               /* decoding stops when it is not 0 */
@@ -29,6 +31,7 @@ typedef struct {
     Decoder  d;
     Stream  *stream;                    /* (sequences) */
     int     *window;                    /* (sequences, capacity) the tokens in the cache */
+    int     *drawn;                     /* (sequences, vocab) how often each was drawn; NULL: not counted */
     int      capacity;                  /* positions of the cache */
     int      rounds;                    /* how often the cache was emptied: the sampler starts again with another key */
     int      slides;                    /* how often because it was full */

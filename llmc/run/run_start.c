@@ -45,7 +45,7 @@ void run_allocate(Run *r) {
     if (!model_allocate(&r->model)) run_out_of_memory(r);
     /* of sharded weights all ranks have a part */
     r->shows_samples = s->sample_every > 0 && (r->leads || r->model.dp.level >= 3);
-    r->sample_style = (TextStyle){ .tokenizer = r->tokenizer, .stop = "" };
+    r->sample_style = (TextStyle){ .tokenizer = r->tokenizer };
     r->samples = (Generator){ .dev = r->dev, .sampler = { .temperature = 0.8f, .top_p = 0.95f }, .sequences = 1,
                               .interrupted = &never, .silent = 1, .trusts = 1, .weights_of = &r->model };
     if (r->shows_samples && !generator_open(&r->samples, &r->config, s->seq > 2 ? s->seq : 2, &r->sample_style))

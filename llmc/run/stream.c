@@ -1,6 +1,7 @@
 /* stream.c: see stream.h. */
 #include "stream.h"
 #include "view.h"
+#include "llmc/base/json.h"
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -37,24 +38,34 @@ void stream_prompt(Stream *o, const char *text, size_t bytes, const int *ids, co
     o->prompt = o->text.length;
 }
 
+void stream_read(Stream *o, int token) {
+    add_token(o, token, -1);
+    o->prompt = o->text.length;
+}
+
 void stream_generated(Stream *o, int token, int expert) {
-    const char *stop = o->style->stop;
-    const size_t n = strlen(stop), before = o->text.length;
+    char *const *stops = o->style->stops;
+    const size_t before = o->text.length;
+    size_t longest = 0;
     add_token(o, token, expert);
-    for (size_t i = before > o->prompt + n ? before - n : o->prompt; n && i + n <= o->text.length; i++)
-        if (!memcmp(o->text.at + i, stop, n)) {
-            o->text.length = i;
-            o->ended = 1;
-            return;
-        }
+    for (char *const *stop = stops; stop && *stop; stop++) longest = strlen(*stop) > longest ? strlen(*stop) : longest;
+    const size_t from = before > o->prompt + longest ? before - longest : o->prompt;
+    const size_t end = stops_find(stops, o->text.at, from, o->text.length);
+    o->ended = end < o->text.length;
+    o->text.length = end;
 }
 
 /* How many bytes at the end may be the beginning of a stop string. */
 static size_t kept_back(const Stream *o) {
-    const char *stop = o->style->stop;
-    for (size_t n = strlen(stop); n-- > 1; )
-        if (n <= o->text.length - o->prompt && !memcmp(o->text.at + o->text.length - n, stop, n)) return n;
-    return 0;
+    const size_t drawn = o->text.length - o->prompt;
+    size_t most = 0;
+    for (char *const *stop = o->style->stops; stop && *stop; stop++) {
+        size_t n = strlen(*stop) - 1;
+        if (n > drawn) n = drawn;
+        while (n > most && memcmp(o->text.at + o->text.length - n, *stop, n)) n--;
+        if (n > most) most = n;
+    }
+    return most;
 }
 
 static void set_color(Stream *o, int expert) {
@@ -100,14 +111,45 @@ void stream_print(Stream *o, int end) {
     stream_drop(o, ready);
 }
 
-char *stop_string(const char *text) {
-    char *stop = mem_alloc(strlen(text) + 1), *to = stop;
-    for (; *text; text++) {
+/* ---- stop strings ---------------------------------------------------------------------------- */
+
+char **stops_add(char **stops, const char *text, size_t bytes) {
+    size_t n = 0;
+    for (; stops && stops[n]; n++) if (strlen(stops[n]) == bytes && !memcmp(stops[n], text, bytes)) return stops;
+    if (!bytes) return stops;
+    stops = mem_grow(stops, (n + 2) * sizeof *stops);
+    stops[n] = memcpy(mem_alloc(bytes + 1), text, bytes);
+    stops[n + 1] = NULL;
+    return stops;
+}
+char **stops_option(char **stops, const char *text) {
+    Error e;
+    Text one = { 0 };
+    Json *json = *text == '[' ? json_parse(text, strlen(text), &e) : NULL;
+    const JsonValue *v = json ? json_first(json_root(json)) : NULL;
+    for (; v && json_string(v, NULL); v = v->next) stops = stops_add(stops, v->is.string, v->length);
+    for (; !json && *text; text++) {
         const int escaped = *text == '\\' && (text[1] == 'n' || text[1] == 't' || text[1] == '\\');
         if (escaped) text++;
-        *to++ = (char)(escaped && *text == 'n' ? '\n' : escaped && *text == 't' ? '\t' : *text);
+        text_add_bytes(&one, escaped && *text == 'n' ? "\n" : escaped && *text == 't' ? "\t" : text, 1);
     }
-    return stop;
+    if (v) fail(EXIT_USAGE, "-st: a list of stop strings has something else in it: [\"a\", \"b\"] is one");
+    stops = stops_add(stops, one.at ? one.at : "", one.length);
+    json_free(json);
+    free(one.at);
+    return stops;
+}
+size_t stops_find(char *const *stops, const char *text, size_t from, size_t bytes) {
+    for (size_t i = from; i < bytes; i++)
+        for (char *const *stop = stops; stop && *stop; stop++) {
+            const size_t n = strlen(*stop);
+            if (n <= bytes - i && !memcmp(text + i, *stop, n)) return i;
+        }
+    return bytes;
+}
+void stops_free(char **stops) {
+    for (char **stop = stops; stop && *stop; stop++) free(*stop);
+    free(stops);
 }
 
 /* ---- text to tokens -------------------------------------------------------------------------- */

@@ -10,7 +10,7 @@
 
 typedef struct {                        /* how texts are written */
     const Tokenizer *tokenizer;         /* NULL: there is none; tokens are written as numbers */
-    const char *stop;                   /* ends a text and is not part of it; "": none */
+    char *const *stops;     /* each ends a text before itself; NULL after the last, and for none of them */
     int   marked;                       /* 1: text shows which expert read it, */
     int   colored;                      /* 1: by color; 0: by [3] for expert 3 */
     int   terminal;                     /* 1: written by text_show, as a terminal may show it */
@@ -30,8 +30,10 @@ void stream_close(Stream *o);
 void stream_restart(Stream *o);         /* for another text; what was not printed is dropped */
 
 /* Add to the text. prompt: bytes as they are, or, if marked, the tokens ids (count) with the expert
- * of each. generated: a token that the model drew; ends the text where the stop string begins. */
+ * of each. generated: a token that the model drew; ends the text where the first of the stop
+ * strings begins. */
 void stream_prompt(Stream *o, const char *text, size_t bytes, const int *ids, const int *experts, int count);
+void stream_read(Stream *o, int token);         /* a token of the prompt that is part of the text */
 void stream_generated(Stream *o, int token, int expert);
 
 /* How many bytes of the text later tokens cannot change; end: the text is complete. stream_drop
@@ -43,8 +45,14 @@ void stream_print(Stream *o, int end);  /* writes and drops them */
  * program ends by SIGPIPE, as others in a pipe do. */
 void stream_flush(void);
 
-/* The stop string as a user wrote it: \n, \t and \\ are new line, tab and backslash. free() it. */
-char *stop_string(const char *text);
+/* A list of stop strings, NULL after the last; NULL: it is empty. stops_add: returns it with one
+ * more, a copy, unless that is "" or there. stops_option: adds what a user wrote as -st: one
+ * string, in which \n, \t and \\ are new line, tab and backslash, or a list in JSON, ["a", "b"].
+ * stops_find: where in a text (bytes) from `from` on the first begins; `bytes` if none does. */
+char **stops_add(char **stops, const char *text, size_t bytes);
+char **stops_option(char **stops, const char *text);
+size_t stops_find(char *const *stops, const char *text, size_t from, size_t bytes);
+void   stops_free(char **stops);
 
 /* The prompt of -i: the text itself; - is stdin, @name a file. free() it. */
 char *prompt_read(const char *prompt, size_t *bytes);

@@ -29,7 +29,7 @@ static void sample_of(int i) {
 }
 static void stream_of(int i) {                          /* of a model, on a terminal */
     Tokenizer *t = tokenizer_bytes();
-    const TextStyle style = { .tokenizer = t, .stop = "", .terminal = 1 };
+    const TextStyle style = { .tokenizer = t, .terminal = 1 };
     Stream o;
     stream_open(&o, &style);
     for (const char *c = outside[i].text; *c; c++) stream_generated(&o, (unsigned char)*c, 0);

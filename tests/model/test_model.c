@@ -364,7 +364,7 @@ static void repetition_penalty(float penalty) {
     model_initialize(&m, 5);
     Generator g = { .dev = dev, .penalty = penalty, .sequences = 1, .interrupted = &never, .silent = 1,
                     .weights_of = &m };
-    check(generator_open(&g, &c, ALL, &(TextStyle){ .stop = "" }), "memory");
+    check(generator_open(&g, &c, ALL, &(TextStyle){ 0 }), "memory");
     for (int i = 0; i < PROMPT; i++) ids[i] = (int)(random_uniform(3, (uint64_t)i) * c.vocab);
     generator_read(&g, ids, PROMPT, NULL, 0);
     generator_write(&g, NEW, 0);

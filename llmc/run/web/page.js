@@ -1,4 +1,4 @@
-// page.js: asks the server of infer_moe -m web (llmc/run/web.h) and shows what it says as it comes. What a model or a user wrote becomes
+// page.js: asks the server of infer_moe -m web (docs/api.md) and shows what it says as it comes. What a model or a user wrote becomes
 // text nodes, never markup.
 'use strict';
 (function () {
@@ -23,18 +23,18 @@ async function ask(path, body, signal) {
     const answer = await fetch(path, { method: body ? 'POST' : 'GET', headers, body: body && JSON.stringify(body), signal });
     if (answer.ok) return answer;
     const why = await answer.json().catch(() => ({}));
-    throw new Error(answer.status === 401 ? 'Open this page by the link that infer_moe printed: it ends with the token.' : why.error || 'status ' + answer.status);
+    throw new Error(answer.status === 401 ? 'Open this page by the link that infer_moe printed: it ends with the token.' : why.error && why.error.message || 'status ' + answer.status);
 }
 
 // ---- options
 
 function options_make(options) {
     for (const o of options) {
-        const number = o.kind !== 'text', unset = o.name === 'seed' && o.value < 0;
+        const number = o.name !== 'stop';
         const input = node('input', { id: 'option-' + o.name, type: number ? 'number' : 'text', title: o.help, autocomplete: 'off',
-                min: number ? o.low : null, max: number ? o.high : null, step: o.kind === 'float' ? 'any' : number ? 1 : null,
+                min: number ? o.low : null, max: number ? o.high : null, step: number ? o.whole ? 1 : 'any' : null,
                 placeholder: o.name === 'seed' ? 'random' : o.name === 'stop' ? 'none' : null });
-        input.value = unset ? '' : o.value;
+        if (o.value != null) input.value = o.value;
         $('options').append(node('label', { for: 'option-' + o.name, title: o.help }, o.name), input);
     }
 }
@@ -43,9 +43,8 @@ function options_read() {
     for (const o of state.model.options) {
         const input = $('option-' + o.name), value = input.value.trim();
         if (!input.checkValidity()) { input.reportValidity(); return null; }
-        if (o.kind === 'text') body[o.name] = input.value;
+        if (o.name === 'stop') { if (input.value) body.stop = input.value; }
         else if (value) body[o.name] = Number(value);
-        else if (o.name === 'seed') body.seed = -1;
     }
     return body;
 }
@@ -114,7 +113,7 @@ function token_add(event) {
             for (let k = 0; k < r.chosen; k++) load[event.experts[r.at + k]]++;
         });
     }
-    const span = node('span', { class: event.token == null || event.token >= state.prompt ? null : 'prompt' }, event.text);
+    const span = node('span', { class: null }, event.text);
     span.token = t;
     t.spans.push(span);
     state.target.append(span);
@@ -134,7 +133,8 @@ function tip_show(event) {
 
 // ---- a text
 
-async function* lines_of(answer) {
+// Server-sent events: data, and comments about the queue.
+async function* events_of(answer) {
     const reader = answer.body.getReader(), decoder = new TextDecoder();
     let rest = '';
     for (;;) {
@@ -142,7 +142,10 @@ async function* lines_of(answer) {
         rest += done ? decoder.decode() : decoder.decode(value, { stream: true });
         const lines = rest.split('\n');
         rest = lines.pop();
-        for (const line of lines) if (line) yield JSON.parse(line);
+        for (const line of lines) {
+            if (line.startsWith(': queue ')) yield { queue: Number(line.slice(8)) };
+            else if (line.startsWith('data: {')) yield JSON.parse(line.slice(6));
+        }
         if (done) return;
     }
 }
@@ -202,21 +205,23 @@ function busy(is) {
 function take(event, run) {
     if ('queue' in event) $('state').textContent = event.queue ? event.queue + ' before this one' : 'next in the queue';
     if ('seed' in event) {
-        run.head = 'seed ' + event.seed + ', prompt of ' + count(event.prompt_tokens) + (event.prompt_tokens === 1 ? ' token' : ' tokens');
-        state.prompt = event.prompt_tokens;
-        $('state').textContent = run.head;
+        run.head = 'seed ' + event.seed;
         if (event.dropped) $('trouble').textContent = (chats() ? 'The chat' : 'The prompt') + ' is longer than the context: its first ' +
             count(event.dropped) + ' tokens were left out.';
     }
-    if ('text' in event) {
-        token_add(event);
-        if (event.token == null || event.token >= state.prompt) run.times.push(performance.now());
+    for (const c of event.choices || []) {
+        const text = c.delta ? c.delta.content : c.text;
+        if (text) {
+            token_add({ text, token: run.tokens++, experts: (c.experts || [])[0] });
+            run.times.push(performance.now());
+        }
         while (run.times.length > 2 && run.times[run.times.length - 1] - run.times[0] > 2000) run.times.shift();
+        if (c.ended) run.end = c.ended;
     }
-    if ('end' in event) {
-        run.end = event;
-        $('state').textContent = run.head + ', ' + count(event.tokens) + ' tokens, ' +
-            (event.seconds > 0 ? count(event.tokens / event.seconds) + ' tokens/s, ' : '') + says[event.end];
+    if (event.usage) {
+        const n = event.usage.prompt_tokens;
+        $('state').textContent = run.head + ', prompt of ' + count(n) + (n === 1 ? ' token' : ' tokens') + ', ' +
+            count(event.usage.completion_tokens) + ' tokens, ' + says[run.end];
     }
 }
 function draw(run) {                                    // what changes with every token, once for each picture
@@ -238,16 +243,18 @@ async function generate(event) {
     if (!body) return;
     const chat = chats();
     if (chat) body.messages = question_add();
-    else { body.prompt = $('prompt').value; text_new(); }
+    else { body.prompt = $('prompt').value; text_new(); $('text').append(node('span', { class: 'prompt' }, body.prompt)); }
+    Object.assign(body, { stream: true, stream_options: { include_usage: true }, truncation: 'auto' });
+    if (state.model.routers.length) body.experts = true;
     if (chat && !body.messages) return;
-    const run = { times: [], head: '', abort: state.abort = new AbortController() }, target = state.target, messages = state.messages;
+    const run = { times: [], tokens: 0, head: '', abort: state.abort = new AbortController() }, target = state.target, messages = state.messages;
     state.last = null;
     $('trouble').textContent = '';
     $('state').textContent = 'asking';
     $('tip').hidden = true;
     busy(true);
     try {
-        for await (const e of lines_of(await ask('generate', body, run.abort.signal))) { take(e, run); draw(run); }
+        for await (const e of events_of(await ask(chat ? 'v1/chat/completions' : 'v1/completions', body, run.abort.signal))) { take(e, run); draw(run); }
         if (!run.end) throw new Error('The server ended the connection.');
     } catch (e) {
         if (e.name === 'AbortError') $('state').textContent = run.head + ', stopped';
@@ -290,9 +297,10 @@ if (innerWidth < 800) $('sampling').open = false;
 
 (async () => {
     try {
-        const m = state.model = await (await ask('model')).json();
-        document.title = m.model + ' · smoe.c';
-        $('model').textContent = m.model + ', ' + short(m.parameters) + ' parameters' + (m.active < m.parameters ? ', ' + short(m.active) + ' active' : '') +
+        const model = (await (await ask('v1/models')).json()).data[0], m = state.model = model.smoe;
+        m.options = m.settings.concat({ name: 'seed', whole: true, low: 0, high: 9e15 }, { name: 'stop' });
+        document.title = model.id + ' · smoe.c';
+        $('model').textContent = model.id + ' (' + m.descriptor + '), ' + short(m.parameters) + ' parameters' + (m.active < m.parameters ? ', ' + short(m.active) + ' active' : '') +
             ', context ' + m.context + ', ' + m.device;
         $('prompt').value = m.prompt;
         options_make(m.options);
