@@ -451,7 +451,7 @@ def test_closed(folder):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", server.port)):
                 break
             time.sleep(0.05)
-        said = [server.generate(prompt="The ", tokens=3, seed=1, temperature=0) for _ in range(2)]
+        said = [server.generate(prompt="The ", max_tokens=3, seed=1, temperature=0) for _ in range(2)]
         check(said[0][0] == 200 and text_of(said[0][2]) == text_of(said[1][2]) and said[0][2][-1].get("tokens") == 3,
               f"without descriptors {closed}: {said}")
         page = server.ask()
