@@ -11,7 +11,7 @@ SHARED  := $B/tests/ops/cases.o $B/tests/ops/cost.o $B/tests/model/trainee.o
 JOBS := $(or $(JOBS),$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
 # Parts that need nothing of each other, so that make -j2 runs two at a time. run_tests is two of them.
 TEST_PARTS := test_groups test_cases test_programs test_faults test_report test_web test_smoe test_readers
-.PHONY: run_tests test $(TEST_PARTS) test_gpu \
+.PHONY: run_tests test $(TEST_PARTS) test_tutorial tutorial test_gpu \
         faults sanitize races cuda_check emulate quick bench pays ladder mutate fuzz fuzz_targets platforms ci size
 
 #: make run_tests     the tests;                                          then ./run_tests --help
@@ -36,11 +36,15 @@ test_groups:
 	@./run_tests -p 1/2
 test_cases:
 	@./run_tests -p 2/2 kernels ladder
-test_programs test_faults test_report test_web test_smoe test_readers: test_%:
+test_programs test_faults test_report test_web test_smoe test_readers test_tutorial: test_%:
 	@sh tests/$*.sh
+test_tutorial: train_moe infer_moe
+#: make tutorial      every command of docs/tutorial.md, from the build on (five minutes on two quiet cores)
+tutorial:
+	@sh tests/tutorial.sh -f
 # The longest parts first (.ci/run). A job of each kind at a time: make -j starts several kinds.
-#: make ci            all that a change must pass: test, emulate (a part), fuzz, platforms, mutate
-ci: mutate platforms fuzz emulate test
+#: make ci            all that a change must pass: test, emulate (a part), fuzz, platforms, mutate, the tutorial in short
+ci: mutate platforms fuzz emulate test_tutorial test
 ci: EMULATE := fp8 orthogonalize parallel_linear_backward_input
 #: make faults        all faults of tests/faults.sh: failing calls, kills, damage (a quarter of an hour)
 faults: train_moe infer_moe
