@@ -172,6 +172,7 @@ static int train(Run *r) {
         r->waits += after.syncs - before.syncs + after.reads - before.reads;
         log_step(&r->log, &t, t.step == r->first_step + 1 || validates(r, t.step) || shows_sample(r, t.step));
         run_forewarn(r, &t);
+        run_follow_course(r, &t);
         if (bad_tensor >= 0) run_bad_step(r, &t, bad_tensor); else p->bad_steps = 0;
         p->step = t.step;
         p->samples += samples_per_step(r);
@@ -206,6 +207,9 @@ static void run_rank(void *all, int local) {
     if (r->finished && r->saves.lost_best >= 0)
         fail(EXIT_DISK, "the weights with the best validation loss, of step %lld, could not be saved",
              (long long)r->saves.lost_best);
+    if (r->finished && r->progress.diverged)
+        fail(EXIT_NUMERICS, "the run has diverged at step %lld, and did not recover",
+             (long long)r->progress.diverged);
     for (int i = 0; i < PHASES; i++) replay_free(&r->replay_micro[i], r->dev);
     /* NCCL does not close while a recording holds its operations */
     for (int i = 0; i < MUON_PERIODS; i++) replay_free(&r->replay_update[i], r->dev);

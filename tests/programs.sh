@@ -495,6 +495,48 @@ resume 4 'first line.*damaged.*-y 0' x8
 : > x8/log.jsonl
 resume 4 'first line.*damaged.*-y 0' x8
 
+# A checkpoint knows its run: the state of another one, whole and undamaged, is named and passed over.
+run_of() { sed -n 's/.*"run": "\([0-9a-f]*\)".*/\1/p' "$1" | head -1; }
+ok "a run has an identity in its log and in its checkpoints" [ -n "$(run_of whole/log.jsonl)" -a "$(run_of whole/log.jsonl)" = "$(run_of whole/$newest/run.json)" ]
+expect 0 'step   20/20' $some -d 256 -x 20 -o other -sd 7
+ok "another run has another one" [ "$(run_of whole/log.jsonl)" != "$(run_of other/log.jsonl)" ]
+cp -r other foreign; rm -rf foreign/state/*; cp -r whole/$newest foreign/state/
+resume 4 "another run, $(run_of whole/log.jsonl).*log is of $(run_of other/log.jsonl).*--allow-run-change 1" foreign
+cp -r other/state/step-00000020 foreign/state/
+resume 0 'step-00000060 cannot be used.*another run.*trying the checkpoint before it' foreign
+ok "its own checkpoint is resumed" grep -q 'resuming .*at step 20' "$said"
+rm foreign/log.jsonl
+resume 0 'resuming .*at step 60' foreign      # nothing says whose folder it is
+ok "a log that was lost has the identity again" [ "$(run_of whole/log.jsonl)" = "$(run_of foreign/log.jsonl)" ]
+cp other/log.jsonl foreign/ && expect 0 'resuming .*at step 60' $train -o foreign -y 1 --allow-run-change 1 -x 64
+ok "what is resumed then belongs to this run" [ "$(run_of other/log.jsonl)" = "$(run_of foreign/state/step-00000064/run.json)" ]
+cp -r whole moved
+resume 0 'run of 60 steps is complete' moved    # a copy of a whole run is the same run
+edit '/^  "run"/d' moved
+ok "a checkpoint without an identity" [ -z "$(run_of moved/$newest/run.json)" ]
+resume 0 'run of 60 steps is complete' moved    # an older program wrote it
+rm -rf other foreign moved
+
+# A run that diverges says so, keeps what was there before, and ends with exit code 9.
+cp -r whole wild
+expect 9 'the run has diverged at step 7[0-9], and did not recover' $train -o wild -y 1 -x 120 -l 10 -k constant
+ok "it is said when it is seen, with the way back" grep -q '^warning: step 7[0-9]: the run has DIVERGED: .*checkpoint of step 60, .*train_moe -o wild -y 1 -ys 60 -l 5$' "$said"
+ok "the end says so, too" grep -q '^DIVERGED  *| since step 7[0-9]; .* -ys 60' "$said"
+ok "best/ is that of before" cmp -s wild/best/model.safetensors whole/best/model.safetensors
+ok "the checkpoint of before stays, with -nk 2" [ "$(steps_of wild)" = "60 100 120 " ]
+ok "it is an event of the log" [ "$(grep -c '"event": "diverged", "step": 7[0-9], "loss": .*"checkpoint": 60}' wild/log.jsonl)" = 1 ]
+ok "and part of the end" [ "$(grep '"event": "end"' wild/log.jsonl | tail -1 | grep -c '"diverged": true')" = 1 ]
+expect 9 'this run diverged at step 7[0-9]' $train -o wild -y 1
+expect 4 'no checkpoint of step 59 or before; the oldest is of step 60' $train -o wild -y 1 -ys 59
+expect 2 '-ys 60 .* needs -y 1' $train -o new -ys 60
+expect 0 'resuming .*at step 60' $train -o wild -y 1 -ys 60 -l 1e-3 -x 80
+ok "later checkpoints are gone" [ "$(steps_of wild)" = "60 80 " ]
+ok "and what the log had of them" [ "$(grep -c '"event": "diverged"' wild/log.jsonl)" = 0 ]
+expect 9 'the run has diverged' $train $data $model -b 2 -t 32 -d 256 -x 60 -l 10 -u 0 -k constant -v 30 -s 0 -o wilder
+ok "no first validation of a diverged run is the best" [ ! -e wilder/best/model.safetensors ]
+ok "there is no way back but a new start" grep -q 'No checkpoint of before is there. A lower learning rate' "$said"
+rm -rf wild wilder
+
 # The top of the folder and best/ follow the newest checkpoint.
 cp -r whole x9; cp x9/state/step-00000040/model.safetensors x9/; rm -rf x9/best
 touch x9/.tmp-x9 x9/model.safetensors.tmp.77 x9/state/.tmp-step-80

@@ -75,10 +75,11 @@ int checkpoint_lock(const char *folder, Error *e) {
     return 1;                                        /* the descriptor stays open and keeps the lock until exit */
 }
 
-int64_t checkpoint_newest(const char *folder) {
-    int64_t *steps;
+int64_t checkpoint_newest(const char *folder, int64_t latest) {
+    int64_t *steps, newest = -1;
     Error e;
-    const int64_t newest = list_steps(folder, &steps, &e) > 0 ? steps[0] : -1;
+    const int n = list_steps(folder, &steps, &e);
+    for (int i = 0; i < n && newest < 0; i++) if (!latest || steps[i] <= latest) newest = steps[i];
     free(steps);
     return newest;
 }
@@ -99,16 +100,20 @@ Holding checkpoint_exists(const char *folder, Error *e) {
     free(steps);
     return found;
 }
+static int remove_steps(const char *folder, const int64_t *steps, int n, Error *e) {
+    int ok = 1;
+    for (int i = 0; i < n; i++)
+        if (!remove_step(folder, steps[i]))
+            ok = error_set(e, "%s/state: step %lld cannot be removed: %s", folder, (long long)steps[i],
+                           strerror(errno));
+    return ok;
+}
 int checkpoint_clear(const char *folder, Error *e) {
     static const char *const files[] = { "main.log", "log.jsonl", "report.html", "settings.txt", "model.safetensors",
                                          "config.json", "best/model.safetensors" };
     int64_t *steps;
     const int n = list_steps(folder, &steps, e);
-    int ok = n >= 0;
-    for (int i = 0; i < n; i++)
-        if (!remove_step(folder, steps[i]))
-            ok = error_set(e, "%s/state: step %lld cannot be removed: %s", folder, (long long)steps[i],
-                           strerror(errno));
+    int ok = n >= 0 && remove_steps(folder, steps, n, e);
     free(steps);
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char *path = text_format("%s/%s", folder, files[i]);
@@ -182,7 +187,7 @@ static int verify_file(const char *path, const FileSum *expected, Error *e) {
 }
 
 /* Checks the contents of run.json, and by its checksums the other files. */
-static int verify_step(Checkpoint *c, const char *file, RunCheck usable, Error *e) {
+static int verify_step(Checkpoint *c, const char *file, const Wanted *w, Error *e) {
     const JsonValue *run = json_root(c->run);
     Error why;
     int64_t format, step;
@@ -192,7 +197,7 @@ static int verify_step(Checkpoint *c, const char *file, RunCheck usable, Error *
         return error_set(e, "%s: format %lld; this program reads format %d", file, (long long)format, FORMAT);
     if (!json_read_int(json_get(run, "step"), "step", c->step, c->step, &step, &why)      /* that of the folder */
         || !config_from_json(&c->config, json_get(run, "config"), &why)
-        || (usable && !usable(run, &why))) return error_set(e, "%s: %.900s", file, why.text);
+        || (w && !w->usable(run, w->of, &why))) return error_set(e, "%s: %.900s", file, why.text);
     for (int i = 0; i < FILES; i++) {
         char *path = text_format("%s/%s", c->path, checkpoint_files[i]);
         FileSum sum;
@@ -205,7 +210,7 @@ static int verify_step(Checkpoint *c, const char *file, RunCheck usable, Error *
     return 1;
 }
 
-static Checkpoint *open_step(const char *folder, int64_t step, RunCheck usable, Error *e) {
+static Checkpoint *open_step(const char *folder, int64_t step, const Wanted *wanted, Error *e) {
     Checkpoint *c = mem_alloc(sizeof *c);
     *c = (Checkpoint){ .folder = text_format("%s", folder), .path = step_path(folder, step), .step = step };
     char *file = text_format("%s/run.json", c->path);
@@ -214,21 +219,26 @@ static Checkpoint *open_step(const char *folder, int64_t step, RunCheck usable, 
     char *text = file_read(file, &bytes, e);
     int ok = text && json_sealed(text, bytes, &why) && (c->run = json_parse(text, bytes, &why));
     if (text && !ok) error_set(e, "%s: %.900s", file, why.text);
-    ok = ok && verify_step(c, file, usable, e);
+    ok = ok && verify_step(c, file, wanted, e);
     free_each(text, file);
     if (ok) return c;
     checkpoint_close(c);
     return NULL;
 }
 
-Checkpoint *checkpoint_open(const char *folder, RunCheck usable, Error *e) {
+Checkpoint *checkpoint_open(const char *folder, const Wanted *wanted, Error *e) {
     int64_t *steps;
     Error why;
     const int n = list_steps(folder, &steps, e);
+    int first = 0;
     Checkpoint *c = NULL;
+    while (first < n && wanted && wanted->latest && steps[first] > wanted->latest) first++;
     if (!n) error_set(e, "%s holds no checkpoint to resume from (nothing in %s/state)", folder, folder);
-    for (int i = 0; i < n && !c; i++) {
-        if ((c = open_step(folder, steps[i], usable, &why))) break;
+    else if (n > 0 && first == n)
+        error_set(e, "%s holds no checkpoint of step %lld or before; the oldest is of step %lld", folder,
+                  (long long)wanted->latest, (long long)steps[n - 1]);
+    for (int i = first; i < n && !c; i++) {
+        if ((c = open_step(folder, steps[i], wanted, &why))) break;
         char *path = step_path(folder, steps[i]), *before = i + 1 < n ? step_path(folder, steps[i + 1]) : NULL;
         if (before) warn("%s cannot be used: %s; trying the checkpoint before it, %s", path, why.text, before);
         else error_set(e, "%s cannot be used, and there is none before it: %.800s", path, why.text);
@@ -311,12 +321,21 @@ static int64_t step_of(const char *folder) {
     safetensors_close(s);
     return complete ? step : -1;
 }
-int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer,
+int checkpoint_drop_later(const Checkpoint *c, Error *e) {
+    int64_t *steps;
+    const int n = list_steps(c->folder, &steps, e);
+    int later = 0;
+    while (later < n && steps[later] > c->step) later++;
+    const int ok = n >= 0 && remove_steps(c->folder, steps, later, e);
+    free(steps);
+    return ok;
+}
+int checkpoint_best(const Checkpoint *c, int64_t best, int dropped, const Model *m, const Tokenizer *tokenizer,
                     const HfOrigin *origin, Error *e) {
     char *folder = text_format("%s/best", c->folder);
     const int64_t held = step_of(folder);
     char *state = step_path(c->folder, best);
-    int ok = held == best || held > c->step;
+    int ok = held == best || (held > c->step && !dropped);
     if (!ok && !is_folder(state))
         error_set(e, "%s has step %lld, not step %lld, which is in no state", folder, (long long)held, (long long)best);
     else if (!ok) {

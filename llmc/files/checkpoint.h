@@ -23,7 +23,8 @@ int  checkpoint_lock(const char *folder, Error *e);
 typedef enum { HOLDS_UNKNOWN = -1, HOLDS_NOTHING, HOLDS_LOG, HOLDS_MODEL, HOLDS_STATE } Holding;
 /* The largest that applies. LOG: only a log; STATE: to resume from. UNKNOWN: unreadable (e). */
 Holding checkpoint_exists(const char *folder, Error *e);
-int64_t checkpoint_newest(const char *folder);              /* the step of the newest state; -1: there is none */
+/* The step of the newest state that is not after `latest` (0: of any); -1: there is none. */
+int64_t checkpoint_newest(const char *folder, int64_t latest);
 double checkpoint_bytes(const char *state);                 /* of the files of a state that are there */
 int  checkpoint_clear(const char *folder, Error *e);        /* removes the run from the folder */
 
@@ -38,8 +39,9 @@ typedef struct {                        /* what is saved */
 } Snapshot;
 
 /* Which step folders stay: the newest, the `newest` newest of those whose step is a multiple of
- * `every` (0: of all; at least 1), and those whose step is a multiple of `major` (0: none). */
-typedef struct { int newest; int64_t every, major; } Keep;
+ * `every` (0: of all; at least 1), those whose step is a multiple of `major` (0: none), and the
+ * newest that is not after the step `sound`. */
+typedef struct { int newest; int64_t every, major, sound; } Keep;
 
 /* SAVED_STATE: the step folder can be resumed from; then something failed (e), none was removed. */
 typedef enum { SAVED_NOTHING, SAVED_STATE, SAVED_ALL } Saved;
@@ -78,13 +80,17 @@ int   checkpoint_link_best(const char *folder, int64_t step, const Model *m, con
                            const HfOrigin *origin, Error *e);
 
 /* open: the newest usable step folder. Verifies the checksum of every file before its contents are
- * used; then checks the configuration, and by `usable` (may be NULL) the members of run.json that
+ * used; then checks the configuration, and by `wanted` (may be NULL) the members of run.json that
  * the caller reads. Warns about newer folders that are not usable. NULL and e if there is none.
  * load: weights, moments, Adam's clock and the routers' biases, into an allocated model and
  * optimizer. */
 typedef struct Checkpoint Checkpoint;
-typedef int (*RunCheck)(const JsonValue *run, Error *e);
-Checkpoint      *checkpoint_open(const char *folder, RunCheck usable, Error *e);
+typedef struct {
+    int        (*usable)(const JsonValue *run, const void *of, Error *e);
+    const void  *of;                    /* passed to it */
+    int64_t      latest;                /* newer folders are passed over; 0: none */
+} Wanted;
+Checkpoint      *checkpoint_open(const char *folder, const Wanted *wanted, Error *e);
 const char      *checkpoint_path(const Checkpoint *c);
 const JsonValue *checkpoint_run(const Checkpoint *c);       /* run.json, with the members of Snapshot.progress */
 const JsonValue *checkpoint_options(const Checkpoint *c);
@@ -95,11 +101,13 @@ int  checkpoint_load(const Checkpoint *c, Model *m, Optimizer *o, Error *e);
 /* After a save that was killed or failed half-way: bring the output folder up to date with the
  * loaded checkpoint. publish: the model at its top. best: best/ should hold the weights of step
  * `best`; if it does not, they are taken from the state of that step, and if there is no such
- * state, the result is 0. A best/ of a later step than the checkpoint's is left: the resumed run
- * repeats that step and saves the same weights again. */
+ * state, the result is 0. A best/ of a later step than the checkpoint's is left, unless later steps
+ * were dropped: the resumed run repeats that step and saves the same weights again. drop_later:
+ * removes the states of later steps, which the run does not go on from. */
 int  checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tokenizer,
                         const HfOrigin *origin, Error *e);
-int  checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer,
+int  checkpoint_best(const Checkpoint *c, int64_t best, int dropped, const Model *m, const Tokenizer *tokenizer,
                      const HfOrigin *origin, Error *e);
+int  checkpoint_drop_later(const Checkpoint *c, Error *e);
 void checkpoint_close(Checkpoint *c);
 #endif

@@ -56,11 +56,12 @@ static int has_space(const char *folder, size_t need, Error *e) {
 static void remove_old_steps(const char *folder, int64_t step, Keep keep) {
     int64_t *steps;
     Error e;
-    int n = list_steps(folder, &steps, &e), kept = 0;
+    int n = list_steps(folder, &steps, &e), kept = 0, sound = 0;
+    while (sound < n && steps[sound] > keep.sound) sound++;
     for (int i = 0; i < n; i++) {
         if (steps[i] > step) continue;
         const int counts = keep.every <= 0 || steps[i] % keep.every == 0, stays = steps[i] == step
-            || (counts && kept < keep.newest);
+            || i == sound || (counts && kept < keep.newest);
         kept += counts;
         if (!stays && !(keep.major > 0 && steps[i] % keep.major == 0)) remove_step(folder, steps[i]);
     }

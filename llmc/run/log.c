@@ -108,7 +108,7 @@ int log_open(Log *l, const char *folder, int64_t resume_step, const char *start,
     *l = (Log){ .folder = text_format("%s", folder), .terminal = isatty(STDOUT_FILENO) };
     if (resume_step >= 0) { cut(main_path, resume_step, main_step); cut(json_path, resume_step, json_step); }
     char *line = text_format("%s\n", start);
-    int ok = resume_step >= 0 || file_write(json_path, line, strlen(line), e);
+    int ok = (resume_step >= 0 && is_file(json_path)) || file_write(json_path, line, strlen(line), e);
     if (ok) {
         l->main = open_log(main_path, resume_step >= 0 ? 0 : O_TRUNC, e);
         l->json = l->main ? open_log(json_path, 0, e) : NULL;
@@ -237,6 +237,7 @@ void log_end(Log *l, const Progress *p, uint64_t fingerprint, double peak_memory
     event_double(&e, "seconds", p->seconds);
     event_double(&e, "best", p->best.step < 0 ? NAN : p->best.loss);
     event_int(&e, "best_step", p->best.step);
+    event_json(&e, "diverged", p->diverged ? "true" : "false");
     event_int(&e, "tokens", p->tokens);
     event_double(&e, "tok_s", p->seconds > 0 ? (double)p->tokens / p->seconds : NAN);
     event_text(&e, "fingerprint", digits, strlen(digits));

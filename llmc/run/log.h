@@ -31,8 +31,8 @@ typedef struct {
 } Log;
 
 /* Opens folder/main.log and folder/log.jsonl. resume_step >= 0: continues after that step; later
- * lines are removed. Otherwise log.jsonl is created with the line `start`: a run that is killed
- * before its first checkpoint is restarted from it. */
+ * lines are removed. Otherwise, or if there is none, log.jsonl is created with the line `start`: a
+ * run that is killed before its first checkpoint is restarted from it. */
 int  log_open(Log *l, const char *folder, int64_t resume_step, const char *start, Error *e);
 void log_silence(Log *l);                                   /* instead of log_open: nothing is written */
 void log_close(Log *l);

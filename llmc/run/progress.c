@@ -19,6 +19,41 @@ double window_score(Window *w, double x) {
     return score;
 }
 
+double progress_bound(const Progress *p, double chance) {
+    const double first = p->first > p->lowest ? p->first : p->lowest, top = first > chance ? first : chance,
+        above = top + (top > 5 ? top / 10 : 0.5), way = (first - p->lowest) / 2, back = p->lowest + (way > 1 ? way : 1);
+    return p->lowest > 0 && back < above ? back : above;
+}
+Course progress_course(Progress *p, double loss, double chance) {
+    const Window *w = &p->loss;
+    if (!isfinite(loss)) return COURSE_SAME;                /* not in the window; its update is skipped */
+    if (p->step == 0) p->first = loss;
+    if (w->count < RECENT) {
+        if (loss <= progress_bound(p, chance)) p->sound = p->step + 1;
+        return COURSE_SAME;
+    }
+    double mean = 0, least = INFINITY, most = -INFINITY;
+    for (int i = 1; i <= RECENT; i++) {
+        const double x = w->x[(w->next + WINDOW - i) % WINDOW];
+        mean += x / RECENT;
+        least = x < least ? x : least;
+        most = x > most ? x : most;
+    }
+    if (p->lowest <= 0 || mean < p->lowest) p->lowest = mean;
+    const double bound = progress_bound(p, chance);
+    if (mean - p->lowest <= (bound - p->lowest) / 2) p->sound = p->step + 1;
+    if (!p->diverged && least > bound) { p->diverged = p->step + 1; return COURSE_DIVERGED; }
+    if (!p->diverged || most > bound) return COURSE_SAME;
+    p->diverged = 0;
+    return COURSE_RECOVERED;
+}
+void progress_new_data(Progress *p) {
+    p->loss = (Window){ 0 };
+    p->first = p->lowest = 0;
+    p->diverged = 0;
+    p->best.step = -1;
+}
+
 static void window_to_json(Text *t, const Window *w) {
     text_add(t, "{\"next\": %d, \"x\": [", w->next);
     for (int i = 0; i < w->count; i++) { if (i) text_add(t, ", "); text_add_double(t, w->x[i]); }
@@ -45,6 +80,7 @@ void progress_to_json(const Progress *p, const char *device, Text *out) {
     text_add(out,
              "  \"step\": %lld,\n  \"samples\": %lld,\n  \"tokens\": %lld,\n  \"updates\": %d,\n  \"bad_steps\": %d,\n",
              (long long)p->step, (long long)p->samples, (long long)p->tokens, p->updates, p->bad_steps);
+    if (p->run) text_add(out, "  \"run\": \"%016llx\",\n", (unsigned long long)p->run);
     text_add(out, "  \"seed\": \"%016llx\",\n  \"data\": \"%016llx\",\n  \"device\": \"%s\",\n  \"seconds\": ",
              (unsigned long long)p->seed, (unsigned long long)p->data, device);
     text_add_double(out, p->seconds);
@@ -55,6 +91,12 @@ void progress_to_json(const Progress *p, const char *device, Text *out) {
     window_to_json(out, &p->loss);
     text_add(out, ",\n  \"norm_window\": ");
     window_to_json(out, &p->norm);
+    text_add(out, ",\n  \"first_loss\": ");
+    text_add_double(out, p->first);
+    text_add(out, ",\n  \"lowest_loss\": ");
+    text_add_double(out, p->lowest);
+    text_add(out, ",\n  \"sound_step\": %lld,\n  \"diverged_step\": %lld", (long long)p->sound,
+             (long long)p->diverged);
     if (p->unvalidated) text_add(out, ",\n  \"unvalidated\": 1");
 }
 
@@ -63,6 +105,7 @@ static int is_known(const char *key) {
     static const char *const members[] = {
         "step", "samples", "tokens", "updates", "bad_steps", "seed", "data", "seconds", "best_loss", "best_step",
         "best_tokens", "best_length", "loss_window", "norm_window", "unvalidated",
+        "first_loss", "lowest_loss", "sound_step", "diverged_step", "run",
         "format", "device", "files", "config", "options", "crc32c", };
     for (size_t i = 0; i < sizeof members / sizeof *members; i++) if (!strcmp(key, members[i])) return 1;
     return 0;
@@ -84,6 +127,11 @@ int progress_from_json(const JsonValue *run, Progress *p, Error *e) {
         || !window_from_json(GET("loss_window"), &p->loss, e) || !window_from_json(GET("norm_window"), &p->norm, e)
         || (json_get(run, "best_tokens") && !json_read_int(GET("best_tokens"), 0, most, &p->best.tokens, e))
         || (json_get(run, "best_length") && !json_read_int(GET("best_length"), 0, most, &p->best.length, e))
+        || (json_get(run, "first_loss") && !json_read_double(GET("first_loss"), -1e308, 1e308, &p->first, e))
+        || (json_get(run, "lowest_loss") && !json_read_double(GET("lowest_loss"), -1e308, 1e308, &p->lowest, e))
+        || (json_get(run, "sound_step") && !json_read_int(GET("sound_step"), 0, p->step, &p->sound, e))
+        || (json_get(run, "diverged_step") && !json_read_int(GET("diverged_step"), 0, p->step, &p->diverged, e))
+        || (json_get(run, "run") && !json_read_hex(GET("run"), &p->run, e))
         || (json_get(run, "unvalidated") && !json_read_int(GET("unvalidated"), 0, 1, &unvalidated, e))) return 0;
 #undef GET
     for (const JsonValue *v = json_first(run); v; v = v->next)

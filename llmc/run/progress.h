@@ -18,8 +18,24 @@ typedef struct {
     double   seconds;                   /* of training, over all sessions */
     Best     best;
     uint64_t seed, data;                /* data: its fingerprint */
+    uint64_t run;                       /* a random number that all files of the run have; 0: an older program's run */
     Window   loss, norm;
+    double   first, lowest;             /* loss of the first step, lowest mean of consecutive losses; 0: not known */
+    int64_t  sound, diverged;           /* the last step near that mean; the step at which it was lost for good, or 0 */
 } Progress;
+
+/* Is the learned lost? RECENT consecutive losses above a bound say that a run has diverged, the
+ * same number below it that it has recovered. The bound is half of the way back from the lowest
+ * mean of RECENT losses to the first loss, at least 1 nat above that mean; at most a tenth, at
+ * least half a nat, above the first loss or chance (ln of the vocabulary), whichever is more. A
+ * spike that is shorter than RECENT steps passes, and so does the noise of warm-up. */
+enum { RECENT = 16 };
+typedef enum { COURSE_SAME, COURSE_DIVERGED, COURSE_RECOVERED } Course;
+/* After window_score has taken the loss of step p->step + 1. chance: nats. */
+Course progress_course(Progress *p, double loss, double chance);
+double progress_bound(const Progress *p, double chance);
+/* Losses on other data do not compare: forgets them, and the best. */
+void   progress_new_data(Progress *p);
 
 /* The z-score of x relative to the window (NAN until it is full), which a finite x then enters. */
 double window_score(Window *w, double x);

@@ -38,6 +38,7 @@ typedef struct {
     Replay        replay_micro[PHASES], replay_update[MUON_PERIODS];    /* of a micro-batch, of a slice's update */
     int           records;              /* 1: steps are recorded and replayed */
     Checkpoint   *from;                 /* the checkpoint that is resumed, or NULL */
+    uint64_t      identity;             /* of the run that the folder's log has; 0: none */
     int           node;                 /* ranks of a node, or all (-zn) */
     Stages        stages;               /* of the batch (-ds) */
     int           first_micro_batches;  /* of a step of the first stage, on each rank */
@@ -85,6 +86,9 @@ _Noreturn void run_out_of_memory(const Run *r);
 /* Reports. */
 void run_begin_log(Run *r);
 void run_forewarn(Run *r, const StepStats *t);      /* once, on a CPU: of a run that would take half a day or more */
+/* Says that the run has diverged, or recovered, and what can be done. Before p->step is t->step. */
+void run_follow_course(Run *r, const StepStats *t);
+double run_chance(const Run *r);                    /* the loss of guessing, in nats: ln of the vocabulary */
 void run_bad_step(Run *r, const StepStats *t, int tensor);  /* of a gradient that is not finite; fails after too many */
 double run_seconds_left(const Run *r, int64_t step);  /* after `step`: of the steps and the validations that are left */
 int  run_validate(Run *r);                      /* saves the best weights; 0: a request to stop came before the end */

@@ -9,31 +9,69 @@
 
 /* ---- folder and settings --------------------------------------------------------------------- */
 
+/* The first line of the log: which run the folder's is, and its settings. NULL and e: it is damaged
+ * or missing; e has a code if it cannot be read. */
+static Json *first_line(const char *path, Error *e) {
+    size_t bytes;
+    char *text = file_read(path, &bytes, e);
+    Json *start = NULL;
+    if (!text) { error_exit(e, EXIT_DISK, "%s", e->text); return NULL; }
+    const size_t line = strcspn(text, "\n");
+    error_set(e, "it has no end");
+    if (line < bytes && json_sealed(text, line, e)) start = json_parse(text, line, e);
+    free(text);
+    return start;
+}
 /* A run that was killed before its first checkpoint has its settings in the log's first line. */
 static void restore_settings_from_log(Run *r) {
     Error e;
-    size_t bytes;
-    char *path = text_format("%s/log.jsonl", r->s.out), *text = file_read(path, &bytes, &e);
-    if (!text) fail_with(&e, EXIT_DISK);
-    const size_t line = strcspn(text, "\n");
-    Json *start = NULL;
-    error_set(&e, "it has no end");
-    r->restored = line < bytes && json_sealed(text, line, &e) && (start = json_parse(text, line, &e))
-               && settings_restore(&r->s, json_get(json_root(start), "options"), &e);
+    char *path = text_format("%s/log.jsonl", r->s.out);
+    Json *start = first_line(path, &e);
+    if (!start && e.code == EXIT_DISK) fail_with(&e, EXIT_DISK);
+    r->restored = start && settings_restore(&r->s, json_get(json_root(start), "options"), &e);
     if (!r->restored)
         fail(EXIT_CHECKPOINT, "%s: its first line, which has the settings of the run, is damaged: %s. "
              "No checkpoint was saved yet. To start over with settings that you give: -y 0", path, e.text);
     json_free(start);
-    free(text);
     free(path);
 }
+/* Which run is the folder's? 0: of an older program, or its log is lost. */
+static uint64_t identity(const Run *r) {
+    Error e;
+    uint64_t run = 0;
+    char *path = text_format("%s/log.jsonl", r->s.out);
+    Json *start = is_file(path) ? first_line(path, &e) : NULL;
+    const JsonValue *v = start ? json_get(json_root(start), "run") : NULL;
+    if (v && !json_read_hex(v, "run", &run, &e)) run = 0;
+    if (!start && is_file(path) && r->leads)
+        warn("%s: its first line, which says which run the checkpoints must be of, is damaged: %s", path, e.text);
+    json_free(start);
+    free(path);
+    return run;
+}
 
-/* Are the members of run.json that this folder reads usable? */
-static int usable(const JsonValue *run, Error *e) {
+/* Are the members of run.json that this folder reads usable, and are they of this run (of)? */
+static int usable(const JsonValue *run, const void *of, Error *e) {
+    const uint64_t expected = *(const uint64_t *)of;
     Progress p;
     Settings s = { 0 };
     memset(s.given, 1, sizeof s.given);                     /* read and checked, but not kept */
-    return progress_from_json(run, &p, e) && settings_restore(&s, json_get(run, "options"), e);
+    if (!progress_from_json(run, &p, e) || !settings_restore(&s, json_get(run, "options"), e)) return 0;
+    return !expected || !p.run || p.run == expected
+        || error_set(e, "it is of another run, %016llx; this folder's log is of %016llx. To resume from it anyway: "
+                     "--allow-run-change 1", (unsigned long long)p.run, (unsigned long long)expected);
+}
+static void open_checkpoint(Run *r) {
+    Settings *s = &r->s;
+    Error e;
+    char *newest = step_path(s->out, checkpoint_newest(s->out, s->resume_step));
+    r->identity = identity(r);
+    const uint64_t expected = s->allow_run ? 0 : r->identity;
+    const Wanted wanted = { usable, &expected, s->resume_step };
+    run_announce(r, "checking", newest, checkpoint_bytes(newest));
+    free(newest);
+    if (!(r->from = checkpoint_open(s->out, &wanted, &e))
+        || !(r->restored = settings_restore(s, checkpoint_options(r->from), &e))) fail_with(&e, EXIT_CHECKPOINT);
 }
 
 /* Reading much takes seconds, in which nothing else would be said. */
@@ -71,6 +109,8 @@ void run_open_folder(Run *r) {
     Error e;
     if (run_only_plans(r) && s->resume)
         fail(EXIT_USAGE, "-x 0 prints the plan of a new run: it cannot be combined with -y 1");
+    if (s->resume_step && !s->resume)
+        fail(EXIT_USAGE, "-ys %lld is where a run is continued: it needs -y 1", (long long)s->resume_step);
     if (s->check || run_only_plans(r)) return;
     if (!*s->out) fail(EXIT_USAGE, "-o needs the name of a folder");
     if (is_file(s->out)) fail(EXIT_DISK, "%s is a file; -o needs a folder, or the name of a new one", s->out);
@@ -90,13 +130,10 @@ void run_open_folder(Run *r) {
         fail(EXIT_USAGE, "-e %s would be discarded with what is in %s before the trained model is saved: another "
              "folder with -o", s->model, s->out);
     lock_folder(r);
-    if (holding == HOLDS_STATE && s->resume) {
-        char *newest = step_path(s->out, checkpoint_newest(s->out));
-        run_announce(r, "checking", newest, checkpoint_bytes(newest));
-        free(newest);
-        if (!(r->from = checkpoint_open(s->out, usable, &e))
-            || !(r->restored = settings_restore(s, checkpoint_options(r->from), &e))) fail_with(&e, EXIT_CHECKPOINT);
-    } else if (s->resume) {
+    if (holding == HOLDS_STATE && s->resume) open_checkpoint(r);
+    else if (s->resume) {
+        if (s->resume_step)
+            fail(EXIT_CHECKPOINT, "-ys %lld: %s holds no checkpoint", (long long)s->resume_step, s->out);
         warn("%s: no checkpoint was saved yet; starting from the beginning", s->out);
         restore_settings_from_log(r);
     }

@@ -85,6 +85,11 @@ static Text start_event(Run *r) {
     event_int(&e, "train_tokens", data_tokens(r->data, DATA_TRAIN));
     event_int(&e, "val_tokens", data_tokens(r->data, DATA_VALIDATION));
     event_json(&e, "options", r->saves.what.options);
+    if (r->progress.run) {
+        char digits[17];
+        snprintf(digits, sizeof digits, "%016llx", (unsigned long long)r->progress.run);
+        add_string(&e, "run", digits);
+    }
     json_seal(&e);
     return e;
 }
@@ -135,6 +140,49 @@ void run_forewarn(Run *r, const StepStats *t) {
                       t->ms / 1e3, t->eta / 86400);
 }
 
+double run_chance(const Run *r) { return log(config_ids(&r->config)); }
+
+/* From where can it go on as it was before? */
+static void say_way_back(const Run *r, int64_t step, Text *out) {
+    if (step < 0) {
+        text_add(out, "No checkpoint of before is there. A lower learning rate than -l %g may help, more warm-up (-u) "
+                 "or stronger clipping (-cg)", (double)r->s.lr);
+        return;
+    }
+    text_add(out, "To go on from the checkpoint of step %lld, before that, with half of the rate: ./train_moe -o ",
+             (long long)step);
+    text_add_word(out, r->s.out);
+    text_add(out, " -y 1 -ys %lld -l %g", (long long)step, (double)r->s.lr / 2);
+}
+void run_follow_course(Run *r, const StepStats *t) {
+    Progress *p = &r->progress;
+    const double chance = run_chance(r);
+    const Course course = progress_course(p, t->loss, chance);
+    if (course == COURSE_SAME || !r->leads) return;
+    const double bound = progress_bound(p, chance);
+    const int64_t from = checkpoint_newest(r->s.out, p->sound ? p->sound : -1);
+    Text e = event(course == COURSE_DIVERGED ? "diverged" : "recovered"), way = { 0 };
+    event_int(&e, "step", t->step);
+    event_double(&e, "loss", t->loss);
+    event_double(&e, "bound", bound);
+    event_double(&e, "lowest", p->lowest);
+    event_double(&e, "first", p->first);
+    event_double(&e, "chance", chance);
+    event_int(&e, "sound", p->sound);
+    event_int(&e, "checkpoint", from);
+    log_event(&r->log, &e);
+    if (course == COURSE_RECOVERED) {
+        log_line(&r->log, "step %lld: the run has recovered: the last %d losses were all below %.4g",
+                 (long long)t->step, RECENT, bound);
+        return;
+    }
+    say_way_back(r, from, &way);
+    warn("step %lld: the run has DIVERGED: its last %d losses, now %.4g, were all above %.4g; their lowest mean was "
+         "%.4g, the first loss %.4g, that of guessing %.4g. %s", (long long)t->step, RECENT, t->loss, bound, p->lowest,
+         p->first, chance, way.at);
+    free(way.at);
+}
+
 /* The device has skipped the update. */
 void run_bad_step(Run *r, const StepStats *t, int tensor) {
     const char *name = r->model.manifest.at[tensor].name;
@@ -178,6 +226,13 @@ static void log_summary(Run *r, uint64_t weights) {
     if (r->waits != p->step - r->first_step)
         log_line(&r->log, "host waits       | %.2f per step; expected: 1, for its results",
                  (double)r->waits / (double)(p->step - r->first_step));
+    if (p->diverged) {
+        Text way = { 0 };
+        say_way_back(r, checkpoint_newest(r->s.out, p->sound ? p->sound : -1), &way);
+        log_line(&r->log, "DIVERGED         | since step %lld; the lowest mean loss was %.4g. %s",
+                 (long long)p->diverged, p->lowest, way.at);
+        free(way.at);
+    }
     log_line(&r->log, "weights          | fingerprint %016llx", (unsigned long long)weights);
     if (data_is_fallback(r->data))
         log_line(&r->log, "NOTE             | trained on this project's own text: "

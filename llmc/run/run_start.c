@@ -1,12 +1,16 @@
 /* run_start.c: the end of a run's start (run.h): the check of gradients, memory, weights. */
+#define _POSIX_C_SOURCE 200809L
 #include "run.h"
 #include "llmc/data/meter.h"
 #include "llmc/files/hf.h"
 #include "llmc/model/check.h"
 #include "llmc/model/plan.h"
 #include "llmc/model/ranges.h"
+#include "llmc/ranks/secret.h"
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 /* This model with few tokens: cpu-f64 against finite differences, then this device against a more
  * exact one. At least two tokens, as a query that sees one key has no gradient. */
@@ -77,10 +81,12 @@ static int publish_again(Run *r) {
     const Progress *p = &r->progress;
     Error e;
     if (!r->leads) return 1;
+    if (r->s.resume_step && !checkpoint_drop_later(r->from, &e)) fail_with(&e, EXIT_DISK);
     if (!checkpoint_publish(r->from, &r->model, r->tokenizer, r->origin, &e))
         warn("%s is not up to date with %s: %s", r->s.out, checkpoint_path(r->from), e.text);
+    const int dropped = r->s.resume_step != 0;
     if (!r->s.keep_best || p->best.step < 0
-        || checkpoint_best(r->from, p->best.step, &r->model, r->tokenizer, r->origin, &e)) return 1;
+        || checkpoint_best(r->from, p->best.step, dropped, &r->model, r->tokenizer, r->origin, &e)) return 1;
     warn("the best weights are lost: %s; the next validation saves its weights as the best", e.text);
     return 0;
 }
@@ -134,6 +140,15 @@ static void add_rows(Run *r) {
     m->used_vocab = config_ids(&m->config);
     if (r->leads) text_print(stdout, "%d rows are added to the vocabulary of %s\n", r->new_rows, r->s.model);
 }
+/* Which run it is, so that a checkpoint of another one is not taken for one of it. */
+static uint64_t draw_identity(void) {
+    uint64_t id;
+    if (!random_bytes(&id, sizeof id)) {
+        const double times[] = { now(), (double)time(NULL), (double)getpid() };
+        id = hash_bytes((uint64_t)(uintptr_t)&id, times, sizeof times);
+    }
+    return id ? id : 1;
+}
 void run_start_or_resume(Run *r) {
     const Settings *s = &r->s;
     Progress *p = &r->progress;
@@ -154,9 +169,13 @@ void run_start_or_resume(Run *r) {
         if (p->seed != (uint64_t)s->seed && r->leads)
             warn("from here on the seed is %lld; the run began with %llu", (long long)s->seed,
                  (unsigned long long)p->seed);
+        if (r->identity) p->run = r->identity;              /* it differs if that was allowed */
+        if (p->diverged && r->leads)
+            warn("this run diverged at step %lld. An earlier checkpoint: -ys STEP", (long long)p->diverged);
         if (r->leads) text_print(stdout, "resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
     } else {
-        *p = (Progress){ .best = { .step = -1 }, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
+        *p = (Progress){ .best = { .step = -1 }, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data),
+                         .run = draw_identity() };
         if (is_folder(s->model))
             run_announce(r, "reading", s->model, (double)(r->model.manifest.learnable * r->dev->floatX_size));
         if (!is_folder(s->model)) draw_weights(r);
@@ -167,10 +186,10 @@ void run_start_or_resume(Run *r) {
         group_barrier(r->parallel.group);                    /* wait until every rank has validated its input */
         if (r->leads) run_claim_folder(r);
     }
-    if (r->from && p->data != data_fingerprint(r->data) && p->best.step >= 0) {
-        /* losses on other data do not compare */
-        if (r->leads) warn("the data changed, so the best validation loss so far (%.6f) counts no more", p->best.loss);
-        p->best.step = -1;
+    if (r->from && p->data != data_fingerprint(r->data)) {
+        if (r->leads && p->best.step >= 0)
+            warn("the data changed, so the best validation loss so far (%.6f) counts no more", p->best.loss);
+        progress_new_data(p);
     }
     if (r->from && !group_min(r->parallel.group, publish_again(r))) p->best.step = -1;
     if (r->leads && !data_keep(r->data, r->tokenizer, s->out, &e))

@@ -155,7 +155,9 @@ int run_validate(Run *r) {
     /* if it cannot be saved, an earlier one is the best so far */
     if (r->saves.under_way == SAVES_BEST) saves_follow(&r->saves, 1);
     forget_other_best(r, (int64_t)used);
-    if (isfinite(loss) && (loss < p->best.loss || p->best.step < 0)) {
+    /* of a run that has diverged, or that is about to, none is the first best */
+    const int is_first = p->best.step < 0 && !p->diverged && loss <= progress_bound(p, run_chance(r));
+    if (isfinite(loss) && (is_first || (p->best.step >= 0 && loss < p->best.loss))) {
         const Best before = p->best;
         p->best = (Best){ loss, p->step, (int64_t)used, r->s.seq };
         if (!saves_best(&r->saves, before)) p->best = before;

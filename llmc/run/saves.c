@@ -18,7 +18,7 @@ void saves_open(Saves *v, const Settings *s, Progress *p, Log *log, const Parall
 }
 
 void saves_newest(const char *out, char text[64]) {
-    const int64_t step = checkpoint_newest(out);
+    const int64_t step = checkpoint_newest(out, 0);
     if (step < 0) snprintf(text, 64, "no checkpoint");
     else snprintf(text, 64, "the checkpoint of step %lld", (long long)step);
 }
@@ -177,7 +177,7 @@ void saves_begin(Saves *v, int timed, int waits) {
     p->updates = v->what.optimizer->updates;
     progress_to_json(p, v->what.model->dev->name, &progress);
     v->what.progress = progress.at;
-    const Keep keep = { v->s->keep, v->s->save_every, v->s->major };
+    const Keep keep = { v->s->keep, v->s->save_every, v->s->major, p->sound };
     v->under_way = saver_begin(v->saver, v->s->out, &v->what, keep, &e) ? SAVES_STATE : NO_SAVE;
     v->paused = now() - v->at;
     free(progress.at);

@@ -44,6 +44,11 @@ static const Option options[] = {
       "folder for checkpoints and logs" },
     { "output",    "y",  "resume",           OPTION_INT,   AT(resume),        "0",                   0,    1,     NULL,
       "1: continue the run in the folder; 0, if given: discard it" },
+    { "output",    "ys", "resume-step",      OPTION_LONG,  AT(resume_step),   "0",                   0,    1e12,  NULL,
+      "with -y 1: continue from the newest checkpoint of this step or before, and discard later ones; 0: from the "
+      "newest" },
+    { "output",    "ar", "allow-run-change", OPTION_INT,   AT(allow_run),     "0",                   0,    1,     NULL,
+      "1: resume even from a checkpoint of another run" },
     { "batch",     "b",  "batch",            OPTION_INT,   AT(batch),         "24",                  1,    1e6,   NULL,
       "sequences per micro-batch and rank (B); the default is split across the ranks" },
     { "batch",     "t",  "seq",              OPTION_INT,   AT(seq),           "128",                 1,    262144, NULL,
@@ -237,7 +242,8 @@ void settings_write(const Settings *s, Text *out) {
 void settings_given_json(const Settings *s, Text *out) { options_given_json(table(s), out); }
 
 /* Settings of one invocation: not restored from the run that is resumed. */
-static const char *const not_restored[] = { "out", "resume", "allow-data-change", "gradient-check" };
+static const char *const not_restored[] = { "out", "resume", "resume-step", "allow-run-change",
+                                             "allow-data-change", "gradient-check" };
 
 static int is_restored(const char *name) {
     for (size_t i = 0; i < sizeof not_restored / sizeof *not_restored; i++)

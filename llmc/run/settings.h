@@ -9,7 +9,7 @@
 #include "llmc/model/schedule.h"
 #include "options.h"
 
-enum { SETTINGS = 79 };
+enum { SETTINGS = 81 };
 /* Values of choices, in the order of their words in the table. */
 typedef enum { ADAMW, MUON } Updates;
 typedef enum { DECAY_PLAIN, DECAY_CAUTIOUS, DECAY_SQUARED } DecayKind;
@@ -24,7 +24,9 @@ typedef struct {
     const char *model, *upcycle, *scores;
     Activation  activation;
     const char *out;
-    int         resume, batch, seq;
+    int         resume;
+    int64_t     resume_step;
+    int         allow_run, batch, seq;
     int64_t     total;
     const char *stages;
     int64_t     steps;

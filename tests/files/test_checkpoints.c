@@ -23,7 +23,8 @@ static void open_trainee(Trainee *t, const char *device, const Config *c, Traine
 static Progress progress_at(int64_t step) {
     Progress p = { .step = step, .samples = step * 12345678901, .tokens = step * 98765432109, .updates = (int)step - 2,
                    .bad_steps = 1, .seconds = uniform() * 1e5, .best = { 1 + uniform(), step - 3, 1000 + step, 77 },
-                   .seed = 0xfedcba9876543210u, .data = 0x8000000000000001u };
+                   .seed = 0xfedcba9876543210u, .data = 0x8000000000000001u, .run = 0xf000000000000003u,
+                   .first = 5 + uniform(), .lowest = uniform(), .sound = step - 1, .diverged = step - 2 };
     for (int i = 0; i < 200; i++) { window_score(&p.loss, normal()); if (i < 77) window_score(&p.norm, exp(normal())); }
     return p;
 }
@@ -31,13 +32,15 @@ static int same_progress(const Progress *a, const Progress *b) {
     return a->step == b->step && a->samples == b->samples && a->tokens == b->tokens
         && a->updates == b->updates && a->bad_steps == b->bad_steps && a->seconds == b->seconds
         && a->best.loss == b->best.loss && a->best.step == b->best.step && a->best.tokens == b->best.tokens
-        && a->best.length == b->best.length && a->seed == b->seed && a->data == b->data
+        && a->best.length == b->best.length && a->seed == b->seed && a->data == b->data && a->run == b->run
+        && a->first == b->first && a->lowest == b->lowest && a->sound == b->sound && a->diverged == b->diverged
         && !memcmp(&a->loss, &b->loss, sizeof a->loss) && !memcmp(&a->norm, &b->norm, sizeof a->norm);
 }
-static int progress_usable(const JsonValue *run, Error *e) {
+static int progress_usable(const JsonValue *run, const void *of, Error *e) {
     Progress p;
-    return progress_from_json(run, &p, e);
+    return !of && progress_from_json(run, &p, e);
 }
+static const Wanted any_run = { progress_usable, NULL, 0 };
 static int save_with(const char *folder, const Trainee *t, const Progress *p, const char *given, Keep keep, Error *e) {
     Text json = { 0 };
     progress_to_json(p, t->m.dev->name, &json);
@@ -49,7 +52,7 @@ static int save_with(const char *folder, const Trainee *t, const Progress *p, co
 static int save(const char *folder, const Trainee *t, int64_t step, int keep, int64_t major) {
     Error e = { 0 };
     const Progress p = progress_at(step);
-    const int ok = save_with(folder, t, &p, "{\"lr\": 0.001}", (Keep){ keep, 0, major }, &e);
+    const int ok = save_with(folder, t, &p, "{\"lr\": 0.001}", (Keep){ keep, 0, major, 0 }, &e);
     check(ok, "step %lld is saved: %s", (long long)step, e.text);
     return ok;
 }
@@ -76,8 +79,8 @@ static void conversion(void) {
         const size_t n = a.m.manifest.total;
         double *v[2] = { mem_alloc(n * sizeof **v), mem_alloc(n * sizeof **v) };
         for (int s = 0; s < 5; s++) trainee_do(&a, s);
-        check(save_with(folder, &a, &p, "{}", (Keep){ 2, 0, 0 }, &e), "saved %s", e.text);
-        Checkpoint *from = checkpoint_open(folder, progress_usable, &e);
+        check(save_with(folder, &a, &p, "{}", (Keep){ 2, 0, 0, 0 }, &e), "saved %s", e.text);
+        Checkpoint *from = checkpoint_open(folder, &any_run, &e);
         conversions = 0;
         warn_hook(count_conversion);
         check(from && checkpoint_load(from, &b.m, &b.o, &e), "loaded with other types: %s", e.text);
@@ -106,10 +109,10 @@ static void round_trip(const char *device, int lean, float momentum) {
     for (int s = 0; s < 5; s++) trainee_do(&a, s);
     for (int i = 0; i < 16; i++) bias[i] = (float)normal();
     dev->reals_from_double(a.m.bias, bias, 16);
-    check(save_with(folder, &a, &p, "{\"lr\": 0.001, \"train\": \"a \\\"b\\\"\"}", (Keep){ 2, 0, 0 }, &e),
+    check(save_with(folder, &a, &p, "{\"lr\": 0.001, \"train\": \"a \\\"b\\\"\"}", (Keep){ 2, 0, 0, 0 }, &e),
           "%s: saved %s", device, e.text);
 
-    Checkpoint *from = checkpoint_open(folder, progress_usable, &e);
+    Checkpoint *from = checkpoint_open(folder, &any_run, &e);
     check(from != NULL, "%s: opened %s", device, e.text);
     if (from) {
         /* other weights, to be overwritten */
@@ -162,12 +165,12 @@ static void fallback(void) {
         const int stderr_copy = dup(STDERR_FILENO), null = open("/dev/null", O_WRONLY);   /* without its warnings */
         fflush(stderr);
         dup2(null, STDERR_FILENO);
-        Checkpoint *from = checkpoint_open(folder, progress_usable, &e);
+        Checkpoint *from = checkpoint_open(folder, &any_run, &e);
         check(from && checkpoint_load(from, &t.m, &t.o, &e)
               && json_int(json_get(checkpoint_run(from), "step"), 0) == 10, "%s: the newest intact", what[kind]);
         checkpoint_close(from);
         damage(folder, 10, kind);
-        from = checkpoint_open(folder, progress_usable, &e);
+        from = checkpoint_open(folder, &any_run, &e);
         check(!from && strstr(e.text, "step-00000010"), "%s in all checkpoints: refused, naming the file: %s",
               what[kind], from ? "" : e.text);
         checkpoint_close(from);
@@ -175,7 +178,7 @@ static void fallback(void) {
         dup2(stderr_copy, STDERR_FILENO);
         close(stderr_copy), close(null);
         save(folder, &t, 30, 3, 0);                       /* the same step again replaces the damaged one */
-        check((from = checkpoint_open(folder, progress_usable, &e)) != NULL,
+        check((from = checkpoint_open(folder, &any_run, &e)) != NULL,
               "%s: saving again replaces the damaged checkpoint", what[kind]);
         checkpoint_close(from), free(folder);
     }
@@ -214,18 +217,34 @@ static void pruning(void) {
 
     for (int i = 1; i <= 9; i++) { /* saved by time between steps that are multiples of 3 */
         const Progress p = progress_at(i == 9 ? 10 : i);
-        check(save_with(folder, &t, &p, "{}", (Keep){ 2, 3, 0 }, &e), "saved: %s", e.text);
+        check(save_with(folder, &t, &p, "{}", (Keep){ 2, 3, 0, 0 }, &e), "saved: %s", e.text);
     }
     right = 1;
     for (int i = 1; i <= 10; i++) right &= has_step(folder, i) == (i == 3 || i == 6 || i == 10);
     check(right, "the two newest multiples of -n stay, and of the others the newest alone");
     checkpoint_clear(folder, &e);
 
+    for (int i = 1; i <= 6; i++) {
+        const Progress p = progress_at(i + 5);
+        check(save_with(folder, &t, &p, "{}", (Keep){ 1, 0, 0, i + 5 < 8 ? i + 5 : 8 }, &e), "saved: %s", e.text);
+    }
+    right = 1;
+    for (int i = 6; i <= 11; i++) right &= has_step(folder, i) == (i == 8 || i == 11);
+    check(right && checkpoint_newest(folder, 10) == 8 && checkpoint_newest(folder, 7) == -1,
+          "the newest from before a divergence stays beside the newest");
+    const Wanted before = { progress_usable, NULL, 10 }, none = { progress_usable, NULL, 7 };
+    check(!checkpoint_open(folder, &none, &e) && strstr(e.text, "the oldest is of step 8"), "none of then: %s", e.text);
+    Checkpoint *from = checkpoint_open(folder, &before, &e);
+    check(from && json_int(json_get(checkpoint_run(from), "step"), 0) == 8 && checkpoint_drop_later(from, &e)
+          && has_step(folder, 8) && !has_step(folder, 11), "it is resumed, and the later one dropped: %s", e.text);
+    checkpoint_close(from);
+    checkpoint_clear(folder, &e);
+
     double bad = NAN; /* weights that are not finite must replace nothing */
     save(folder, &t, 11, 2, 0);
     t.m.dev->from_double(t.m.p.final_norm, &bad, 1);
     const Progress p = progress_at(12);
-    check(!save_with(folder, &t, &p, "{}", (Keep){ 2, 0, 0 }, &e)
+    check(!save_with(folder, &t, &p, "{}", (Keep){ 2, 0, 0, 0 }, &e)
           && strstr(e.text, "model.norm.weight"), "weights that are not finite are not saved: %s", e.text);
     check(has_step(folder, 11) && !has_step(folder, 12) && is_file(top), "the previous checkpoint is kept");
     trainee_close(&t), free(folder), free(top), free(stale);

@@ -50,7 +50,12 @@ static void progress(void) {
         { "\"data\": \"1\"", "\"data\": \"\"", "data" }, { "\"data\": \"1\"", "\"data\": \"12345678901234567\"",
                                                            "data" }, { "\"next\": 2", "\"next\": 3", "loss_window" },
         { "\"next\": 2", "\"next\": -1", "loss_window" },           { "[1, 2.5]", "[1, null]", "loss_window" },
-        { "{\"next\": 0, \"x\": []}", "[]", "norm_window" },        { "\"device\"", "\"davice\"", "davice" }, };
+        { "{\"next\": 0, \"x\": []}", "[]", "norm_window" },        { "\"device\"", "\"davice\"", "davice" },
+        { "\"updates\": 6", "\"updates\": 6, \"run\": \"x\"", "run" },
+        { "\"updates\": 6", "\"updates\": 6, \"first_loss\": null", "first_loss" },
+        { "\"updates\": 6", "\"updates\": 6, \"lowest_loss\": \"1\"", "lowest_loss" },
+        { "\"updates\": 6", "\"updates\": 6, \"sound_step\": 8", "sound_step" },
+        { "\"updates\": 6", "\"updates\": 6, \"diverged_step\": -1", "diverged_step" }, };
     Progress p;
     Error e;
     check(reads(good, strlen(good), &p, &e) && p.step == 7 && p.samples == 70 && p.tokens == 700
@@ -67,6 +72,44 @@ static void progress(void) {
     char *text = with("[1, 2.5]", full.at);
     check(!reads(text, strlen(text), &p, &e), "a window with one value too many is refused: %s", e.text);
     free(text), free(full.at);
+}
+
+/* A run of losses: `from` falls to `to` in 60 steps, with noise; then `then` for some steps, and
+ * `at_last`. Returns the step at which it was said to have diverged, and *recovered. */
+static int64_t course(double from, double to, double noise, double then, int some, double at_last, int64_t *recovered,
+                      Progress *p) {
+    int64_t diverged = 0;
+    *p = (Progress){ .best = { .step = -1 } };
+    *recovered = 0;
+    for (int i = 0; i < 300; i++, p->step++) {
+        const double mean = i < 60 ? from + (to - from) * i / 60 : i >= 100 && i < 100 + some ? then : i < 100 ? to
+            : at_last, loss = mean + noise * (i % 2 ? 1 : -1) * ((i * 7) % 10) / 10;
+        window_score(&p->loss, loss);
+        const Course c = progress_course(p, loss, log(256));
+        if (c == COURSE_DIVERGED && !diverged) diverged = p->step + 1;
+        if (c == COURSE_RECOVERED) *recovered = p->step + 1;
+    }
+    return diverged;
+}
+static void courses(void) {
+    static Progress p;
+    int64_t recovered = 0;
+    check(!course(5.5, 1.5, 0.5, 0, 0, 1.5, &recovered, &p) && p.sound == 300 && !p.diverged,
+          "a run with noise does not diverge; sound until %lld", (long long)p.sound);
+    check(!course(5.5, 1.5, 0, 1e4, RECENT - 1, 1.5, &recovered, &p), "nor one with a spike of 15 steps");
+    check(course(5.5, 1.5, 0, 529, RECENT, 1.5, &recovered, &p) == 116 && recovered == 132 && !p.diverged,
+          "one of 16 steps does, and recovers: %lld", (long long)recovered);
+    check(course(5.5, 1.5, 0.3, 529, 300, 0, &recovered, &p) == 116 && p.diverged == 116 && !recovered
+          && p.sound == 100, "529 where 5.5 is chance: sound until %lld", (long long)p.sound);
+    check(course(5.5, 1.5, 0.1, 4.2, 300, 0, &recovered, &p) == 116, "most of what was learned is lost");
+    check(!course(5.5, 1.5, 0.1, 2.4, 300, 0, &recovered, &p), "other text is somewhat harder: no divergence");
+    check(!course(2, 1.2, 0.9, 1.3, 300, 0, &recovered, &p), "nor a fine-tuning with much noise");
+    check(course(2, 1.8, 0.3, 3.3, 300, 0, &recovered, &p) == 116, "a fine-tuning that gets much worse");
+    check(!course(5.5, 6.1, 0.3, 6.1, 300, 0, &recovered, &p), "somewhat above chance, as in a warm-up");
+    check(course(5.5, 9, 0, 9, 300, 0, &recovered, &p) && p.sound < 30, "from the beginning on");
+    p.best.step = 4;
+    progress_new_data(&p);
+    check(!p.diverged && p.best.step == -1 && p.loss.count == 0 && p.lowest == 0, "other data are another matter");
 }
 
 static int restores(Settings *s, const char *text, Error *e) {
@@ -141,7 +184,7 @@ static Saved save(const char *folder, const Trainee *t, int64_t step, int64_t be
     Text json = { 0 };
     progress_to_json(&p, t->m.dev->name, &json);
     const Snapshot s = { .model = &t->m, .optimizer = &t->o, .step = step, .progress = json.at, .options = "{}" };
-    const Saved saved = checkpoint_save(folder, &s, (Keep){ keep, 0, 0 }, e);
+    const Saved saved = checkpoint_save(folder, &s, (Keep){ keep, 0, 0, 0 }, e);
     free(json.at);
     return saved;
 }
@@ -236,12 +279,12 @@ static void brought_up_to_date(Trainee *t) {
     check(c && checkpoint_publish(c, &t->m, NULL, NULL, &e) && same_file(top, newest), "published: %s", e.text);
     char *is = file_read(config, &n2, &e);
     check(was && is && n == n2 && !memcmp(was, is, n), "and its config.json is repaired");
-    check(checkpoint_best(c, 2, &t->m, NULL, NULL, &e) && same_file(best, before),
+    check(checkpoint_best(c, 2, 0, &t->m, NULL, NULL, &e) && same_file(best, before),
           "best/ is missing: it comes from the state of that step: %s", e.text);
-    check(checkpoint_best(c, 4, &t->m, NULL, NULL, &e) && same_file(best, newest), "best/ of an older step");
-    check(!checkpoint_best(c, 3, &t->m, NULL, NULL, &e) && strstr(e.text, "not step 3"),
+    check(checkpoint_best(c, 4, 0, &t->m, NULL, NULL, &e) && same_file(best, newest), "best/ of an older step");
+    check(!checkpoint_best(c, 3, 0, &t->m, NULL, NULL, &e) && strstr(e.text, "not step 3"),
           "a best that is nowhere is told: %s", e.text);
-    check(checkpoint_save_best(folder, &t->m, 9, NULL, NULL, &e) && checkpoint_best(c, 2, &t->m, NULL, NULL, &e)
+    check(checkpoint_save_best(folder, &t->m, 9, NULL, NULL, &e) && checkpoint_best(c, 2, 0, &t->m, NULL, NULL, &e)
           && !same_file(best, before), "a best/ of a later step stays: the repeated part of the run saves it again");
     checkpoint_close(c);
     free(was), free(is), free(folder), free(top), free(config), free(best), free(newest), free(before);
@@ -257,14 +300,14 @@ static void half_saved(Trainee *t) {
           "a folder is where the model should be");
     check(save(folder, t, 2, -1, 1, &e) == SAVED_STATE && strstr(e.text, "model.safetensors"),
           "the state alone is saved, and the rest told: %s", e.text);
-    check(is_file(first) && checkpoint_newest(folder) == 2, "nothing older is removed");
+    check(is_file(first) && checkpoint_newest(folder, 0) == 2, "nothing older is removed");
     rmdir(top);
     Checkpoint *c = checkpoint_open(folder, NULL, &e);
     check(c && checkpoint_publish(c, &t->m, NULL, NULL, &e) && same_file(top, newest), "published: %s", e.text);
     checkpoint_close(c);
     char *state = text_format("%s/state", folder), *aside = text_format("%s-aside", state);
     check(!rename(state, aside) && file_write(state, "", 0, &e) && save(folder, t, 3, -1, 1, &e) == SAVED_NOTHING
-          && checkpoint_newest(folder) == -1, "without a place for states nothing is saved: %s", e.text);
+          && checkpoint_newest(folder, 0) == -1, "without a place for states nothing is saved: %s", e.text);
     free(state), free(aside), free(folder), free(top), free(newest), free(first);
 }
 
@@ -279,7 +322,7 @@ static void tokenizer(Trainee *t) {
     progress_to_json(&p, "cpu-f32", &json);
     const Snapshot s = { .model = &t->m, .optimizer = &t->o, .tokenizer = bytes, .step = 1, .progress = json.at,
                          .options = "{}" };
-    check(checkpoint_save(folder, &s, (Keep){ 1, 0, 0 }, &e) == SAVED_ALL, "saved with a tokenizer: %s", e.text);
+    check(checkpoint_save(folder, &s, (Keep){ 1, 0, 0, 0 }, &e) == SAVED_ALL, "saved with a tokenizer: %s", e.text);
     Checkpoint *c = checkpoint_open(folder, NULL, &e);
     check(c && checkpoint_has_tokenizer(c, path), "its tokenizer.json is the run's");
     char *text = file_read(path, &n, &e);
@@ -417,7 +460,7 @@ static void copied_later(Trainee *t) {
     for (int i = 0; i < 2; i++) {
         const Snapshot a = { .model = &t->m, .optimizer = &t->o, .step = i + 1, .progress = json.at, .options = "{}" };
         check(!i || (saver_use_buffer(s, 1) == BUFFER_READY && saver_use_buffer(s, 0) == BUFFER_READY), "memory");
-        check(saver_begin(s, folder, &a, (Keep){ 2, 0, 0 }, &e) && saver_end(s, &e) == SAVED_ALL, "saved %s it: %s",
+        check(saver_begin(s, folder, &a, (Keep){ 2, 0, 0, 0 }, &e) && saver_end(s, &e) == SAVED_ALL, "saved %s it: %s",
               i ? "with" : "without", e.text);
         path[i] = file_of(folder, i + 1, "optimizer.safetensors");
         sum[i] = sum_of(path[i]);
@@ -492,7 +535,7 @@ static void empty_reason(void) {
 void test_state(void) {
     Trainee t;
     const Config c = trainee_config(MODEL, 32, 8);
-    PART(progress()); PART(settings()); PART(seals()); PART(replaced_files()); PART(host_buffers());
+    PART(progress()); PART(courses()); PART(settings()); PART(seals()); PART(replaced_files()); PART(host_buffers());
     PART(buffer_as_planned()); PART(empty_reason());
     if (!trainee_open(&t, device_find("cpu-f32"), &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 }))
         fail(EXIT_MEMORY, "no memory for a small model");

@@ -47,7 +47,7 @@ static void seed(const char *folder) {
     model_initialize(&m, 1);
     optimizer_start(&o, &m);
     const Snapshot all = { .model = &m, .optimizer = &o, .step = 1, .progress = progress.at, .options = options.at };
-    if (checkpoint_save(fuzz_folder(), &all, (Keep){ 1, 0, 0 }, &e) != SAVED_ALL) fail(EXIT_DISK, "%s", e.text);
+    if (checkpoint_save(fuzz_folder(), &all, (Keep){ 1, 0, 0, 0 }, &e) != SAVED_ALL) fail(EXIT_DISK, "%s", e.text);
     char *path = text_format("%s/state/step-00000001/run.json", fuzz_folder()),
         *to = text_format("%s/checkpoint", folder);
     size_t bytes;
@@ -97,10 +97,11 @@ static void add_run(Part run, const uint64_t *bytes, const uint32_t *crc) {
 }
 
 /* What a run that resumes needs. */
-static int usable(const JsonValue *run, Error *e) {
+static int usable(const JsonValue *run, const void *of, Error *e) {
     static char *nothing[] = { "train_moe", NULL };
     Settings s;
     Progress p;
+    (void)of;
     settings_parse(&s, 1, nothing);
     if (!settings_restore(&s, json_get(run, "options"), e) || !progress_from_json(run, &p, e)) return 0;
     fuzz_check(p.loss.count <= WINDOW && p.loss.next >= 0 && p.loss.next < WINDOW && p.samples >= 0 && p.step >= 0
@@ -138,7 +139,8 @@ void fuzz_one(const uint8_t *data, size_t size) {
         free(file);
     }
     add_run(run, sizes, crc);
-    Checkpoint *from = checkpoint_open(fuzz_folder(), usable, &e);
+    const Wanted wanted = { usable, NULL, 0 };
+    Checkpoint *from = checkpoint_open(fuzz_folder(), &wanted, &e);
     if (!from) { fuzz_check(*e.text); return; }
     const Config c = checkpoint_config(from);
     fuzz_check(config_check(&c, &e) && checkpoint_options(from));

@@ -186,7 +186,7 @@ static int load(const Team *t, Trainee *m) {                /* the step */
 static Saved save(const char *folder, const Trainee *m, int step, Error *e) {
     char *progress = text_format("\"step\": %d, \"updates\": %d", step, m->o.updates);
     const Snapshot s = { .model = &m->m, .optimizer = &m->o, .step = step, .progress = progress, .options = "{}" };
-    const Saved saved = checkpoint_save(folder, &s, (Keep){ 2, 0, 0 }, e);
+    const Saved saved = checkpoint_save(folder, &s, (Keep){ 2, 0, 0, 0 }, e);
     free(progress);
     return saved;
 }
@@ -503,7 +503,7 @@ static void save_behind(const Team *t, Trainee *m, const Parallel *p) {
     Saver *saver = saver_open(&m->m, &m->o);
     saver_make_buffer(saver);
     const int ready = saver_use_buffer(saver, 1) == BUFFER_READY,
-        begins = saver_begin(saver, behind, &s, (Keep){ 1, 0, 0 }, &e);
+        begins = saver_begin(saver, behind, &s, (Keep){ 1, 0, 0, 0 }, &e);
     trainee_do(m, t->steps);
     if (begins) saved = saver_end(saver, &e);
     if (p->rank == 0)
@@ -593,7 +593,7 @@ static void one_cannot(const Team *t, Trainee *m, const Parallel *p) {
             others += !strncmp(f->d_name, ".tmp", 4);
         if (d) closedir(d);
         check(alike, "a state that is not finite on rank 1 is saved by none, and all know why: %s", e.text);
-        check(checkpoint_newest(t->to) == t->steps && !others, "the checkpoint before stays, nothing else is there");
+        check(checkpoint_newest(t->to, 0) == t->steps && !others, "the checkpoint before stays, nothing else is there");
         free(state);
     }
     if (p->rank == 1) m->m.dev->reals_from_double(x, &good, 1);
