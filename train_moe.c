@@ -148,7 +148,7 @@ static int between_steps(Run *r) {
     const int last = p->step == s->steps && !p->unvalidated, by_step = s->save_every && p->step % s->save_every == 0;
     const int requested = requests & ~REQUEST_BUSY, stops = requests & REQUEST_STOP;
     if (!(requests & REQUEST_BUSY)) saves_follow(&r->saves, 0);
-    if (last || requested || by_step)
+    if (last || requested || by_step || saves_put_off(&r->saves))
         saves_begin(&r->saves, !last && !by_step && requested == REQUEST_TIMED_SAVE, last || stops);
     if (!stops || last) return 1;
     if (r->saves.saved_step != p->step) fail(EXIT_DISK, "stopped on request, but the checkpoint could not be saved");

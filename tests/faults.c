@@ -5,7 +5,7 @@
  *                      CALL: write, fsync, rename, link, truncate, open, mkdir, close, opendir,
  *                      flush, malloc; or any: all of them but malloc.
  *                      WHAT: the name of an errno; short: write only half; kill, killed: SIGKILL
- *                      before or after the call.
+ *                      before or after the call; wait: until the file FAULT_GO exists.
  *                      N+: the N-th and all later calls
  *   FAULT_HIT=FILE     FILE is created when the fault happens
  *   FAULT_MEMORY=FILE  FILE is read in place of /proc/meminfo
@@ -30,7 +30,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { NO = 0, ERROR, SHORT, KILL, KILLED };
+enum { NO = 0, ERROR, SHORT, KILL, KILLED, WAIT };
 static struct { char call[16]; long n; int sticky, what, error; } fault;
 static atomic_long counted;
 static atomic_int happened;
@@ -53,7 +53,7 @@ __attribute__((constructor)) static void read_environment(void) {
     static const struct { const char *name; int what, error; } kinds[] = {
         { "EIO", ERROR, EIO }, { "ENOSPC", ERROR, ENOSPC }, { "ENOMEM", ERROR, ENOMEM }, { "EMFILE", ERROR, EMFILE },
         { "EACCES", ERROR, EACCES }, { "EPERM", ERROR, EPERM }, { "EINTR", ERROR, EINTR },
-        { "short", SHORT, 0 }, { "kill", KILL, 0 }, { "killed", KILLED, 0 },
+        { "short", SHORT, 0 }, { "kill", KILL, 0 }, { "killed", KILLED, 0 }, { "wait", WAIT, 0 },
     };
     dl_iterate_phdr(main_program, NULL);
     const char *text = getenv("FAULT"), *n = text ? strchr(text, ':') : NULL, *what = n ? strchr(n + 1, ':') : NULL;
@@ -82,6 +82,7 @@ static int hit(const char *call, void *from) {
         if (fd >= 0) syscall(SYS_close, fd);
     }
     if (fault.what == KILL) die();
+    while (fault.what == WAIT && access(getenv("FAULT_GO"), F_OK)) usleep(10000);
     errno = fault.error;
     return fault.what;
 }

@@ -40,7 +40,8 @@ typedef struct {                        /* what is saved */
 
 /* Which step folders stay: the newest, the `newest` newest of those whose step is a multiple of
  * `every` (0: of all; at least 1), those whose step is a multiple of `major` (0: none), and the
- * newest that is not after the step `sound`. */
+ * newest that is not after the step `sound`. "due_step" of its run.json, if there is one, counts as
+ * the step of one that was put off. */
 typedef struct { int newest; int64_t every, major, sound; } Keep;
 
 /* SAVED_STATE: the step folder can be resumed from; then something failed (e), none was removed. */

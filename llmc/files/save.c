@@ -53,6 +53,17 @@ static int has_space(const char *folder, size_t need, Error *e) {
                     available / 1e6);
 }
 
+/* The step that a checkpoint stands for: its own, or the one at which it was due. */
+static int64_t due_step(const char *folder, int64_t step) {
+    size_t bytes;
+    Error e;
+    char *path = step_path(folder, step), *file = text_format("%s/run.json", path), *text = file_read(file, &bytes, &e);
+    Json *run = text ? json_parse(text, bytes, &e) : NULL;
+    const int64_t due = run ? json_int(json_get(json_root(run), "due_step"), step) : step;
+    json_free(run);
+    free_each(path, file, text);
+    return due;
+}
 static void remove_old_steps(const char *folder, int64_t step, Keep keep) {
     int64_t *steps;
     Error e;
@@ -60,10 +71,13 @@ static void remove_old_steps(const char *folder, int64_t step, Keep keep) {
     while (sound < n && steps[sound] > keep.sound) sound++;
     for (int i = 0; i < n; i++) {
         if (steps[i] > step) continue;
-        const int counts = keep.every <= 0 || steps[i] % keep.every == 0, stays = steps[i] == step
-            || i == sound || (counts && kept < keep.newest);
+        const int64_t every = keep.every, major = keep.major,
+            due = (every > 0 && steps[i] % every) || (major > 0 && steps[i] % major) ? due_step(folder, steps[i])
+                : steps[i];
+        const int counts = every <= 0 || due % every == 0, stays = steps[i] == step || i == sound
+            || (counts && kept < keep.newest) || (major > 0 && due % major == 0);
         kept += counts;
-        if (!stays && !(keep.major > 0 && steps[i] % keep.major == 0)) remove_step(folder, steps[i]);
+        if (!stays) remove_step(folder, steps[i]);
     }
     free(steps);
 }

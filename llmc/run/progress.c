@@ -20,7 +20,7 @@ double window_score(Window *w, double x) {
 }
 
 double progress_bound(const Progress *p, double chance) {
-    const double first = p->first > p->lowest ? p->first : p->lowest, top = first > chance ? first : chance,
+    const double first = p->first > 0 ? p->first : p->lowest, top = first > chance ? first : chance,
         above = top + (top > 5 ? top / 10 : 0.5), way = (first - p->lowest) / 2, back = p->lowest + (way > 1 ? way : 1);
     return p->lowest > 0 && back < above ? back : above;
 }
@@ -106,7 +106,7 @@ static int is_known(const char *key) {
         "step", "samples", "tokens", "updates", "bad_steps", "seed", "data", "seconds", "best_loss", "best_step",
         "best_tokens", "best_length", "loss_window", "norm_window", "unvalidated",
         "first_loss", "lowest_loss", "sound_step", "diverged_step", "run",
-        "format", "device", "files", "config", "options", "crc32c", };
+        "due_step", "format", "device", "files", "config", "options", "crc32c", };
     for (size_t i = 0; i < sizeof members / sizeof *members; i++) if (!strcmp(key, members[i])) return 1;
     return 0;
 }

@@ -1,6 +1,9 @@
 /* saves.c: see saves.h. */
+#define _POSIX_C_SOURCE 200809L
 #include "saves.h"
+#include "llmc/ranks/group.h"
 #include <stdlib.h>
+#include <time.h>
 
 static int leads(const Saves *v) { return v->parallel->rank == 0; }
 
@@ -95,10 +98,13 @@ static void report_saved(Saves *v, Saved saved, const char *why) {
     const long long step = v->step;
     const double seconds = now() - v->at;
     if (saved == SAVED_ALL) {
-        log_line(v->log, "saved step %lld in %s: the steps waited %.3f s, it was written in %.2f s", step, out,
+        char late[64] = "";
+        if (v->due) snprintf(late, sizeof late, ", due at %lld,", (long long)v->due);
+        log_line(v->log, "saved step %lld%s in %s: the steps waited %.3f s, it was written in %.2f s", step, late, out,
                  v->paused, seconds);
         Text e = event("save");
         event_int(&e, "step", step);
+        if (v->due) event_int(&e, "due", v->due);
         event_double(&e, "paused", v->paused);
         event_double(&e, "seconds", seconds);
         log_event(v->log, &e);
@@ -124,6 +130,7 @@ static void end_save(Saves *v, Saved saved, const char *why) {
         log_line(v->log, "a checkpoint takes %.2g s to save: by time, one every %.0f s instead of %.0f s, a hundredth "
                  "of the run (-nt)", v->cost, save_period(v), (double)v->s->save_seconds);
     v->at = now();
+    v->due = 0;
 }
 int saves_busy(const Saves *v) { return v->under_way && saver_busy(v->saver); }
 void saves_follow(Saves *v, int waits) {
@@ -137,6 +144,34 @@ void saves_follow(Saves *v, int waits) {
         else if (!waits) return;
     }
 }
+
+/* Waits for the save that is under way, for a while. All ranks give up together. */
+static void wait_some(Saves *v) {
+    enum { BUSY = 1, OVER = 2 };
+    const struct timespec nap = { .tv_nsec = 2000000 };
+    const double start = now(), before = v->paused;
+    for (int state = 0; v->under_way && !(state & OVER); ) {
+        state = group_or(v->parallel->group, (saves_busy(v) ? BUSY : 0)
+                         | (leads(v) && now() - start > PATIENCE ? OVER : 0));
+        if (!(state & BUSY)) { saves_follow(v, 0); continue; }
+        v->paused = before + now() - start;
+        nanosleep(&nap, NULL);
+    }
+}
+static int is_multiple(int64_t step, int64_t of) { return of > 0 && step % of == 0; }
+/* One is remembered: the latest, unless the one before is to stay for ever. */
+static void put_off(Saves *v) {
+    log_line(v->log, "the checkpoint of step %lld is put off: that of step %lld is still being written",
+             (long long)v->p->step, (long long)v->step);
+    if (!is_multiple(v->late, v->s->major) || !v->late) v->late = v->p->step;
+}
+/* The step at which the save that begins was due; 0: this one. */
+static int64_t stands_for(const Saves *v) {
+    const int64_t step = v->p->step, every = v->s->save_every, major = v->s->major;
+    if (!v->late || is_multiple(step, major)) return 0;
+    return is_multiple(step, every) && !is_multiple(v->late, major) ? 0 : v->late;
+}
+int saves_put_off(const Saves *v) { return v->late && !v->under_way; }
 
 /* Of all weights, without the padding between tensors, which depends on the number of ranks. */
 uint64_t saves_fingerprint(Saves *v) {
@@ -169,13 +204,18 @@ void saves_begin(Saves *v, int timed, int waits) {
     Error e;
     Progress *p = v->p;
     Text progress = { 0 };
-    saves_follow(v, 1);
+    if (waits) saves_follow(v, 1);
+    else if (!v->late) wait_some(v);
+    if (v->under_way) { put_off(v); return; }
     use_buffer(v);
     v->at = now();
     v->step = v->what.step = p->step;
-    v->timed = timed;
+    v->due = stands_for(v);
+    v->timed = timed && !v->late;
+    v->late = 0;
     p->updates = v->what.optimizer->updates;
     progress_to_json(p, v->what.model->dev->name, &progress);
+    if (v->due) text_add(&progress, ",\n  \"due_step\": %lld", (long long)v->due);
     v->what.progress = progress.at;
     const Keep keep = { v->s->keep, v->s->save_every, v->s->major, p->sound };
     v->under_way = saver_begin(v->saver, v->s->out, &v->what, keep, &e) ? SAVES_STATE : NO_SAVE;

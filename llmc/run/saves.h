@@ -18,8 +18,9 @@ typedef struct {
     size_t    copy_bytes;               /* of host memory for a copy of what a rank saves; 0: steps wait */
     int       copies;                   /* 1: saves make a copy */
     enum { NO_SAVE, SAVES_STATE, SAVES_BEST } under_way;
+    int64_t   late;                     /* the step of one that was put off; 0: none */
     int       timed;                    /* 1: it was asked for by the clock, and may fail without consequences */
-    int64_t   step;                     /* that it saves */
+    int64_t   step, due;                /* that it saves, and was to save: an earlier one, if it was put off; else 0 */
     double    paused;                   /* seconds that the steps waited for it */
     double    at, cost;             /* time of the last save, or of the first step; seconds that it cost, 0: none yet */
     int64_t   saved_step;               /* of this session; -1: none */
@@ -36,8 +37,11 @@ typedef struct {
 void saves_open(Saves *v, const Settings *s, Progress *p, Log *log, const Parallel *parallel, Snapshot what,
                 size_t copy_bytes);
 int  saves_due(const Saves *v);         /* 1: rank 0's clock asks for a checkpoint (-nt) */
-/* A checkpoint of this step, written while training goes on (checkpoint.h), unless this waits. */
+/* A checkpoint of this step, written while training goes on (checkpoint.h), unless this waits. If
+ * the one before is not complete after PATIENCE seconds, it is put off until that is. */
+enum { PATIENCE = 5 };
 void saves_begin(Saves *v, int timed, int waits);
+int  saves_put_off(const Saves *v);     /* 1: one was put off, and can begin now */
 int  saves_busy(const Saves *v);        /* 1: this rank is still writing */
 void saves_follow(Saves *v, int waits); /* when no rank is: the next part of the save, or its end; or waits for that */
 int  saves_best(Saves *v, Best before); /* these weights, as the best; 0: they could not be saved */

@@ -49,6 +49,18 @@ static int save_with(const char *folder, const Trainee *t, const Progress *p, co
     free(json.at);
     return saved == SAVED_ALL;
 }
+/* By steps: 3, 6, ...; of these 6 was put off until 7. Others by time. */
+static int save_late(const char *folder, const Trainee *t, int64_t step, int64_t due, Keep keep) {
+    Text json = { 0 };
+    const Progress p = progress_at(step);
+    Error e;
+    progress_to_json(&p, t->m.dev->name, &json);
+    if (due) text_add(&json, ", \"due_step\": %lld", (long long)due);
+    const Snapshot s = { .model = &t->m, .optimizer = &t->o, .step = step, .progress = json.at, .options = "{}" };
+    const Saved saved = checkpoint_save(folder, &s, keep, &e);
+    free(json.at);
+    return saved == SAVED_ALL;
+}
 static int save(const char *folder, const Trainee *t, int64_t step, int keep, int64_t major) {
     Error e = { 0 };
     const Progress p = progress_at(step);
@@ -222,6 +234,17 @@ static void pruning(void) {
     right = 1;
     for (int i = 1; i <= 10; i++) right &= has_step(folder, i) == (i == 3 || i == 6 || i == 10);
     check(right, "the two newest multiples of -n stay, and of the others the newest alone");
+    checkpoint_clear(folder, &e);
+
+    for (int i = 3; i <= 9; i++)
+        check(i == 6 || save_late(folder, &t, i, i == 7 ? 6 : 0, (Keep){ 2, 3, 0, 0 }), "saved step %d", i);
+    check(!has_step(folder, 3) && has_step(folder, 7) && !has_step(folder, 8) && has_step(folder, 9),
+          "a checkpoint that was put off stays in place of the one that was due");
+    for (int i = 10; i <= 16; i++)
+        check(save_late(folder, &t, i, i == 13 ? 12 : 0, (Keep){ 1, 3, 6, 0 }), "saved step %d", i);
+    right = 1;
+    for (int i = 3; i <= 16; i++) right &= has_step(folder, i) == (i == 7 || i == 12 || i == 13 || i >= 15);
+    check(right, "for ever, if that was to (-nm)");
     checkpoint_clear(folder, &e);
 
     for (int i = 1; i <= 6; i++) {

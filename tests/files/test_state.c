@@ -107,6 +107,13 @@ static void courses(void) {
     check(course(2, 1.8, 0.3, 3.3, 300, 0, &recovered, &p) == 116, "a fine-tuning that gets much worse");
     check(!course(5.5, 6.1, 0.3, 6.1, 300, 0, &recovered, &p), "somewhat above chance, as in a warm-up");
     check(course(5.5, 9, 0, 9, 300, 0, &recovered, &p) && p.sound < 30, "from the beginning on");
+    check(course(529, 529, 0, 529, 300, 529, &recovered, &p) == 0 && p.first == 529, "a folder's model, as it was");
+    for (int i = 0; i < 17; i++, p.step = i) {
+        if (i == 0) p = (Progress){ 0 };
+        window_score(&p.loss, i ? 1e4 : 5.5);
+        check(progress_course(&p, i ? 1e4 : 5.5, log(256)) == (i == 16 ? COURSE_DIVERGED : COURSE_SAME), "step %d", i);
+    }
+    check(p.sound == 1 && p.lowest > 1000, "from the second step on: sound until %lld", (long long)p.sound);
     p.best.step = 4;
     progress_new_data(&p);
     check(!p.diverged && p.best.step == -1 && p.loss.count == 0 && p.lowest == 0, "other data are another matter");
