@@ -160,24 +160,24 @@ kills=$hits
 
 # ---- a save is due while the one before is still being written --------------------------------------------------------------------
 
-# late FOLDER OPTIONS: the first save does not end before the file `go` is there. The next is put off; steps go on. Then it is made, of a later
+# late FOLDER OPTIONS: the first save (by then there is memory for its copy) does not end before the file `go` is there. The next is put off; steps go on. Then it is made, of a later
 # step; SIGTERM's is of the last step.
 rare="$(echo "$options" | sed 's/-v 2 -s 3/-v 1000000000 -s 0/; s/-n 2//') -nb 0"
 late() {
     folder=$1; shift; rm -rf go "$folder"
-    FAULT=link:1:wait FAULT_GO=$work/go LD_PRELOAD=$work/faults.so "$train" $rare -n 2 -x 1000000000 "$@" -o "$folder" > said 2>&1 & process=$!
+    FAULT=link:1:wait FAULT_GO=$work/go LD_PRELOAD=$work/faults.so "$train" $rare -n 500 -x 1000000000 "$@" -o "$folder" > said 2>&1 & process=$!
     tries=0
-    until grep -q 'checkpoint of step 8 is put off: that of step 2 is still' said || [ $tries -gt 3000 ]; do tries=$((tries + 1)); sleep 0.02; done
-    [ ! -e "$folder"/state/step-00000004 ]; verdict $? "$*: step 4 is put off: $(tail -1 said)"
+    until grep -q 'checkpoint of step 1500 is put off: that of step 500 is still' said || [ $tries -gt 3000 ]; do tries=$((tries + 1)); sleep 0.02; done
+    [ ! -e "$folder"/state/step-00001000 ]; verdict $? "$* -n 500: step 1000 is put off: $(tail -1 said)"
     : > go
+    tries=0
     until grep -q '"event": "save".*"due": ' "$folder"/log.jsonl || [ $tries -gt 3000 ]; do tries=$((tries + 1)); sleep 0.02; done
     kill -TERM $process; wait $process; code=$?
     last=$(tail -1 "$folder"/main.log | sed 's/s:\([0-9]*\) .*/\1/')
     [ $code = 75 ] && [ -e "$folder/state/step-$(printf %08d "$last")/run.json" ]; verdict $? "$*: stopped ($code) with a checkpoint of step $last: $(ls "$folder"/state | tr '\n' ' ')"
     due=$(sed -n 's/.*"event": "save", "step": \([0-9]*\), "due": \([0-9]*\),.*/\1 \2/p' "$folder"/log.jsonl | head -1)
-    [ "${due% *}" -gt "${due#* }" ] && [ $((${due#* } % 2)) = 0 ]; verdict $? "$*: the one that was put off is of a later step: $due"
-    [ "$last" -gt 400 ] || last=400     # the same steps without a fault
-    "$train" $rare "$@" -x "$last" -o straight > said 2>&1 && "$train" -o "$folder" -y 1 -x "$last" > said 2>&1
+    [ "${due% *}" -gt "${due#* }" ] && [ $((${due#* } % 500)) = 0 ]; verdict $? "$*: the one that was put off is of a later step: $due"
+    "$train" $rare "$@" -x "$last" -o straight > said 2>&1 && "$train" -o "$folder" -y 1 -x "$last" > said 2>&1          # the same steps without a fault
     cmp -s straight/model.safetensors "$folder"/model.safetensors; verdict $? "$*: the same weights: $(tail -1 said)"
     rm -rf straight
 }
