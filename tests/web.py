@@ -547,118 +547,236 @@ class Page:
 
 
 def set_option(page, name, value):
-    page.get(f"document.getElementById('option-{name}').value = {json.dumps(value)}")
+    page.get(f"(i => {{ i.value = {json.dumps(str(value))}; i.dispatchEvent(new Event('input')); }})(document.getElementById('option-{name}'))")
 
 
-ENDED = "/, (ended|reached its length)/.test(document.getElementById('state').textContent) && !document.getElementById('go').disabled"
-TEXT = "document.getElementById('text').textContent"
-BACKGROUNDS = "[...document.querySelectorAll('#text span')].map(s => s.style.background).join()"
+STATE = "document.getElementById('state').textContent"
+IDLE = "!document.getElementById('send').classList.contains('stops')"
+TEXT = "[...document.querySelectorAll('.message .body')].map(b => b.textContent).join('')"
+TURNS = "[...document.querySelectorAll('.message')].map(m => [m.classList[1], m.querySelector('.body').textContent])"
+BACKGROUNDS = "[...document.querySelectorAll('.token')].map(s => s.style.background).join()"
+KEPT = "JSON.parse(localStorage.getItem('smoe.c')).talks"
+
+
+def open_page(browser, link, *how, **more):
+    page = Page(browser, link, *how, **more)
+    page.until("document.getElementById('about').textContent")
+    return page
+
+
+def send(page, text, waits=True):
+    """What Enter does with a text in the field below."""
+    page.get("document.getElementById('prompt').focus()")
+    if text:
+        page.call("Input.insertText", text=text)
+    page.key("Enter", 13)
+    return page.until(IDLE + " && /^(Done|The model)/.test(" + STATE + ")") if waits else None
+
+
+def choose(page, element, value):
+    page.get(f"(s => {{ s.value = {json.dumps(value)}; s.dispatchEvent(new Event('change')); }})(document.getElementById('{element}'))")
 
 
 def test_page(browser, server):
-    page = Page(browser, server.link)
-    check(page.until("document.querySelectorAll('#bars button').length") > 3, "the page loads, with a bar for each expert")
-    check("parameters" in page.get("document.getElementById('model').textContent"), "and the name of the model")
+    page = open_page(browser, server.link)
+    check("parameters" in page.get("document.getElementById('about').textContent"), "the page loads, with the model")
+    check(page.get("document.getElementById('new-chat').hidden") and page.get("document.getElementById('title').textContent") == "New text",
+          "a model without a template continues texts")
     names = page.get("[...document.querySelectorAll('#options label')].map(l => l.textContent)")
-    check(names == ["max_tokens", "temperature", "top_p", "min_p", "top_k", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop"], f"options: {names}")
+    check(len(names) == 9 and names[0] == "Longest answer, tokens" and names[-1] == "Seed", f"settings: {names}")
     evil = "<img src=x onerror=alert(1)> The "
-    page.call("Input.insertText", text=evil)
     set_option(page, "max_tokens", 25)
     set_option(page, "seed", 11)
-    page.key("Enter", 13, modifiers=2)
-    check(page.until(ENDED), "Ctrl and Enter generate: " + page.get("document.getElementById('state').textContent"))
+    check(send(page, evil), "Enter writes on: " + page.get(STATE))
     text = page.get(TEXT)
-    check(text.startswith(evil) and len(text) > len(evil) + 10 and page.get("document.querySelectorAll('#text img').length") == 0,
-          f"prompt and text, as text: {text!r}")
-    check(re.search(r"seed 11, prompt of \d+ tokens, \d+ tokens", page.get("document.getElementById('state').textContent")),
-          "seed and sizes: " + page.get("document.getElementById('state').textContent"))
+    there = server.complete(prompt=evil, max_tokens=25, seed=11, echo=True)["choices"][0]["text"]
+    check(text == there and page.get("document.querySelectorAll('#messages img').length") == 0, f"prompt and text, as text: {text!r} {there!r}")
+    info = page.get("document.querySelector('.assistant .info').textContent")
+    check(re.match(r"25 tokens\b.*reached its longest length", info), f"how it went, in words: {info}")
+    check(page.get("document.querySelectorAll('.token').length") >= len(text.strip()), "every token of prompt and text is one of the page")
+    check("hsl" not in page.get(BACKGROUNDS) and "rgb" not in page.get(BACKGROUNDS), "without colors at first")
+    choose(page, "color", "0")
     before = page.get(BACKGROUNDS)
-    check(len(set(re.findall(r"hsl\S+|rgb[^)]+\)", before))) > 1, "tokens have the colors of experts: " + before[:80])
-    page.get("(l => { l.value = '0'; l.dispatchEvent(new Event('change')); })(document.getElementById('layer'))")
+    check(len(set(re.findall(r"hsl\S+|rgb[^)]+\)", before))) > 1, "then with those of a layer's experts: " + before[:80])
+    choose(page, "color", "1")
     check(page.get(BACKGROUNDS) != before, "another layer, other colors")
-    heights = page.get("[...document.querySelectorAll('#bars i')].map(i => parseFloat(i.style.height))")
-    check(len(heights) >= 4 and sum(heights) > 0, f"loads: {heights}")
-    page.mouse("#text span:nth-child(4)", "mouseMoved")
-    tip = page.until("!document.getElementById('tip').hidden && document.getElementById('tip').textContent")
-    check(tip and "layer 0 MLP: " in tip and "layer 1 MLP: " in tip, f"a token tells its experts: {tip!r}")
-    page.click("#bars button:nth-child(2)")
-    chosen = page.get("document.querySelectorAll('#text .chosen').length")
-    check(0 < chosen < len(text) and page.get("document.querySelector('#bars button:nth-child(2)').getAttribute('aria-pressed')") == "true",
-          f"a bar shows its tokens: {chosen}")
-    page.picture("chosen")
+    choose(page, "color", "odds")
+    check(len(set(page.get(BACKGROUNDS).split("),"))) > 5, "and of their probability")
+    page.click(".assistant .token")
+    shown = page.get("document.getElementById('token').innerText")
+    check(re.search(r"probability of this token was .*%", shown) and "layer 0" in shown and "layer 1" in shown, f"a token tells its experts: {shown!r}")
+    odds = page.get("[...document.querySelectorAll('.odds b')].map(b => b.textContent)")
+    check(6 <= len(odds) <= 7 and page.get("document.querySelectorAll('.odds .this').length") == 1, f"and what else could have been there: {odds}")
+    page.get("document.activeElement.blur()")
+    page.key("ArrowRight", 39)
+    check(page.get("document.querySelector('.token.here').textContent") == text[len(evil) + 1], "an arrow goes on to the next")
+    page.picture("token")
+    page.click("#tab-experts")
+    rows = page.get("[...document.querySelectorAll('#map .cells')].map(c => [...c.children].map(b => Number(b.firstChild.style.opacity)))")
+    check([len(r) for r in rows] == [4, 4] and all(sum(r) > 0 for r in rows), f"the experts of all layers: {rows}")
+    of_all = page.get("document.getElementById('map-says').textContent")
+    page.click("#kinds button[data-kind=words]")
+    check(page.get("document.getElementById('map-says').textContent") != of_all and "words" in page.get("document.querySelector('#map button').dataset.tip"),
+          "by kind of token")
+    page.click("#map button:nth-child(2)")
+    n = page.get("document.querySelectorAll('.token.chosen').length")
+    check(0 < n < page.get("document.querySelectorAll('.token').length"), f"an expert shows its tokens: {n}")
+    page.picture("experts")
     page.key("Escape", 27)
-    check(page.get("document.querySelectorAll('#text .chosen').length") == 0, "Escape shows all again")
-    page.picture("desktop")
-    page.click("#on")
-    check(page.until(ENDED) and page.get(TEXT).startswith(text), "Continue goes on from the text")
+    check(page.get("document.querySelectorAll('#messages.focus').length") == 0, "Escape shows all again")
+    page.key("Escape", 27)
+    check(page.get("document.getElementById('panel').hidden"), "and closes the panel")
+    check(send(page, "") and page.get(TEXT).startswith(text) and len(page.get(TEXT)) > len(text), "without a word it goes on from there")
+    page.click(".message:last-of-type [data-act=again]")
+    check(page.until("/seed in Settings is fixed/.test(" + STATE + ")"), "with a fixed seed, again is the same, and it says so: " + page.get(STATE))
     set_option(page, "max_tokens", 60000)
-    page.click("#go")
+    send(page, "", waits=False)
     check(page.until(TEXT + ".length > 300"), "a long text streams")
-    check(re.search(r"tokens/s$", page.until("/tokens.s$/.test(document.getElementById('state').textContent) && document.getElementById('state').textContent") or ""),
-          "with its speed")
-    other = Page(browser, server.link)
-    other.until("document.querySelectorAll('#bars button').length")
+    check(page.until("/Writing: .* per second/.test(" + STATE + ")"), "with its speed: " + page.get(STATE))
+    send(page, "more", waits=False)
+    check("Still writing" in page.get(STATE) and page.get("document.getElementById('prompt').value") == "more", "Enter meanwhile is not ignored in silence")
+    other = open_page(browser, server.link)
+    other.click("#new-text")
     set_option(other, "max_tokens", 30)
-    other.click("#go")
-    check(other.until(ENDED), "another client is served meanwhile")
-    page.get("document.getElementById('stop').click()")
-    check(page.until("/stopped/.test(document.getElementById('state').textContent)"), "Stop stops")
+    check(send(other, "Two"), "another client is served meanwhile")
+    page.key("Escape", 27)
+    check(page.until("/^Stopped/.test(" + STATE + ")"), "Escape stops")
     n = page.get(TEXT + ".length")
     time.sleep(0.3)
-    check(page.get(TEXT + ".length") == n and not page.get("document.getElementById('go').disabled"), "and nothing more comes")
+    check(page.get(TEXT + ".length") == n and page.get(IDLE), "and nothing more comes")
+    page.click(".message:last-of-type [data-act=edit]")
+    check(len(page.get("document.getElementById('prompt').value")) >= n and page.get(TURNS) == [], "the text can be edited")
     set_option(page, "top_p", 3)
-    page.get("document.getElementById('go').click()")
-    check(page.get("!document.getElementById('option-top_p').checkValidity() && document.getElementById('stop').disabled"), "an option out of range is not sent")
+    page.get("document.getElementById('send').click()")
+    check("Top p must be a number from 0 to 1" in page.get(STATE) and page.get(IDLE), "a setting out of range is not sent, and it says which: " + page.get(STATE))
+    page.get("localStorage.removeItem('smoe.c')")
 
 
 def test_chat_page(browser, talks):
-    page = Page(browser, talks.link)
-    check(page.until("document.getElementById('mode-chat').checked && !document.getElementById('modes').hidden"), "a model with a template chats")
+    page = open_page(browser, talks.link)
+    check(not page.get("document.getElementById('new-chat').hidden") and page.get("document.getElementById('title').textContent") == "New chat", "a model with a template chats")
+    send(page, "", waits=False)
+    check(page.get(STATE) == "Write a message first.", "nothing is no message, and it says so")
     set_option(page, "max_tokens", 20)
-    said = "[...document.querySelectorAll('#text > div')].map(d => [d.className, d.textContent])"
     for i, text in enumerate(("<b>Hi", "And now?")):
-        page.call("Input.insertText", text=text)
-        page.key("Enter", 13)
-        check(page.until(ENDED), "Enter sends")
-        turns = page.get(said)
-        check([t[0] for t in turns] == ["user", "answer"] * (i + 1) and turns[-2][1] == text and page.get("document.getElementById('prompt').value") == "",
+        check(send(page, text), "Enter sends")
+        turns = page.get(TURNS)
+        check([t[0] for t in turns] == ["user", "assistant"] * (i + 1) and turns[-2][1] == text and page.get("document.getElementById('prompt').value") == "",
               f"question and answer: {turns}")
+    page.call("Input.insertText", text="one")
+    page.key("Enter", 13, modifiers=8)
+    check(len(page.get(TURNS)) == 4 and page.get("document.getElementById('prompt').value").startswith("one"), "Shift and Enter do not send")
+    page.get("document.getElementById('prompt').value = ''")
     page.picture("chat")
-    check(page.get("[...document.querySelectorAll('.answer span')].some(s => s.style.background)"), "answers have colors")
-    page.click("#new")
-    check(page.get(said) == [] and page.get("document.getElementById('stop').disabled"), "a new chat is empty")
-    page.get("document.getElementById('mode-text').click()")
-    check(page.get("document.getElementById('go').textContent") == "Generate", "and texts can be continued, too")
-    phone = Page(browser, talks.link, 360, 740, phone=True)
-    phone.until("document.getElementById('mode-chat').checked")
-    phone.get("document.getElementById('prompt').value = 'Hi'")
-    phone.click("#go")
-    check(phone.until(ENDED) and phone.get("document.documentElement.scrollWidth") <= 360, "a chat on a phone")
-    phone.get("scrollTo(0, 0)")
-    phone.picture("chat-phone")
+    check(page.get("document.querySelectorAll('.assistant .token').length") > 10 and page.get("document.querySelectorAll('.user .token').length") == 0, "answers are of tokens")
+    before = page.get(TURNS)
+    page.get(STATE[:-12] + ".textContent = ''")
+    page.click(".message:last-of-type [data-act=again]")
+    check(page.until(IDLE + " && /^Done/.test(" + STATE + ")") and page.get(TURNS)[:3] == before[:3] and len(page.get(TURNS)) == 4, "the last answer is made again")
+    page.get("document.querySelector('.user [data-act=edit]').click()")
+    check(page.get("document.querySelector('.user textarea').value") == "<b>Hi", "a message can be edited")
+    page.get("document.querySelector('.user textarea').value = 'Ho'")
+    page.key("Enter", 13)
+    check(page.until(IDLE + " && document.querySelectorAll('.message').length === 2 && document.querySelector('.assistant .info')") is not None
+          and [t[0] for t in page.get(TURNS)] == ["user", "assistant"] and page.get(TURNS)[0][1] == "Ho", f"and is sent again, without what came after: {page.get(TURNS)}")
+    page.get("document.getElementById('system').value = 'Be brief'; document.getElementById('system').dispatchEvent(new Event('input'))")
+    check(page.get(KEPT + "[0].system") == "Be brief" and page.get(KEPT + "[0].messages.length") == 2, "the conversation stays in the browser")
+    again = open_page(browser, talks.link)
+    check(again.get(TURNS) == [] and again.get("document.querySelectorAll('#list li').length") == len(again.get(KEPT)) + 1, "a new visit has a new chat, and lists the others")
+    again.get("[...document.querySelectorAll('#list .name')].find(b => b.title === 'Ho').click()")
+    check(again.get(TURNS) == page.get(TURNS), "and opens them")
+    again.get("document.querySelector('#list .here [data-act=edit]').click()")
+    again.get("document.querySelector('#list input').value = 'My talk'")
+    again.key("Enter", 13)
+    check(again.get("document.getElementById('title').textContent") == "My talk" and "My talk" in [t["title"] for t in again.get(KEPT)], "one can be renamed")
+    n = len(again.get(KEPT))
+    again.get("document.querySelector('#list .here [data-act=delete]').click()")
+    check(len(again.get(KEPT)) == n - 1 and "Deleted" in again.get(STATE), "and deleted")
+    again.get("document.querySelector('#state button').click()")
+    check(len(again.get(KEPT)) == n and again.get("document.getElementById('title').textContent") == "My talk", "and that can be undone")
+    again.get("document.getElementById('new-text').click()")
+    check(again.get("document.getElementById('title').textContent") == "New text", "texts can be continued, too")
+    broken = open_page(browser, talks.link)
+    broken.get("window.fetch = async () => { throw new TypeError('x'); }")
+    send(broken, "Hi", waits=False)
+    check(broken.until("document.querySelectorAll('.trouble button').length") == 1 and "does not answer" in broken.get("document.querySelector('.trouble').textContent"),
+          "that a server is gone is said, with a way on")
+    check(broken.get(TURNS) == [["user", "Hi"]], "and the question stays")
+    broken.get("localStorage.removeItem('smoe.c')")
 
 
-def test_looks(browser, server):
-    phone = Page(browser, server.link, 360, 740, phone=True, dark=True)
-    phone.until("document.querySelectorAll('#bars button').length")
-    check(phone.get("document.documentElement.scrollWidth") <= 360, "a phone of 360 pixels is wide enough")
-    phone.get("document.getElementById('prompt').value = 'A phone '")
-    set_option(phone, "max_tokens", 120)
-    phone.click("#go")
-    check(phone.until(ENDED) and phone.get("document.documentElement.scrollWidth") <= 360, "also for a text")
-    dark = phone.get("getComputedStyle(document.body).backgroundColor")
-    phone.get("scrollTo(0, 0)")
+MARKDOWN = """# Title <i>
+Two **bold *both* words** and `x < 1 **`, snake_case_name, \\*none\\*, 2 * 3 * 4
+next line
+
+- one
+  - inner **b**
+- two
+
+3. three
+4. four
+
+> quoted
+> <script>alert(1)</script>
+
+```py
+if a < b:
+
+    print("**")
+```
+---
+```
+open [x](javascript:alert(1))"""
+HTML = ("<h2>Title &lt;i&gt;</h2><p>Two <strong>bold <em>both</em> words</strong> and <code>x &lt; 1 **</code>, snake_case_name, *none*, 2 * 3 * 4\nnext line</p>"
+        "<ul><li>one<ul><li>inner <strong>b</strong></li></ul></li><li>two</li></ul><ol start=\"3\"><li>three</li><li>four</li></ol>"
+        "<blockquote><p>quoted\n&lt;script&gt;alert(1)&lt;/script&gt;</p></blockquote>"
+        "<pre><code>if a &lt; b:\n\n    print(\"**\")</code></pre><hr><pre><code>open [x](javascript:alert(1))</code></pre>")
+COPIED = ("(async () => { let said = ''; navigator.clipboard.writeText = async t => { said = t; }; document.querySelector('%s').click(); "
+          "await new Promise(r => setTimeout(r, 50)); return said; })()")
+
+
+def test_markdown(browser, talks):
+    """An answer of an earlier visit, with Markdown."""
+    page = open_page(browser, talks.link)
+    talk = {"id": 1, "kind": "chat", "title": "", "system": "", "messages": [{"role": "user", "text": "**as** <b>it</b> is"}, {"role": "assistant", "text": MARKDOWN}]}
+    page.get(f"localStorage.setItem('smoe.c', JSON.stringify({{ talks: [{json.dumps(talk)}] }}))")
+    page = open_page(browser, talks.link)
+    page.get("document.querySelectorAll('#list .name')[1].click()")
+    html = page.get("(b => { b.querySelectorAll('.code > div').forEach(x => x.remove()); b.querySelectorAll('.code').forEach(x => x.replaceWith(...x.childNodes)); "
+                    "return b.innerHTML; })(document.querySelector('.assistant .body').cloneNode(true))")
+    check(html == HTML, f"Markdown becomes elements, and nothing else does:\n{html}\n{HTML}")
+    check(page.get("document.querySelector('.user .body').innerHTML") == "**as** &lt;b&gt;it&lt;/b&gt; is", "what the user wrote is as it was")
+    check(page.get(COPIED % ".code button") == 'if a < b:\n\n    print("**")\n', "code is copied")
+    check(page.get(COPIED % ".assistant .actions [data-act=copy]") == MARKDOWN, "an answer is copied as it was written")
+    page.picture("markdown")
+    page.get("document.getElementById('plain').click()")
+    check(page.get("document.querySelector('.assistant .body').textContent") == MARKDOWN, "and is shown so, if asked for")
+    page.get("localStorage.removeItem('smoe.c')")
+
+
+def test_looks(browser, talks):
+    phone = open_page(browser, talks.link, 360, 740, phone=True, dark=True)
+    set_option(phone, "max_tokens", 60)
+    check(send(phone, "A phone " * 4) and phone.get("document.documentElement.scrollWidth") <= 360, "a phone of 360 pixels is wide enough")
+    inside = ("(e => { const r = e.getBoundingClientRect(); return r.top >= 0 && r.bottom <= innerHeight && r.left >= 0 && r.right <= innerWidth; })"
+              "(document.querySelector('%s'))")
+    check(phone.get(inside % "#composer") and phone.get(inside % "#send"), "the field is below the text, and all of it can be seen")
     phone.picture("phone")
-    phone.get("scrollTo(0, 1e6)")
-    phone.picture("phone-end")
-    phone.get("document.getElementById('theme').click()")
+    phone.get("document.querySelector('.token').click()")
+    check(phone.get(inside % "#panel") and phone.get(inside % ".token.here"), "so can a token, and what is known of it")
+    phone.picture("phone-token")
+    phone.click("#close")
+    phone.click("#menu")
+    check(phone.get(inside % "#side"), "and the other conversations")
+    phone.click("#new-chat")
+    dark = phone.get("getComputedStyle(document.body).backgroundColor")
+    phone.click("#theme")
     check(phone.get("getComputedStyle(document.body).backgroundColor") != dark, "light and dark")
-    wide = Page(browser, server.link, 1200, 850, dark=True)
-    wide.until("document.querySelectorAll('#bars button').length")
-    set_option(wide, "max_tokens", 400)
-    wide.click("#go")
-    wide.until(ENDED)
-    wide.get("scrollTo(0, 0)")
+    phone.click("#theme")
+    wide = open_page(browser, talks.link, 1200, 850, dark=True)
+    send(wide, "Hello")
+    wide.get("document.getElementById('show-experts').click()")
+    choose(wide, "color", "1")
     wide.picture("dark")
 
 
@@ -675,9 +793,10 @@ def test_browser(folder, server, talks):
         print(f"skip web       {name} does not start here: {e}")
         return
     test_page(browser, server)
-    test_looks(browser, server)
     if talks:
+        test_markdown(browser, talks)
         test_chat_page(browser, talks)
+        test_looks(browser, talks)
     said = [m["params"] for m in browser.said if m.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")]
     check(not said, f"the browser has nothing to complain about: {said[:1]}")
     browser.end()

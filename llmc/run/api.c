@@ -387,7 +387,7 @@ void api_model(const Api *a, const Generator *g, Text *out) {
     for (const Lens *o = g->view.lens; o < g->view.lens + g->view.lenses; o++)
         text_add(out, "%s{\"layer\": %d, \"name\": \"%s\", \"experts\": %d, \"chosen\": %d}",
                  o == g->view.lens ? "" : ", ", o->layer, o->name, o->route->E, o->route->K);
-    text_add_string(out, "], \"settings\": [");
+    text_add_string(out, "], ");
     api_settings(a, out);
-    text_add_string(out, "]}}");
+    text_add_string(out, "}}");
 }

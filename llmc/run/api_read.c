@@ -332,9 +332,12 @@ void api_free_request(ApiRequest *q) {
     stops_free(q->stops);
 }
 
-/* What the page offers: the numbers that have a help. */
+/* What the page offers: the numbers that have a help, and the stop strings of the command line. */
 void api_settings(const Api *a, Text *out) {
+    ApiRequest q = { .n = 0 };
+    ApiError e;
     int n = 0;
+    text_add_string(out, "\"settings\": [");
     for (size_t i = 0; i < ROWS(numbers); i++) {
         const Option *o = numbers[i].letter ? option_row(a->options, numbers[i].letter) : NULL;
         const char *help = o ? o->help : numbers[i].help;
@@ -347,4 +350,12 @@ void api_settings(const Api *a, Text *out) {
         text_add_json(out, help, strlen(help));
         text_add_string(out, "}");
     }
+    text_add_string(out, "], \"stop\": [");
+    read_stops(a, &q, NULL, &e);
+    for (char **stop = q.stops; stop && *stop; stop++) {
+        text_add_string(out, stop == q.stops ? "" : ", ");
+        text_add_json(out, *stop, strlen(*stop));
+    }
+    text_add_string(out, "]");
+    stops_free(q.stops);
 }

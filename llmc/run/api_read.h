@@ -41,5 +41,6 @@ typedef struct {                        /* what a request says */
  * refused. */
 int  api_read(const Api *a, ApiRequest *q, int is_chat, const char *body, size_t bytes, ApiError *e);
 void api_free_request(ApiRequest *q);
-void api_settings(const Api *a, Text *out);     /* as JSON, the numbers that a page may offer, with their ranges */
+/* Members of a JSON object: the numbers that a page may offer, with ranges; the stop strings. */
+void api_settings(const Api *a, Text *out);
 #endif
