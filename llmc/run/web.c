@@ -138,7 +138,8 @@ static void request_answer(Server *s, Client *c, const HttpRequest *r) {
     else if (!is_same_origin(r)) refuse(c, 403, "a page of another origin may not use this server");
     else if (!get && !post) refuse(c, 405, "only GET and POST are known");
     else if (get && http_is(r->path, "/")) answer(c, 200, "text/html; charset=utf-8", &s->page, s->policy.at);
-    else if (!shows_token(s, r->authorization)) refuse(c, 401, "the key is missing or wrong: it is the end of the link that infer_moe printed");
+    else if (!shows_token(s, r->authorization))
+        refuse(c, 401, "the key is missing or wrong: it is the end of the link that infer_moe printed");
     else if (r->site.at && !http_is(r->site, "same-origin") && !http_is(r->site, "none"))
         refuse(c, 403, "a page of another site may not use this server");
     else if (is_completion || is_chat) {
