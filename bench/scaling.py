@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scaling.py: predicts the tables of docs/scaling.md: what data parallelism with a sharded optimizer (-z 1) should cost on many
+"""scaling.py: predicts the tables of docs/scaling-model.md: what data parallelism with a sharded optimizer (-z 1) should cost on many
 GPUs, and what sharding weights costs over all of them (-z 3 -zn 0) and within nodes (-z 3). The formulas are explained there. Replace the inputs below by new measurements and run it again.
   python3 bench/scaling.py"""
 

@@ -178,7 +178,7 @@ expect 0 'tb (--tensorboard) was removed and is ignored' $train $model -cf mine.
 expect 0 'tb (--tensorboard) was removed and is ignored' $train $data $model -tb 1 -x 0
 expect 2 'nowhere.txt: No such file' $train -cf nowhere.txt -o new
 
-# Plans for a GPU that is not here.
+# Plans for a GPU that this machine lacks.
 expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm h100 -e m6
 expect 0 'memory on cuda-bf16' $train $data -x 0 -dv cuda -ng 2
 expect 0 'which GPU? -gm h100' $train $data -x 0 -dv cuda
@@ -196,7 +196,7 @@ for gpu in h1000 4090; do expect 2 'expected the memory of a GPU in GB, or one o
 expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm H100 -e m6
 expect 2 'needs -x 0' $train $data -x 5 -gm h100 -o new
 expect 2 'needs -x 0, and -dv cuda' $train $data -x 0 -gm h100 -dv cpu
-[ -e /dev/nvidiactl ] || expect 2 'To plan .* for a GPU that is not here: .*-x 0 -gm' $train $data -x 5 -dv cuda-f64 -o new
+[ -e /dev/nvidiactl ] || expect 2 'To plan .* for a GPU you don.t have: .*-x 0 -gm' $train $data -x 5 -dv cuda-f64 -o new
 expect 0 'smoe.c' $train --version
 
 # ---- data: exit code 3 -------------------------------------------------------------------------------------------------------

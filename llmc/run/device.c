@@ -32,7 +32,7 @@ const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[
     }
     if (!d) fail(EXIT_USAGE, "-dv %s: no such device in this build. It has: auto cpu%s%s", name, names.at,
                  strncmp(name, "cuda", 4)
-                 ? "" : ". To plan a training run for a GPU that is not here: train_moe -x 0 -gm h100");
+                 ? "" : ". To plan a training run for a GPU you don't have: train_moe -x 0 -gm h100");
     if (d->is_gpu) *why_cpu = 0;
     free(names.at);
     return d;

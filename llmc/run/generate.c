@@ -53,7 +53,7 @@ static void feed(Generator *g, const int *tokens, int count, int *experts) {
     }
 }
 
-/* Makes room in a full context by reading its last half again. Cached keys and values cannot be
+/* Frees half of a full context by reading its last half again. Cached keys and values cannot be
  * moved instead: they were computed with the other half in view. */
 static void slide(Generator *g) {
     const int B = g->sequences, length = g->d.length, keep = length < g->capacity / 2 ? length : g->capacity / 2;
@@ -241,8 +241,8 @@ void generator_report(const Generator *g, FILE *out) {
         if (copy > 0) fprintf(out, ", %.1f%% of the %.0f GB/s of a copy", 100 * rate / copy, copy / 1e9);
     }
     if (g->slides)
-        fprintf(out, " | the context of %d was full %d time%s; its last half was read again", g->capacity, g->slides,
-                g->slides > 1 ? "s" : "");
+        fprintf(out, " | the %d-token context overflowed %d time%s; each time only its last %d tokens were kept",
+                g->capacity, g->slides, g->slides > 1 ? "s" : "", g->capacity / 2);
     else if (g->full) fprintf(out, " | the context of %d is full (-n -1 continues)", g->capacity);
     fputc('\n', out);
 }

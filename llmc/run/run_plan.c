@@ -323,10 +323,10 @@ static void print_fit(const Run *r) {
     }
     putchar('\n');
     if (r->saves.copy_bytes)
-        printf("|   a copy for saves, host      | %10.2f MB%s: steps wait for the copy only\n",
+        printf("|   checkpoint snapshot, host   | %10.2f MB%s: training pauses only while it is taken\n",
                (double)r->saves.copy_bytes / 1e6, *r->s.gpu_memory ? ", if it has them for each rank" : "");
     else
-        puts("|   a copy for saves, host      |       none: it would leave too little memory, so steps wait for saves");
+        puts("|   checkpoint snapshot, host   |       none: it would leave too little memory, so training pauses for every save");
 }
 
 /* Which part of the validation split is read, and how much work a kill would lose. */

@@ -35,7 +35,7 @@ static const Option options[] = {
     { "model",     "nr", "new-rows",     OPTION_INT,   AT(new_rows),      "0",                   0,    1,     NULL,
       "1: for tokens (-tk) that the model of a folder has no rows for they are added, each the mean of the others" },
     { "model",     "up", "upcycle",      OPTION_TEXT,  AT(upcycle),       "",                    0,    0,     NULL,
-      "make the dense model of -e FOLDER a mixture; e8k2: 8 experts, 2 a token, each a copy of its MLP" },
+      "make the dense model of -e FOLDER a mixture; e8k2: 8 experts, 2 per token, each a copy of its MLP" },
     { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,
       "topk-softmax|softmax-topk|sigmoid|sigmoid-each", "how a router turns logits into weights" },
     { "model",     "fa", "activation",       OPTION_CHOICE, AT(activation),    "swiglu", 0, 0, "swiglu|gelu|relu2",
@@ -189,7 +189,7 @@ static const Option options[] = {
     { "ranks",     "pt", "silence-seconds",  OPTION_INT,   AT(silence_seconds), "10",                1,    1e6,   NULL,
       "a process that is silent for longer is lost" },
     { "planning",  "gm", "gpu-memory",       OPTION_TEXT,  AT(gpu_memory),    "",                    0,    0,     NULL,
-      "with -x 0: plan for a GPU that is not here, by its name (h100) or memory in GB (80)" },
+      "with -x 0: plan for a GPU you don't have, by its name (h100) or memory in GB (80)" },
 };
 _Static_assert(sizeof options / sizeof *options == SETTINGS, "SETTINGS in settings.h is the number of rows");
 static int kept_options(void) {
@@ -208,7 +208,7 @@ static const char usage[] =
     "  ./train_moe -y 1                              continue after an interruption, with the same settings\n"
     "  ./train_moe -ng 4                             on four GPUs (without -ng: on all of them)\n"
     "  ./train_moe -x 0 -e m12:e64k8f256             the plan: parameters and memory; trains nothing\n"
-    "  ./train_moe -x 0 -e m12 -gm h100              the plan for a GPU that is not here\n"
+    "  ./train_moe -x 0 -e m12 -gm h100              the plan for a GPU you don't have\n"
     "  ./train_moe -cf out/settings.txt -o again     repeats a run: every run writes its settings to this file\n"
     "  ./train_moe --help model                      how -e describes a model\n"
     "  ./train_moe --help -i book.txt                this text, with the values that hold for this data "
