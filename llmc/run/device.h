@@ -15,7 +15,7 @@ typedef struct { int local, locals, count, first; } LocalDevices;
  * auto finds no usable GPU in a build for GPUs; else "". */
 const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[256]);
 
-/* A device with the sizes of a GPU that this machine lacks, for plans: nothing can be computed on it.
+/* A device with the sizes of a GPU elsewhere, for plans: nothing can be computed on it.
  * name: cuda, or the name of a device for GPUs; memory: of the GPU, as a name (h100) or in GB (80),
  * "" if it is not known. NULL if the memory is neither. */
 const Device *device_imagine(const char *name, const char *memory, int gpus, Error *e);

@@ -326,7 +326,8 @@ static void print_fit(const Run *r) {
         printf("|   checkpoint snapshot, host   | %10.2f MB%s: training pauses only while it is taken\n",
                (double)r->saves.copy_bytes / 1e6, *r->s.gpu_memory ? ", if it has them for each rank" : "");
     else
-        puts("|   checkpoint snapshot, host   |       none: it would leave too little memory, so training pauses for every save");
+        puts("|   checkpoint snapshot, host   |       none: it would leave too little memory, so training pauses for "
+             "every save");
 }
 
 /* Which part of the validation split is read, and how much work a kill would lose. */
