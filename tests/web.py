@@ -7,9 +7,11 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,15 +34,22 @@ def check(good, what):
 # ---- the server, and requests byte by byte
 
 class Server:
-    """closed: descriptors that it is started without; without stdout it cannot say its port, which is then given."""
-    def __init__(self, folder, *arguments, model="model", closed=(), port=0):
+    """closed: descriptors that it is started without; without stdout it cannot say its port, which is then given. limit: of descriptors."""
+    def __init__(self, folder, *arguments, model="model", closed=(), port=0, limit=0):
         self.log = open(os.path.join(folder, "server.log"), "ab")
         self.process = subprocess.Popen([ROOT / "infer_moe", os.path.join(folder, model), "-m", "web", "-wp", str(port), *arguments],
                                         stdout=subprocess.PIPE, stderr=self.log, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                                        preexec_fn=lambda: [os.close(fd) for fd in closed])
+                                        preexec_fn=lambda: self.prepare(closed, limit))
         self.link = self.process.stdout.readline().decode().strip()
         found = re.fullmatch(r"http://(.*):(\d+)/(?:#(\w+))?", self.link)
         self.port, self.token = (int(found[2]), found[3]) if found else (port, None)
+
+    @staticmethod
+    def prepare(closed, limit):
+        for fd in closed:
+            os.close(fd)
+        if limit:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
     def connect(self, buffer=0):
         s = socket.socket()
@@ -194,7 +203,7 @@ class Stream:
         self.events = []
 
     def wait(self, key, count=1, seconds=20):
-        """Until `count` events have this key: "queue", "text", "end"."""
+        """Until `count` events have this key: "head" of the answer, "queue", "text", "end"."""
         end = time.time() + seconds
         self.socket.settimeout(0.2)
         while sum(key in e for e in self.events) < count and time.time() < end:
@@ -211,6 +220,8 @@ class Stream:
 
     @staticmethod
     def read(line):
+        if line.startswith(b"HTTP/1.1 200 "):
+            return [{"head": True}]
         if line.startswith(b": queue "):
             return [{"queue": int(line[8:])}]
         for c in json.loads(line[6:])["choices"] if line.startswith(b"data: {") else []:
@@ -346,43 +357,159 @@ def test_bounds(server):
         check(split(receive(s))[0] == 200, "a request in single bytes")
 
 
+class Strangers:
+    """300 connections from a process of its own that want nothing honest; one that is closed comes again after a second. Each kind: what
+    is sent at first and later, every second; whether it then ends its side; whether it reads; its receive buffer."""
+    KINDS = {"silent": (b"", b"", False, 0), "slow": (b"GET / HT", b"T", False, 0), "half-open": (b"GET / HTTP/1.1\r\nHost: ", b"", True, 0),
+             "greedy": (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET / HTTP/1.1\r\n", False, 2048)}
+    PROGRAM = """
+import selectors, socket, sys, time
+port, count, first, more, ends, buffer = int(sys.argv[1]), int(sys.argv[2]), *map(eval, sys.argv[3:7])
+wait, due, told = selectors.DefaultSelector(), [(0, None)] * count, 0
+while True:
+    now = time.time()
+    for at, s in [x for x in due if x[0] <= now]:
+        due.remove((at, s))
+        try:
+            if s is None:
+                s = socket.socket()
+                if buffer:
+                    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+                s.settimeout(5)
+                s.connect(("127.0.0.1", port))
+                s.setblocking(False)
+                wait.register(s, selectors.EVENT_READ if not buffer else selectors.EVENT_WRITE)
+                s.send(first)
+                if ends:
+                    s.shutdown(socket.SHUT_WR)
+            elif more:
+                s.send(more)
+            due.append((now + 1, s))
+        except OSError:
+            if s in wait.get_map():
+                wait.unregister(s)
+            s.close()
+            due.append((now + 1, None))
+    if told == 0 and not any(s is None for at, s in due):
+        told = print("all here", flush=True) or 1
+    for key, events in wait.select(0.05) if not buffer else ():
+        try:
+            data = key.fileobj.recv(4096)
+        except OSError:
+            data = b""
+        if b" 408 " in data:
+            print("408", flush=True)
+        if not data:
+            wait.unregister(key.fileobj)
+            key.fileobj.close()
+            due = [x for x in due if x[1] is not key.fileobj] + [(time.time() + 1, None)]
+    if buffer:
+        time.sleep(0.05)
+"""
+
+    def __init__(self, server, kind, count=300):
+        first, more, ends, buffer = self.KINDS[kind]
+        self.process = subprocess.Popen([sys.executable, "-c", self.PROGRAM, str(server.port), str(count), repr(first), repr(more), repr(ends),
+                                         repr(buffer)], stdout=subprocess.PIPE)
+        if kind != "half-open":                         # those never are all there
+            self.process.stdout.readline()
+
+    def end(self):
+        """What they were told."""
+        self.process.kill()
+        said = self.process.stdout.read().decode()
+        self.process.stdout.close()
+        self.process.wait()
+        return said
+
+
+def test_strangers(server):
+    """An honest client is served while they are there: before any of them, who would be told that time is up after ten seconds."""
+    for kind in Strangers.KINDS:
+        strangers = Strangers(server, kind)
+        said = [server.ask("/v1/models")[0] for _ in range(40)] + [server.generate(prompt="The ", max_tokens=3)[0] for _ in range(5)]
+        told = strangers.end()
+        check(said == [200] * 45 and "408" not in told, f"beside 300 {kind} strangers: {said}, {told}")
+
+
+def measure(server, rounds=7, seconds=2):
+    """Requests a second of one client, alone and beside strangers of each kind, in turns: medians."""
+    def rate(what):
+        start, n = time.time(), 0
+        while time.time() - start < seconds:
+            n += what()[0] == 200
+        return n / (time.time() - start)
+    for name, what in (("GET /v1/models", lambda: server.ask("/v1/models")), ("a text of 8 tokens", lambda: server.generate(prompt="The ", max_tokens=8))):
+        for kind in Strangers.KINDS:
+            alone, beside = [], []
+            for _ in range(rounds):
+                alone.append(rate(what))
+                strangers = Strangers(server, kind)
+                beside.append(rate(what))
+                strangers.end()
+            ratio = statistics.median(b / a for a, b in zip(alone, beside))
+            print(f"{name}: alone {statistics.median(alone):.0f}/s, beside 300 {kind} strangers {statistics.median(beside):.0f}/s: {100 * ratio:.0f} %", flush=True)
+
+
 def test_slow(server):
-    """As many connections as there may be, each of which sends a byte now and then."""
+    """As many connections as the server has places, each of which sends a byte now and then."""
     start = time.time()
-    slow = [server.connect() for _ in range(32)]
+    slow = [server.connect() for _ in range(64)]
     for s in slow:
         s.sendall(b"GET / HT")
     time.sleep(5)
     for s in slow:
-        s.sendall(b"T")
+        with contextlib.suppress(OSError):
+            s.sendall(b"T")
     status = server.ask()[0]
-    check(status == 200 and time.time() - start < 15, f"slow requests end after ten seconds: {time.time() - start:.1f} s, {status}")
-    check(split(receive(slow[0]))[0] == 408, "and are told so")
+    check(status == 200 and receive(slow[0]) == b"", f"the oldest gives way to another: {status}")
+    check(split(receive(slow[1]))[0] == 408 and time.time() - start < 60, "the others are told so when their time is up")
     for s in slow:
         s.close()
 
 
+def test_descriptors(folder):
+    """With few descriptors the oldest gives way, too."""
+    server = Server(folder, "-v", "0", limit=20)
+    there = [server.connect() for _ in range(40)]
+    said = [server.ask("/v1/models")[0] for _ in range(5)]
+    check(said == [200] * 5, f"with 20 descriptors and 40 silent clients: {said}")
+    for s in there:
+        s.close()
+    check(server.end() == 0, "and it ends well")
+
+
 class Silence:
-    """Two clients that take nothing of long texts, and one that waits for a place: it gets one when they have been silent for 30 s. The
-    other tests run meanwhile."""
+    """Two clients that take very little of long texts, and one that waits: it gets its turn when they have held it up for 10 s. One that takes
+    nothing is closed after 30 s, though nobody waits. The other tests run meanwhile."""
     def __init__(self, folder):
-        self.server = Server(folder, "-v", "0")
+        self.server, self.other = Server(folder, "-v", "0"), Server(folder, "-v", "0")
         self.start = time.time()
-        self.silent = [Stream(self.server, buffer=2048, max_tokens=60000) for _ in range(2)]
+        self.alone = Stream(self.other, buffer=2048, max_tokens=60000)
+        self.slow = [Stream(self.server, buffer=2048, max_tokens=60000) for _ in range(2)]
         self.waits = Stream(self.server, max_tokens=3)
         self.seconds = 0
         self.thread = threading.Thread(target=self.watch)
         self.thread.start()
 
     def watch(self):
-        if self.waits.wait("end", seconds=90):
-            self.seconds = time.time() - self.start
+        while time.time() < self.start + 200 and not self.waits.wait("end", seconds=0.5):
+            for s in self.slow:
+                s.rest += s.socket.recv(64)
+        self.ended = sum(s.wait("end") and s.events[-1]["end"] == "time" for s in self.slow)
+        with contextlib.suppress(OSError):
+            while time.time() < self.start + 120:
+                self.alone.socket.send(b"x")                # which fails once the other side is closed
+                time.sleep(0.2)
+                self.seconds = time.time() - self.start
 
     def end(self):
         self.thread.join()
-        check(28 < self.seconds < 75, f"clients that take nothing are closed after 30 s: {self.seconds:.1f} s, {self.waits.events}")
-        check(all(b'"ended"' not in receive(s.socket) for s in self.silent), "and do not get the rest")
-        check(self.server.end() == 0, "their server ends")
+        check(any("end" in e for e in self.waits.events), f"who waits gets a turn although two take little: {self.waits.events}")
+        check(self.ended >= 1, "of these, one at least is told that its time is over")
+        check(28 < self.seconds < 110, f"a client that takes nothing is closed after 30 s: {self.seconds:.0f} s")
+        check(b'"ended"' not in receive(self.alone.socket), "and does not get the rest")
+        check(self.server.end() == 0 and self.other.end() == 0, "their servers end")
 
 
 def test_turns(server):
@@ -419,6 +546,35 @@ def test_turns(server):
     for x in [a, e, *many]:
         x.socket.close()
     check(server.generate(max_tokens=3)[0] == 200, "and it goes on")
+
+
+def test_reading(folder):
+    """While a long prompt is read, others are served, and whoever has sent it may go."""
+    subprocess.run([ROOT / "train_moe", "-i", "text.txt", "-e", "m6:c256h4e8k2f256", "-b", "1", "-t", "2048", "-x", "1", "-s", "0", "-nb", "0",
+                    "-o", "long"], cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    server = Server(folder, "-v", "0", model="long")
+    text = pathlib.Path(folder, "text.txt").read_text()[:2000]
+    alone = server.generate(prompt=text, max_tokens=3, seed=1)[2]
+    served = beside = 0
+    for attempt in range(5):                            # the server may be done before this process has asked
+        reading = Stream(server, prompt=text, max_tokens=3, seed=1)
+        other = Stream(server, prompt="The ", max_tokens=60000)
+        reading.wait("head")
+        served += server.ask("/v1/models")[0] == 200 and not reading.wait("text", seconds=0.001)
+        beside += other.wait("text", 20) and not reading.wait("text", seconds=0.001)
+        other.socket.close()
+        reading.wait("end", seconds=60)
+        check(reading.text() == text_of(alone), "what others do changes nothing in its text")
+        if served and beside:
+            break
+    check(served, "while a long prompt is read, another client is served")
+    check(beside, "and another text is generated")
+    gone = [Stream(server, prompt=text, max_tokens=3) for _ in range(6)]
+    gone[0].wait("head")
+    for s in gone:
+        s.socket.close()
+    check(text_of(server.generate(prompt=text, max_tokens=3, seed=1)[2]) == text_of(alone), "prompts whose clients have gone leave nothing behind")
+    check(server.end() == 0, "and it ends well")
 
 
 def test_token(folder):
@@ -820,6 +976,9 @@ def main():
             pathlib.Path(folder, "run-chat", "chat_template.jinja").write_text(CHATML)
             os.symlink("run-chat", os.path.join(folder, "chat"))
         server = Server(folder, "-v", "0")
+        if options.l:
+            measure(server)
+            return server.end()
         silence = Silence(folder) if not model else None
         if not model:
             test_answers(server, folder)
@@ -832,6 +991,9 @@ def main():
         if talks:
             check(talks.end() == 0, "the other server ends, too")
         if not model:
+            test_reading(folder)
+            test_strangers(server)
+            test_descriptors(folder)
             test_slow(server)
             silence.end()
         endless = Stream(server, max_tokens=60000)
@@ -847,6 +1009,7 @@ def main():
 parser = argparse.ArgumentParser()
 parser.add_argument("-v", action="store_true")
 parser.add_argument("-p", metavar="FOLDER", help="keep pictures of the page there")
+parser.add_argument("-l", action="store_true", help="measure one client beside strangers, and nothing else")
 parser.add_argument("-m", metavar="MODEL", help="the page with this model only")
 options = parser.parse_args()
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ void decoder_close(Decoder *d) {
     replay_free(&d->replay, d->model.dev);
     model_free(&d->model);
 }
-void decoder_reset(Decoder *d) { d->length = 0; }
+void decoder_reset(Decoder *d) { d->length = d->model.stopped = 0; }
 
 /* The model on m->batch.tokens, up to the logits after the last token of every sequence. */
 static void forward(Decoder *d) {
@@ -46,6 +46,7 @@ static void forward(Decoder *d) {
     const size_t V = (size_t)m->config.vocab, C = (size_t)m->config.channels;
     const size_t B = (size_t)d->sequences, T = (size_t)m->batch.T;
     model_forward(m);
+    if (m->stopped) return;
     if (T == 1) { model_next(m, d->logits); return; }
     for (size_t b = 0; b < B; b++)
         m->dev->matmul_forward(float_at(m, d->logits, b*V), float_at(m, m->final, (b*T + T - 1) * C), m->p.head, 1,
@@ -73,7 +74,7 @@ int decoder_feed(Decoder *d, const int *tokens, int count) {
     Model *m = &d->model;
     const size_t B = (size_t)d->sequences;
     if (count > m->cache_capacity - d->length) return 0;
-    for (int t = 0, T; t < count; t += T) {                 /* many at a time into an empty cache, then one by one */
+    for (int t = 0, T; t < count && model_goes_on(m); t += T) {     /* many into an empty cache, then one by one */
         T = d->length ? 1 : count < d->chunk ? count : d->chunk;
         int *batch = mem_alloc(B * (size_t)T * sizeof *batch);
         for (size_t b = 0; b < B; b++)

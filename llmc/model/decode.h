@@ -28,7 +28,8 @@ void decoder_close(Decoder *d);
 void decoder_reset(Decoder *d);                             /* forget everything read */
 
 /* Reads `count` more tokens of every sequence, tokens (B,count), and computes the logits that
- * follow the last one. 0, with nothing read, if they do not fit into the cache. */
+ * follow the last one. 0, with nothing read, if they do not fit into the cache. If model.pause
+ * gives it up (model.stopped), decoder_reset is what may follow. */
 int  decoder_feed(Decoder *d, const int *tokens, int count);
 
 /* How tokens are drawn from now on; key (B), of each sequence. A token is a function of the logits,

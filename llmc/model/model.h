@@ -187,6 +187,9 @@ struct Model {
     int       routers;                  /* 2 a layer, or fewer */
     int       decodes;                  /* 1: the last forward pass was by layer_decode.c */
     int       from, to;         /* its layers are from .. to - 1: all, unless they are spread over devices (relay.h) */
+    /* called before each half of a layer in passes of more tokens than one. 0: this pass is given
+     * up, which sets stopped; what it computes then means nothing. NULL: nothing is called */
+    int     (*pause)(void *with);  void *pause_with;  int stopped;
     Relay    *relay;                    /* has the layers before `from`; NULL: this model has the first */
     const RelayCalls *relay_calls;
 

@@ -85,9 +85,15 @@ static void add_mlp(Model *m, int l, Sum output) {
     else add_norm_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &output, 2*l + 2,
                           norm_of(m, m->lp[n].att_norm));
 }
+int model_goes_on(Model *m) {
+    if (m->pause && !m->stopped) m->stopped = !m->pause(m->pause_with);
+    return !m->stopped;
+}
+static int goes_on(Model *m) { return m->batch.T == 1 || model_goes_on(m); }
 /* Returns what its MLP adds to the stream. */
 static Sum layer_forward(Model *m, int l) {
     add_attention(m, l, attention_layer_forward(m, l, m->acts[l].att_normed));
+    goes_on(m);
     encode_experts(m, l, 0);
     return moe_layer_forward(m, l, m->acts[l].mlp_normed);
 }
@@ -112,7 +118,7 @@ void model_forward(Model *m) {
     if (m->decodes) { wait_weights(m, m->config.layers, 1); return; }
     if (!m->from) mix_pass(m, 0, m->encoded);
     attention_norm(m, m->from);
-    for (int l = m->from; l < m->to; l++) {
+    for (int l = m->from; l < m->to && goes_on(m); l++) {
         wait_weights(m, l, 1);
         const Sum output = layer_forward(m, l);
         wait_weights(m, l + 1, 0);                      /* of the next norm. 0: a bias of this layer is still read */

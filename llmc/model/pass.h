@@ -4,6 +4,7 @@
 #include "model.h"
 
 void model_forward(Model *m);                               /* up to m->final */
+int  model_goes_on(Model *m);                               /* calls m->pause, if it is set; 0: the work is given up */
 /* The head and the cross entropy, in chunks of tokens: *loss_sum = sum of -log p(target). gradient:
  * also m->dfinal and the head's gradient, both times the scale of model_scale_loss. */
 void model_loss(Model *m, int gradient);

@@ -286,6 +286,7 @@ static void prompt_step(ApiJob *j, Generator *g) {
     }
     if (lists && q->logprobs && j->read) odds_read(&j->odds, &g->d, j->api->vocab);
     if (lists) generator_read(g, p->ids + j->read, n, NULL, o->text.length);
+    if (g->d.model.stopped) return;
     for (int i = j->read; lists && i < j->read + n; i++) {
         const size_t before = o->text.length;
         ApiToken *t = list_token(j, p->ids[i]);
@@ -313,6 +314,7 @@ static void draw_step(ApiJob *j, Generator *g) {
     const size_t before = j->sent + o->text.length;
     if (q->logprobs) odds_read(&j->odds, &g->d, j->api->vocab);
     generator_write(g, n, 1);
+    if (g->d.model.stopped) return;
     j->left -= n;
     const int id = g->window[g->d.length - 1];
     if (!lists || g->tokens == tokens || (o->ended && is_end(j, id))) return;
@@ -321,11 +323,13 @@ static void draw_step(ApiJob *j, Generator *g) {
     if (q->logprobs) odds_take(j, t);
     if (g->view.main) t->record = (int)(g->view.record.length / sizeof(int)) / g->view.width - 1;
 }
+int api_unread(const ApiJob *j) { return prompt_of(j)->count - j->read; }
 int api_step(ApiJob *j, Generator *g, int expired, Text *out) {
     const Stream *o = &g->stream[0];
     if (!j->begun) choice_begin(j, g);
     else if (!expired && j->read < prompt_of(j)->count) prompt_step(j, g);
     else if (!expired && j->left) draw_step(j, g);
+    if (g->d.model.stopped) return 0;
     const int reads = j->read < prompt_of(j)->count;
     const char *why = expired ? "time" : reads ? NULL : o->ended ? "stop" : j->left ? NULL
                     : j->fills ? "context" : "length";

@@ -41,8 +41,10 @@ void    api_close(ApiJob *j);
 
 /* Generates a little with a generator of one sequence, whose style, sampler, seed and ends are
  * replaced; its view has all layers, or none. Appends to out what is to be sent now: of a stream,
- * events; else all at the end. expired: its time is over. Returns 1 at the end. */
+ * events; else all at the end. expired: its time is over. Returns 1 at the end. If the model's
+ * pause gives it up (g->d.model.stopped), api_close is what may follow. */
 int  api_step(ApiJob *j, Generator *g, int expired, Text *out);
+int  api_unread(const ApiJob *j);       /* tokens of its prompt that are still to be read */
 void api_queued(const ApiJob *j, int before, Text *out);    /* of a stream: a comment: how many are before it */
 
 void api_error(const ApiError *e, Text *out);               /* the body of an answer */

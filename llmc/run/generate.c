@@ -49,6 +49,7 @@ static void feed(Generator *g, const int *tokens, int count, int *experts) {
         n = !watched ? count : g->d.length ? 1 : count < g->d.chunk ? count : g->d.chunk;
         if (!decoder_feed(&g->d, tokens + t, n))
             fail(EXIT_MEMORY, "%d tokens do not fit into a context of %d", count, g->capacity);
+        if (g->d.model.stopped) return;
         if (watched) view_read(&g->view, tokens + t, n, experts + t);
     }
 }
@@ -71,7 +72,7 @@ static void slide(Generator *g) {
 
 /* The sampler skips NaN, so without this check a model that overflows would generate text. */
 static void check_logits(const Generator *g) {
-    if (g->trusts || decoder_is_finite(&g->d)) return;
+    if (g->trusts || g->d.model.stopped || decoder_is_finite(&g->d)) return;
     fflush(stdout);
     fail(EXIT_NUMERICS, "the model's logits are not finite on %s: its weights are damaged, or too large for "
          "this device (-dv)", g->dev->name);
@@ -94,7 +95,8 @@ void generator_read(Generator *g, const int *ids, int count, const char *text, s
     g->prompt_time += now() - start;
     g->prompt_tokens += (int64_t)(B * n);
     if (count) check_logits(g);
-    for (size_t b = 0; b < B; b++) stream_prompt(&g->stream[b], text, bytes, ids, experts, count);
+    for (size_t b = 0; b < B && !g->d.model.stopped; b++)
+        stream_prompt(&g->stream[b], text, bytes, ids, experts, count);
     free(tokens);
     free(experts);
 }
@@ -180,7 +182,7 @@ void generator_write(Generator *g, int limit, int ends) {
     g->full = 0;
     if (!g->drawn && counts_drawn(g)) g->drawn = mem_alloc(B * (size_t)d->model.config.vocab * sizeof *g->drawn);
     set_sampler(g);
-    for (int slot = 0; !*g->interrupted && !all_ended(g); slot ^= 1) {
+    for (int slot = 0; !*g->interrupted && !g->d.model.stopped && !all_ended(g); slot ^= 1) {
         const int capacity = g->capacity - d->length, most = ahead ? AHEAD : 1, n = most < capacity ? most : capacity;
         const int older = ahead ? slot ^ 1 : slot;
         count[slot] = left < n ? (int)left : n;

@@ -47,7 +47,8 @@ void generator_close(Generator *g);
 void generator_reset(Generator *g);     /* forgets what was read */
 void generator_restart(Generator *g);   /* and is as if just opened: the next text depends on no text before */
 
-/* Reads the prompt in every sequence. text (bytes): what to print of it; NULL: nothing. */
+/* Reads the prompt in every sequence. text (bytes): what to print of it; NULL: nothing. If the
+ * model's pause gives it up (d.model.stopped), generator_restart is what may follow. */
 void generator_read(Generator *g, const int *ids, int count, const char *text, size_t bytes);
 
 /* Draws tokens until every text has ended; prints the first one meanwhile. tokens: at most this

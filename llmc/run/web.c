@@ -15,16 +15,26 @@
 
 extern const char *const web_page[];                    /* lines of llmc/run/web/, made by the Makefile */
 
-enum { CLIENTS = 32, QUEUE = 16, SLOTS = 2, PENDING = 1 << 18, TOKEN_BYTES = 16 };
-/* Seconds: a request arrives; a client takes no byte; a generation; an answered client closes. */
-static const double ARRIVE = 10, SILENT = 30, LONGEST = 600, LINGER = 1;
+enum { CLIENTS = 64, QUEUE = 16, SLOTS = 2, PENDING = 1 << 18, TOKEN_BYTES = 16,
+       AT_ONCE = 16 };                  /* new connections between two looks at the others */
+/* Seconds: a request arrives; a client takes no byte; a generation; one waits for its client, and
+ * others for it; an answered client closes; between looks at the sockets while a prompt is read. */
+static const double ARRIVE = 10, SILENT = 30, LONGEST = 600, BLOCKED = 10, LINGER = 1, GLANCE = 0.01;
 
-typedef struct { Generator *g; int busy; } Slot;
+typedef struct Server Server;
+typedef struct {
+    Generator *g;
+    Server *server;
+    int     busy, running;              /* running: it computes; then sockets are looked at in between (slot_pause) */
+    ApiJob *job, *orphan;               /* orphan: the job, once its client has gone while it computes */
+    double  resumed;                    /* when it last began to compute */
+} Slot;
 
 typedef enum { CLOSED, READING, WAITING, GENERATING, SENDING, LINGERING } State;
 typedef struct {
     int    fd;
     State  state;
+    double came;
     double since;                   /* when it came; from SENDING on and while it generates: when it last took a byte */
     Text   in, out;
     size_t sent;                        /* bytes of out */
@@ -32,11 +42,11 @@ typedef struct {
     ApiJob *job;
     int64_t order;                      /* in which it came */
     int    published;                   /* the position in the queue that the client knows of */
-    double start;
+    double start, blocked;              /* blocked: seconds for which it took less than was generated */
     Slot  *slot;
 } Client;
 
-typedef struct {
+struct Server {
     const Web *w;
     Api    api;
     int    listener[NET_LISTENERS], listeners, slots;
@@ -46,12 +56,14 @@ typedef struct {
     int64_t requests;
     char   token[2 * TOKEN_BYTES + 1];  /* "": none is needed */
     Text   page, policy, model, models;
-} Server;
+    double looked, rest;                /* when sockets were last looked at; until then nobody is accepted */
+};
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
 static void client_close(Client *c) {
-    if (c->slot) c->slot->busy = 0;
+    if (c->slot && c->slot->running) { c->slot->orphan = c->job; c->job = NULL; }
+    else if (c->slot) c->slot->busy = 0;
     close(c->fd);
     free(c->in.at);
     free(c->out.at);
@@ -203,6 +215,7 @@ static void queue_publish(Server *s) {
 
 static void generation_begin(Slot *slot, Client *c) {
     slot->busy = 1;
+    slot->job = c->job;
     c->slot = slot;
     c->state = GENERATING;
     c->start = now();
@@ -216,13 +229,24 @@ static void generations_begin(Server *s) {
     }
 }
 
-static void generation_slice(const Server *s, Client *c) {
+static void generation_slice(const Server *s, Client *c, int expired) {
     Text out = { 0 };
-    Generator *g = c->slot->g;
-    const int stream = c->job->q.stream, ended = api_step(c->job, g, now() - c->start > LONGEST, &out);
+    Slot *slot = c->slot;
+    const int stream = c->job->q.stream;
+    slot->running = 1;
+    slot->resumed = now();
+    const int ended = api_step(c->job, slot->g, expired || now() - c->start > LONGEST, &out);
+    slot->running = 0;
+    if (slot->orphan) {                                     /* c is nobody, or another, by now */
+        api_close(slot->orphan);
+        slot->orphan = NULL;
+        slot->busy = 0;
+        free(out.at);
+        return;
+    }
     if (ended) {
-        if (s->w->verbose) generator_report(g, stderr);
-        c->slot->busy = 0;
+        if (s->w->verbose) generator_report(slot->g, stderr);
+        slot->busy = 0;
         c->slot = NULL;
         c->state = SENDING;
         api_close(c->job);
@@ -239,14 +263,43 @@ static void generation_slice(const Server *s, Client *c) {
 
 static int can_go_on(const Client *c) { return c->state == GENERATING && c->out.length - c->sent < PENDING; }
 
-static void server_accept(Server *s, int listener) {
-    Client *c = s->client;
-    while (c < s->client + CLIENTS && c->state != CLOSED) c++;
-    if (c == s->client + CLIENTS) return;
-    const int fd = net_accept(listener);
-    if (fd >= 0) *c = (Client){ .fd = fd, .state = READING, .since = now() };
+/* Closes the oldest connection without a complete request, or, if most are being answered, the
+ * oldest of those: honest clients take moments for it. NULL: there is none. */
+static Client *give_way(Server *s) {
+    Client *oldest = NULL;
+    int sending = 0;
+    for (const Client *c = s->client; c < s->client + CLIENTS; c++) sending += c->state == SENDING;
+    for (Client *c = s->client; c < s->client + CLIENTS; c++)
+        if ((sending > CLIENTS / 2 ? c->state == SENDING : c->state == READING || c->state == LINGERING)
+            && (!oldest || c->came < oldest->came)) oldest = c;
+    if (oldest) client_close(oldest);
+    return oldest;
 }
-/* Waits for sockets, unless there is something to generate. With all places taken, others wait. */
+/* What has come with a connection is read at once: it may have to give way soon. */
+static void server_accept(Server *s, int listener) {
+    for (int n = 0, fd; n < AT_ONCE; n++) {
+        Client *c = s->client;
+        if ((fd = net_accept(listener)) < 0) {
+            if (errno == EINTR || errno == ECONNABORTED) continue;
+            if (errno != EAGAIN && errno != EWOULDBLOCK && !give_way(s)) s->rest = now() + 0.1;
+            return;
+        }
+        while (c < s->client + CLIENTS && c->state != CLOSED) c++;
+        if (c == s->client + CLIENTS && !(c = give_way(s))) { close(fd); return; }
+        *c = (Client){ .fd = fd, .state = READING, .came = now(), .since = now() };
+        client_read(s, c);
+        if (c->state == SENDING) client_write(c);
+    }
+}
+/* A text whose client takes it slower than it is made ends early while others wait for a cache. */
+static void client_check_pace(const Server *s, Client *c, double seconds) {
+    int waiting = 0;
+    if (c->state != GENERATING || can_go_on(c)) return;
+    c->blocked += seconds;
+    for (const Client *o = s->client; o < s->client + CLIENTS; o++) waiting += o->state == WAITING;
+    if (waiting && c->blocked > BLOCKED) generation_slice(s, c, 1);
+}
+/* Waits for sockets, unless there is something to generate. */
 static void server_poll(Server *s) {
     struct pollfd p[NET_LISTENERS + CLIENTS];
     Client *of[CLIENTS];
@@ -259,9 +312,12 @@ static void server_poll(Server *s) {
         of[clients++] = c;
     }
     n = clients;
-    for (int i = 0; i < s->listeners && clients < CLIENTS; i++)
+    for (int i = 0; i < s->listeners && now() >= s->rest; i++)
         p[n++] = (struct pollfd){ .fd = s->listener[i], .events = POLLIN };
-    if (poll(p, (nfds_t)n, busy ? 0 : clients ? 200 : 1000) < 0) return;
+    const int ready = poll(p, (nfds_t)n, busy ? 0 : clients ? 200 : 1000);
+    const double before = s->looked;
+    s->looked = now();
+    if (ready < 0) return;
     for (int i = 0; i < clients; i++) {
         Client *c = of[i];
         if (p[i].revents & POLLNVAL) client_close(c);
@@ -269,15 +325,45 @@ static void server_poll(Server *s) {
         else if (p[i].revents & (POLLIN | POLLERR | POLLHUP)) client_read(s, c);
         if (c->state != CLOSED && c->sent < c->out.length) client_write(c);
         if (c->state != CLOSED) client_check_time(c);
+        client_check_pace(s, c, s->looked - before);
     }
     for (int i = clients; i < n; i++) if (p[i].revents) server_accept(s, p[i].fd);
+}
+/* Computes a little for each text but that of `me`, unless it has a longer prompt still to be read;
+ * for how many. */
+static int others_go_on(Server *s, const Slot *me) {
+    int others = 0;
+    for (Client *c = s->client; c < s->client + CLIENTS; c++)
+        if (can_go_on(c) && !c->slot->running
+            && (!api_unread(c->job) || api_unread(c->job) < api_unread(me->job))) {
+            generation_slice(s, c, 0);
+            others++;
+        }
+    return others;
+}
+/* A Model's pause. While one prompt is read, sockets are served, and the other text is generated
+ * for as long as the last piece of the prompt took. A prompt whose client has gone is given up. */
+static int slot_pause(void *slot) {
+    Slot *me = slot;
+    Server *s = me->server;
+    me->g->dev->sync();
+    const double start = now(), piece = start - me->resumed;
+    if (start - s->looked >= GLANCE) {
+        do {
+            server_poll(s);
+            generations_begin(s);
+            queue_publish(s);
+        } while (!me->orphan && others_go_on(s, me) && now() - start < piece);
+        me->resumed = now();
+    }
+    return !me->orphan && !*me->g->interrupted;
 }
 static void server_run(Server *s) {
     while (!*s->w->g->interrupted) {
         server_poll(s);
         generations_begin(s);
         queue_publish(s);
-        for (Client *c = s->client; c < s->client + CLIENTS; c++) if (can_go_on(c)) generation_slice(s, c);
+        for (Client *c = s->client; c < s->client + CLIENTS; c++) if (can_go_on(c)) generation_slice(s, c, 0);
     }
     for (Client *c = s->client; c < s->client + CLIENTS; c++) if (c->state != CLOSED) client_close(c);
 }
@@ -323,7 +409,10 @@ static void model_write(Server *s) {
 /* ---- start and end --------------------------------------------------------------------------- */
 
 static void slot_open(Server *s, Generator *g) {
-    s->slot[s->slots++] = (Slot){ .g = g };
+    Slot *slot = &s->slot[s->slots++];
+    *slot = (Slot){ .g = g, .server = s };
+    g->d.model.pause = slot_pause;
+    g->d.model.pause_with = slot;
     view_open(&g->view, g->dev, &g->d.model, VIEW_ALL);
     g->silent = 1;
 }

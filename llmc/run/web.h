@@ -9,12 +9,15 @@
  * A client that closes its connection ends its generation. Two are generated at a time, in slices
  * of a token each (a few on a GPU if nothing is to be said of them), each with a cache of its own;
  * others wait in the order in which they came. The same request with the same seed gives the same
- * text, which is that of infer_moe -i.
+ * text, which is that of infer_moe -i. A prompt is read in pieces, of half a layer each: between
+ * them sockets are looked at, and the other text is generated for as long as the piece took.
  *
- * Everything is bounded: bytes, seconds, connections, generations. On a loopback address, requests
- * must name it as their host, so that no other site's name can be led here; elsewhere every request
- * but that for the page must show a token (Authorization: Bearer). A page of another origin is
- * refused. No file is served. */
+ * Everything is bounded: bytes, seconds, connections, generations. Where all places are taken, the
+ * oldest connection without a complete request gives way to a new one, so silent and slow ones keep
+ * nobody out. A text whose client takes it slower than it is made ends early if others wait. On a
+ * loopback address, requests must name it as their host, so that no other site's name can be led
+ * here; elsewhere every request but that for the page must show a token (Authorization: Bearer). A
+ * page of another origin is refused. No file is served. */
 #ifndef WEB_H
 #define WEB_H
 #include "api.h"

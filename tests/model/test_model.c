@@ -270,6 +270,45 @@ double decoding_errors(const Device *dev, const Config *c, int B, int T, int fir
     return (double)wrong / all;
 }
 
+/* A pause between halves of layers changes no bit, and what it gives up leaves nothing behind. */
+typedef struct { int calls, last; } Pauses;
+static int pause_until(void *with) { return ++((Pauses *)with)->calls != ((Pauses *)with)->last; }
+static void pauses(const char *descriptor) {
+    enum { T = 20, LAYERS = 3 };
+    const Device *dev = device_find("cpu-f32");
+    Error e;
+    Config c;
+    check(config_parse(&c, descriptor, &e), "%s: %s", descriptor, e.text);
+    c.vocab = 256, c.context = 64;
+    Model m;
+    Decoder d;
+    Pauses p = { .last = -1 };
+    int tokens[T];
+    const size_t bytes = (size_t)c.vocab * dev->floatX_size;
+    char *before = mem_alloc(bytes), *after = mem_alloc(bytes);
+    model_plan_inference(&m, dev, &c, 1, 1, 0, NULL);
+    check(model_allocate(&m) && decoder_open(&d, dev, &c, 1, 2 * T, &m), "memory");
+    model_initialize(&m, 5);
+    for (int i = 0; i < T; i++) tokens[i] = (int)(uniform() * c.vocab);
+    decoder_feed(&d, tokens, T);
+    dev->download(before, d.logits, bytes);
+    d.model.pause = pause_until, d.model.pause_with = &p;
+    for (int last = 2 * LAYERS + 1; last >= 0; last--) {            /* 0: of none */
+        p = (Pauses){ .last = last };
+        decoder_reset(&d);
+        decoder_feed(&d, tokens, T);
+        check(p.calls == (last ? last : 2 * LAYERS + 1) && d.model.stopped == (last > 0),
+              "%s: a pass pauses twice in each layer, and stops when told: %d of %d", descriptor, p.calls, last);
+    }
+    dev->download(after, d.logits, bytes);
+    check(!memcmp(before, after, bytes), "%s: the same logits", descriptor);
+    p = (Pauses){ .last = 5 };
+    check(decoder_feed(&d, tokens, T) && d.model.stopped && d.length == T + 4 && p.calls == 5,
+          "%s: where tokens are read one by one, it pauses between them: %d, %d", descriptor, d.length, p.calls);
+    decoder_close(&d), model_free(&m);
+    free(before), free(after);
+}
+
 int steps_agree(const Device *dev, const Config *c, int B, Sampler s) {
     enum { FIRST = 3, STEPS = 12, BACK = 7 };
     const size_t row = (size_t)B;
@@ -656,6 +695,7 @@ void test_model(void) {
     PART(memory_promise());
     PART(rounded_gradients());
     PART(forgetting());
+    PART(pauses("m3:c32h4e4k2f32"));
     PART(decoding("m2:c32h4e4k2f32a4x2n0", TOPK_SOFTMAX));
     PART(decoding("m2:c32h4q2e4k2f32a1s1n0", SIGMOID_TOPK));
     for (int k = 0; family_case(k, NULL); k++) {
