@@ -16,6 +16,7 @@
 #include <unistd.h>
 #include "llmc/base/random.h"
 #include "llmc/data/kinds.h"
+#include "llmc/data/meter.h"
 #include "llmc/files/hf.h"
 #include "llmc/model/batch.h"
 #include "llmc/model/pass.h"
@@ -47,7 +48,7 @@ static const Option table[] = {
     { "text",     "r",  "sequences",     OPTION_INT,    FIELD(sequences),   "1",          1, 4096,    NULL,
       "texts generated in parallel" },
     { "text",     "m",  "mode",          OPTION_CHOICE, FIELD(mode),        "generate",   0, 0,     "generate|chat|web",
-      "chat answers every line of stdin; /reset, /quit. web serves a page to talk to the model" },
+      "chat answers every line of stdin; /help, /reset, /quit. web serves a page to talk to the model" },
     { "text",     "ct", "chat-template", OPTION_TEXT,   FIELD(chat),        "",           0, 0,       NULL,
       "how a chat is written; not given: by the template in the folder; without one each line is continued. A Jinja "
       "file, a folder, or one of " CHAT_NAMES },
@@ -338,7 +339,7 @@ static void generate(Session *q) {
     for (int b = 0; b < B; b++) {
         if (b) printf("--- %d of %d\n", b + 1, B);
         stream_print(&q->g.stream[b], 1);
-        if ((B > 1 || q->style.terminal) && q->g.stream[b].last != '\n') putchar('\n');
+        if (q->g.stream[b].last != '\n') putchar('\n');
     }
     report(q);
     generator_close(&q->g);
@@ -405,6 +406,14 @@ static void find_template(Session *q) {
     free(path);
 }
 
+static void help_in_chat(const Session *q) {
+    fprintf(stderr, "A line is %s.\n"
+            "  /reset   forgets the conversation\n"
+            "  /quit    ends, as does the end of the input\n"
+            "  Ctrl-C   interrupts an answer; twice: ends\n"
+            "Options of the command line set the rest: ./infer_moe --help\n", q->talk.chat.form ? "a message, which is "
+            "answered" : "text, which is continued up to the stop string (-st)");
+}
 static void chat(Session *q) {
     Generator *g = &q->g;
     size_t bytes, capacity = 0;
@@ -415,9 +424,9 @@ static void chat(Session *q) {
         && !talks ? prompt_encode(q->tokenizer, config_ids(&q->config), prompt, bytes, 1, q->s.context, &ids) : 0;
     const int interactive = isatty(0);
     open_generator(q, q->s.context);
-    if (interactive) message(q, talks ? "chat template %s; /reset forgets all, /quit ends, Ctrl-C interrupts\n"
+    if (interactive) message(q, talks ? "chat template %s; /reset forgets all, /quit ends, Ctrl-C interrupts, /help\n"
                                       : "the model%s continues every line; /reset forgets all, /quit ends, "
-                                      "Ctrl-C interrupts\n", chat_name(&q->talk.chat));
+                                      "Ctrl-C interrupts, /help\n", chat_name(&q->talk.chat));
     for (;;) {
         if (count && !g->d.length) generator_read(g, ids, count, NULL, bytes);
         if (interactive) fputs("> ", stderr);
@@ -432,7 +441,8 @@ static void chat(Session *q) {
         if (n < 0 && ferror(stdin)) fail(EXIT_DISK, "stdin cannot be read: %s", strerror(errno));
         if (n < 0 || is_command(line, "/quit")) break;
         interrupts = 0;
-        if (is_command(line, "/reset")) { generator_reset(g); converse_reset(&q->talk); }
+        if (is_command(line, "/help")) help_in_chat(q);
+        else if (is_command(line, "/reset")) { generator_reset(g); converse_reset(&q->talk); }
         else if (talks) answer_message(q, line, (size_t)n);
         else continue_line(q, line, (size_t)n);
     }
@@ -496,7 +506,9 @@ static void measure_perplexity(Session *q) {
     load_weights(q, &m);
 
     const double start = now();
+    Meter meter;
     double loss, sum = 0;
+    meter_begin(&meter, q->s.verbose, "measuring", (int64_t)N, "tokens");
     for (size_t i = 0, n; i < N; i += n) {                  /* B windows, or one, or the rest of the file */
         const size_t left = N - i, t = left < T ? left : T, b = left >= B * T ? B : 1;
         n = b * t;
@@ -506,13 +518,14 @@ static void measure_perplexity(Session *q) {
         dev->reals_to_double(&loss, m.loss_sum, 1);
         sum += loss;
         if (q->g.view.main) view_read(&q->g.view, ids + i, (int)n, NULL);
-        if (isatty(2)) message(q, "\r%3.0f%%\r", 100 * (double)(i + n) / (double)N);
+        meter_add(&meter, (int64_t)n);
     }
+    meter_clear(&meter);
     const double mean = sum / (double)N, time = now() - start;
     if (!isfinite(mean)) fail(EXIT_NUMERICS, "the loss of %s is not finite: the weights are damaged", q->s.file);
     text_print(stdout, "%s: tokens %zu  loss %.6f nats/token  perplexity %.4f  bits/byte %.6f\n", q->s.file, N, mean,
            exp(mean), sum / log(2) / (double)(bytes - first_bytes));
-    message(q, "%.1f s, %.0f tokens/s, windows of %zu\n", time, (double)N / time, T);
+    message(q, "measured in %.1f s, %.0f tokens/s, in windows of %zu tokens\n", time, (double)N / time, T);
     if (q->g.view.main) report_view(q);
     view_close(&q->g.view);
     model_free(&m);
@@ -522,14 +535,20 @@ static void measure_perplexity(Session *q) {
 
 /* ---- questions ------------------------------------------------------------------------------- */
 
+/* A standard error needs answers of both kinds, and enough of them. */
+static void print_accuracy(const char *name, int64_t right, int64_t questions) {
+    enum { ENOUGH = 20 };
+    printf("  %s %.4f", name, (double)right / (double)questions);
+    if (questions >= ENOUGH && right && right < questions) printf(" +- %.4f", evaluate_error(right, questions));
+    else printf(" (%lld of %lld)", (long long)right, (long long)questions);
+}
 static void print_evaluation(const Session *q, const Questions *all, const Evaluation *v) {
     static const char *const names[MEASURES] = { "accuracy", "per token", "per character" };
     text_print(stdout, "%s: questions %lld", q->s.questions, (long long)v->questions);
     if (v->questions < (int64_t)all->count) printf(" of %zu, then interrupted", all->count);
     for (int by = 0; by < MEASURES && v->questions; by++)
         if (by != PER_CHARACTER || v->has_characters)
-            printf("  %s %.4f +- %.4f", names[by], (double)v->right[by] / (double)v->questions,
-                   evaluate_error(v->right[by], v->questions));
+            print_accuracy(names[by], v->right[by], v->questions);
     putchar('\n');
 }
 /* The file is read and checked before anything is allocated. */
@@ -556,7 +575,7 @@ static void answer_questions(Session *q) {
     if (!evaluate(&m, &all, &interrupts, s->verbose > 0, details, &v, &e)) fail(EXIT_NUMERICS, "-ev %s", e.text);
     if (details && !file_finish(details, &e)) fail(EXIT_DISK, "-eo %s", e.text);
     print_evaluation(q, &all, &v);
-    message(q, "%.1f s, %.1f questions/s\n", now() - start, (double)v.questions / (now() - start));
+    message(q, "answered in %.1f s, %.1f questions/s; +- is one standard error\n", now() - start, (double)v.questions / (now() - start));
     model_free(&m);
     questions_free(&all);
 }

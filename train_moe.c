@@ -85,6 +85,8 @@ static void train_step(Run *r) {
     m->dropout = r->s.dropout;
     m->rounds = m->fp8 = 1;
     for (int micro = 0; micro < r->micro_batches; micro++) {
+        if (r->progress.step == r->first_step)
+            log_first_step(&r->log, r->progress.step + 1, r->s.steps, micro, r->micro_batches, tokens_per_step(r));
         model_begin_micro(m, micro);
         replay_run(&r->replay_micro[m->batch.phase], r->dev, model_state(m) + (uint64_t)r->micro_batches, micro_batch,
                    r);
@@ -134,6 +136,7 @@ static int shows_sample(const Run *r, int64_t step) { return r->shows_samples &&
 static int between_steps(Run *r) {
     const Settings *s = &r->s;
     Progress *p = &r->progress;
+    if (r->takes_signals) requests_step(0);
     group_phase(r->parallel.group, "work between steps", 0);
     p->unvalidated = validates(r, p->step) && !run_validate(r);
     if (shows_sample(r, p->step) && !p->unvalidated) run_show_sample(r);
@@ -159,11 +162,12 @@ static int train(Run *r) {
     const Settings *s = &r->s;
     Progress *p = &r->progress;
     if (p->step >= s->steps && !p->unvalidated) return 1;
-    if (r->takes_signals) requests_listen();
+    if (r->takes_signals) requests_listen(r->leads);
     if (p->unvalidated && !between_steps(r)) return 0;
     while (p->step < s->steps) {
         const double start = now();
         int bad_tensor;
+        if (r->takes_signals) requests_step(p->step + 1);
         group_phase(r->parallel.group, "a training step", step_limit(r));
         const Waits before = r->dev->waits();
         train_step(r);

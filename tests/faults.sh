@@ -43,7 +43,7 @@ reference two "$train" $options -ng 2 -dv cpu
 reference shards "$train" $options -ng 2 -dv cpu -z 3
 reference four "$train" $(echo "$options" | sed "s/-b 2/-b 1/") -ng 4 -dv cpu -z 3
 reference words "$train" $options -tk 300
-cp -a words eight; calm "$train" -o eight -y 1 -x 8
+cp -a words eight; calm "$train" -o eight -y auto -x 8
 "$infer" one -n 20 -s 5 -i 'static ' > text 2> said
 
 # same A B STEP: run A has the state of this step, the best/ and the top of run B
@@ -101,18 +101,18 @@ fails() {
 }
 if [ $long = 1 ]; then few=1 some=1 many=1; else few=11 some=41 many=311; fi
 errors="write:EIO write:ENOSPC write:short write:EINTR truncate:EIO fsync:EIO rename:EIO link:EPERM link:EIO mkdir:ENOSPC open:EMFILE open:EIO opendir:EIO close:EIO flush:ENOSPC"
-fails one - "$errors" $few "$train" $options -x 6 -y 1
-fails one one.4 "$errors" $few "$train" -y 1
-fails two two.4 "$errors" $few "$train" -y 1 -ng 2
-fails shards shards.4 "$errors" $few "$train" -y 1 -ng 2
-fails shards - "write:ENOSPC truncate:EIO fsync:EIO" $few "$train" $options -x 6 -y 1 -ng 2 -dv cpu -z 3
-fails four four.4 "write:ENOSPC fsync:EIO rename:EIO open:EMFILE" $few "$train" -y 1 -ng 4
-fails words - "$errors" $few "$train" $options -tk 300 -x 6 -y 1
-fails one - "malloc:ENOMEM" $many "$train" $options -x 6 -y 1
-fails one one.4 "malloc:ENOMEM" $many "$train" -y 1
-fails two two.4 "malloc:ENOMEM" $many "$train" -y 1 -ng 2
+fails one - "$errors" $few "$train" $options -x 6 -y auto
+fails one one.4 "$errors" $few "$train" -y auto
+fails two two.4 "$errors" $few "$train" -y auto -ng 2
+fails shards shards.4 "$errors" $few "$train" -y auto -ng 2
+fails shards - "write:ENOSPC truncate:EIO fsync:EIO" $few "$train" $options -x 6 -y auto -ng 2 -dv cpu -z 3
+fails four four.4 "write:ENOSPC fsync:EIO rename:EIO open:EMFILE" $few "$train" -y auto -ng 4
+fails words - "$errors" $few "$train" $options -tk 300 -x 6 -y auto
+fails one - "malloc:ENOMEM" $many "$train" $options -x 6 -y auto
+fails one one.4 "malloc:ENOMEM" $many "$train" -y auto
+fails two two.4 "malloc:ENOMEM" $many "$train" -y auto -ng 2
 # permanent faults: a disk that stays full, a broken disk
-fails one - "write:ENOSPC+ fsync:EIO+ rename:EIO+ any:EIO+" $some "$train" $options -x 6 -y 1
+fails one - "write:ENOSPC+ fsync:EIO+ rename:EIO+ any:EIO+" $some "$train" $options -x 6 -y auto
 
 # infer_moe prints the right text, or exits with a message.
 generates() {                           # generates CALLS STEP COMMAND
@@ -136,24 +136,24 @@ injected=$hits
 # ---- kill -9 -------------------------------------------------------------------------------------------------------------------
 
 hits=0
-fails one - "rename:kill rename:killed link:killed any:kill" $few "$train" $options -x 6 -y 1
-fails one one.4 "rename:kill rename:killed link:killed any:kill" $few "$train" -y 1
-fails two two.4 "rename:killed any:kill" $few "$train" -y 1 -ng 2
-fails shards shards.4 "any:kill" $few "$train" -y 1 -ng 2
-fails four four.4 "any:kill" $some "$train" -y 1 -ng 4
-fails words - "any:kill" $some "$train" $options -tk 300 -x 6 -y 1
+fails one - "rename:kill rename:killed link:killed any:kill" $few "$train" $options -x 6 -y auto
+fails one one.4 "rename:kill rename:killed link:killed any:kill" $few "$train" -y auto
+fails two two.4 "rename:killed any:kill" $few "$train" -y auto -ng 2
+fails shards shards.4 "any:kill" $few "$train" -y auto -ng 2
+fails four four.4 "any:kill" $some "$train" -y auto -ng 4
+fails words - "any:kill" $some "$train" $options -tk 300 -x 6 -y auto
 random=12345
 draw() { random=$(((random * 1103515245 + 12345) & 2147483647)); drawn=$((random / 65536 * 32768 % $1)); }       # drawn: 0 to $1 - 1
 before=$hits tries=0
 while [ $tries -lt $((long ? 100 : 6)) ]; do
     tries=$((tries + 1)); draw 60
     rm -rf o
-    "$train" $options -x 6 -y 1 -o o > said 2>&1 & process=$!
+    "$train" $options -x 6 -y auto -o o > said 2>&1 & process=$!
     sleep 0.0$(printf %02d $((drawn + 5)))
     kill -9 $process 2> /dev/null; wait $process 2> /dev/null
     [ $? = 137 ] || continue            # it was faster
     hits=$((hits + 1))
-    again="$train $options -x 6 -y 1 -o o" ends o one 6 "killed after $((drawn + 5)) ms"
+    again="$train $options -x 6 -y auto -o o" ends o one 6 "killed after $((drawn + 5)) ms"
 done
 total "one from -, killed at random: $((hits - before)) times"
 kills=$hits
@@ -192,7 +192,7 @@ pair() {                                # pair FAULT OF LEVEL: two processes of 
     port=$((port + 1))
     for i in 0 1; do
         with=; [ $i = $2 ] && with="FAULT=$1 FAULT_HIT=hit LD_PRELOAD=$work/faults.so"
-        timeout -s KILL 60 env $with "$train" $options -x 6 -y 1 -o o -dv cpu -ng 1 -z $3 -pn 2 -ps 127.0.0.1 -pp $port -pr $i -pt 3 -pw 3 > said.$i 2>&1 &
+        timeout -s KILL 60 env $with "$train" $options -x 6 -y auto -o o -dv cpu -ng 1 -z $3 -pn 2 -ps 127.0.0.1 -pp $port -pr $i -pt 3 -pw 3 > said.$i 2>&1 &
         eval "process$i=$!"
     done
     wait $process0 2> /dev/null; code0=$?
@@ -209,7 +209,7 @@ for fault in any:kill $([ $long = 0 ] || echo any:EIO malloc:ENOMEM); do
             hits=$((hits + 1)) bad=0
             for code in $code0 $code1; do case $code in 0|3|4|5|7|8) ;; 137) [ $fault = any:kill ] || bad=1 ;; *) bad=1 ;; esac; done
             verdict $bad "$fault $at in process $of, -z $level: exit codes $code0 and $code1: $(tail -qn 1 said.0 said.1)"
-            again="$train -y 1 -ng 2 -o o" ends o $name 6 "$fault $at in process $of, -z $level"
+            again="$train -y auto -ng 2 -o o" ends o $name 6 "$fault $at in process $of, -z $level"
             case $fault in malloc*) at=$((at + (long ? 60 : 700))) ;; *) at=$((at + (long ? 8 : 90))) ;; esac
         done
     done; done
@@ -239,7 +239,7 @@ pairs=$((hits - before))
 
 rm -rf o trace; cp -a words.4 o
 for run in 1 2; do
-    FAULT_TRACE=$work/trace LD_PRELOAD=$work/faults.so "$train" $options -tk 300 -x $((run * 4)) -y 1 -o fresh > said 2>&1 || verdict 1 "traced: $(tail -1 said)"
+    FAULT_TRACE=$work/trace LD_PRELOAD=$work/faults.so "$train" $options -tk 300 -x $((run * 4)) -y auto -o fresh > said 2>&1 || verdict 1 "traced: $(tail -1 said)"
 done
 awk -v work="$work" '
     function folder(path) { sub("/[^/]*$", "", path); return path }
@@ -269,7 +269,7 @@ flip() {                                # flip FILE TIMES: single bits, somewher
         draw $bits
         rm -rf o; cp -a words o
         ./tool flip "o/$1" $drawn || verdict 1 "bit $drawn of $1 cannot be flipped"
-        again="$train -o o -y 1 -x 8" ends o eight 8 "bit $drawn of $1 flipped"
+        again="$train -o o -y auto -x 8" ends o eight 8 "bit $drawn of $1 flipped"
     done
 }
 newest=state/step-00000006
@@ -284,7 +284,7 @@ for file in $newest/run.json $newest/model.safetensors $newest/optimizer.safeten
         cuts=$((cuts + 1))
         rm -rf o; cp -a words o
         if [ $left = none ]; then rm o/$file; else ./tool cut o/$file $left; fi
-        again="$train -o o -y 1 -x 8" ends o eight 8 "$file cut to $left"
+        again="$train -o o -y auto -x 8" ends o eight 8 "$file cut to $left"
     done
 done
 total "files cut or removed: $cuts"
@@ -297,7 +297,7 @@ while [ $tries -lt $((long ? 400 : 10)) ]; do
     sed 's/, "crc32c": "[0-9a-f]*"}$/}/' words.4/state/step-00000004/run.json > o/state/step-00000004/run.json
     draw $(($(./tool size o/state/step-00000004/run.json) * 8))
     ./tool flip o/state/step-00000004/run.json $drawn
-    timeout -s KILL 20 "$train" -o o -y 1 -x 5 > said 2>&1; code=$?
+    timeout -s KILL 20 "$train" -o o -y auto -x 5 > said 2>&1; code=$?
     case $code in 0|2|3|4) bad=0 ;; *) bad=1 ;; esac
     verdict $bad "bit $drawn of a run.json without a seal: exit code $code: $(tail -1 said)"
 done
@@ -310,13 +310,13 @@ rm -rf o said.0
 tries=0
 until grep -qs '^saved step' said.0; do tries=$((tries + 1)); [ $tries -lt 2400 ] || break; sleep 0.05; done
 for i in 1 2 3; do
-    "$train" -o o -y 1 > said 2>&1; code=$?
+    "$train" -o o -y auto > said 2>&1; code=$?
     [ $code = 2 ] && grep -q 'in use by another trainer' said
     verdict $? "a second trainer on a folder ends with $code: $(tail -1 said)"
 done
 kill -9 $first; wait $first 2> /dev/null
 step=$(($(ls o/state | tail -1 | sed 's/step-0*//') + 1))
-"$train" -o o -y 1 -x $step > said 2>&1
+"$train" -o o -y auto -x $step > said 2>&1
 verdict $? "after the first one was killed, the second resumes: $(tail -1 said)"
 total "two trainers on one folder"
 

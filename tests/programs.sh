@@ -111,12 +111,24 @@ run="$some -d 256 -x 60"                # about 2 ms a step
 slow="$some -d 2560 -x 60"              # about 20 ms a step: long enough to be interrupted
 
 expect 0 'fingerprint' $run -o whole -n 20
+ok "the last line suggests a prompt from the text" grep -q "to generate text:.*infer_moe whole/best -i ." "$said"
+ok "steps without z-scores have no sign of them" sh -c '! grep -q "z)" "$0"' "$said"
+ok "the table has what was given or chosen" sh -c 'grep -q "  -b .*2  (given)" "$0" && grep -q "  -lr\|  -l " "$0" && ! grep -q "  -nk " "$0"' "$said"
+expect 0 '  -nk  keep            | 2$' $some -x 0 -as 1
 ok "a run leaves its report, logs, model and best model" [ -f whole/report.html -a -f whole/main.log -a -f whole/config.json -a -f whole/tokenizer.json -a -f whole/best/model.safetensors ]
 if script -qec 'stty cols 60' /dev/null > "$said" 2>&1 < /dev/null; then
     limited script -qec "stty cols 60; $some -d 2560 -x 8 -o narrow" /dev/null > "$said" 2>&1 < /dev/null
     tr '\r' '\n' < "$said" > "$work/a"
     ok "a line that is refreshed fits into the terminal" awk '/^step    [2-7]\/8/ { n++; wide += length($0) - 3 > 59 } END { exit !n || wide }' "$work/a"
+    ok "eta and speed come first" grep -q '^step    [2-7]/8 | eta [0-9:]* | [0-9]* tok/s | loss' "$work/a"
+    ok "a first step says what it does" grep -q '^step    1/8: the first, of 2560 tokens, micro-batch 40 of 40' "$work/a"
     rm -rf narrow
+    limited script -qec "stty cols 60; $some -x 0" /dev/null > "$said" 2>&1 < /dev/null
+    ok "the start table fits into the terminal" awk '{ sub(/\r$/, "") } length($0) > 60 { bad = 1 } END { exit bad || NR < 20 }' "$said"
+    for i in 1 2 3 4 5 6 7 8; do cat text.txt; done > long.txt
+    limited script -qec "$infer whole -x long.txt" /dev/null > "$said" 2>&1 < /dev/null
+    ok "infer_moe -x shows no control characters as pictures" sh -c 'grep -q "bits/byte" "$0" && ! grep -q "$(printf "\342\220\215")" "$0"' "$said"
+    rm long.txt
 else skipped "no script(1): no terminal"; fi
 ok "its last step is the best: one file of weights" [ "$(inode whole/best/model.safetensors)" = "$(inode whole/model.safetensors)" ]
 slots() { echo $(($(sed -n '/"event": "load"/s/.*"load": \[\([^]]*\)\]}\]}$/\1/p' "$1/log.jsonl" | tail -1 | tr , +))); }
@@ -151,6 +163,9 @@ if [ -x "$root/run_tests" ]; then
     expect 2 'kernel: no option or group' $root/run_tests messages kernel
     ok "run_tests -k NAME: a group of that name does not run" sh -c "! $root/run_tests messages -k house | grep '^house'"
 fi
+expect 2 'Did you mean -i text.txt' $train text.txt
+echo 'warmpu = 3' > wrong.txt
+expect 2 'line 1: warmpu: no such option. The nearest is -u (--warmup)' $train $data -cf wrong.txt -o new
 for far in --foo --wandb -zz; do expect 2 "^error: $far: no such option. --help lists all" $run -o new $far 1; done
 for near in --batch-size=-b --batch_size=-b --learning-rate=-l --learning_rate=-l -lr=-l --epochs=-x -batch=-b --weight-decay=-c --output=-o; do
     expect 2 "nearest is ${near##*=} " $run -o new "${near%=*}" 1
@@ -268,7 +283,12 @@ same_run whole again "-y 0 starts over"
 cp -r again reseeded && expect 0 'from here on the seed is 1; the run began with 1337' $train -o reseeded -y 1 -sd 1 -x 61
 ok "-y 0 deletes the old run" [ "$(grep -c '"event": "start"' again/log.jsonl)" = 1 ]
 
-expect 0 'anew: no run to continue; a new one begins' $some -o anew -y 1 -x 1
+expect 2 'typo: there is no run to continue.* -y auto' $some -o typo -y 1 -x 1
+expect 0 'anew: no run to continue (-y auto): a new one begins' $some -o anew -y auto -x 1
+expect 0 'resuming anew' $train -o anew -y auto -x 2
+ok "launchers begin or continue a run" [ "$(grep -c 'train_moe.* -y auto' "$root/scripts/mpirun.sh" "$root/scripts/slurm.sbatch" | tr '\n' ' ')" = "$root/scripts/mpirun.sh:4 $root/scripts/slurm.sbatch:1 " ]
+mkdir none
+expect 127 'neither mpirun nor mpiexec is here' env PATH=none HOSTS=a,b MOE_SECRET=s /bin/sh "$root/scripts/mpirun.sh"
 mkdir texts && cp text.txt val.txt texts/
 expect 0 '2 files' sh -c "cd texts && exec $train -i . $model -b 2 -t 32 -s 0 -x 1"
 expect 0 'resuming out' sh -c "cd texts && exec $train -i . -y 1 -x 2"
@@ -385,7 +405,7 @@ ok "a resumed run keeps the chat template" cmp folder/chat_template.jinja half/c
 letters 3000 | shard 20240520 1 3000 > ids_train.bin 2> /dev/null && cp ids_train.bin ids_val.bin
 expect 0 'fingerprint' $train -i 'ids_train.bin' -j 'ids_val.bin' -e folder -b 2 -t 32 -d 128 -x 5 -v 5 -s 5 -o named
 ok "a run on tokens keeps the tokenizer of its folder" cmp folder/tokenizer.json named/tokenizer.json
-expect 0 '1 2 3' $train -i 'ids_train.bin' -j 'ids_val.bin' -e m2:c32h4e4k2f32a1 -b 2 -t 32 -d 128 -x 5 -v 5 -s 5 -o unnamed
+expect 0 '98 97 115' $train -i 'ids_train.bin' -j 'ids_val.bin' -e m2:c32h4e4k2f32a1 -b 2 -t 32 -d 128 -x 5 -v 5 -s 5 -o unnamed
 ok "without a tokenizer no text is suggested" [ -z "$(grep ROMEO unnamed/main.log)" ]
 cp -r "$root/tests/reference/families/olmoe" ends && printf '{"eos_token_id": [%s]}' "$(seq 0 28 | paste -s -d , -)" > ends/generation_config.json
 expect 0 'generated 1 tokens' $infer ends -i '1 2 3' -n 20
@@ -636,7 +656,8 @@ ok "the STOP file is consumed" [ ! -e busy/STOP ]
 
 start $some -d 1280000 -o torn             # one step takes half a minute
 await grep -q '"start"' torn/log.jsonl && sleep 0.1
-kill -INT $background && sleep 0.2 && ok "after SIGINT the step is finished first" kill -0 $background
+kill -INT $background && await grep -q 'finishing step 1, then saving; Ctrl-C again stops at once' "$work/log" && verdict 0 "SIGINT is answered at once"
+ok "after SIGINT the step is finished first" kill -0 $background
 kill -INT $background
 ends 130 "a second SIGINT stops the run at once"
 ok "no partial checkpoint remains" [ -z "$(steps_of torn)" ]
@@ -750,7 +771,8 @@ expect 0 'optimizer state sharded over 4 ranks, -z 1; in all -z 0: .*, -z 3: ' $
 expect 0 'state and gradients sharded over 4 ranks, -z 2' $plan -gm 4
 expect 0 'gradients and weights sharded over 4 ranks, -z 3' $plan -gm 3.5
 expect 0 'DOES NOT FIT. This would fit: .*-z 3: ' $plan -gm 4 -z 1
-expect 0 'DOES NOT FIT. Try .*more ranks' $plan -gm 2 -r 0
+expect 0 'DOES NOT FIT. This would fit: 16 GPUs (-ng, or several machines) with -z 3.* each. Otherwise shorter' $plan -gm 2 -r 0
+expect 0 'DOES NOT FIT. Only shorter sequences' $plan -gm 0.01
 hosts="env WORLD_SIZE=2 RANK=0 LOCAL_WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=192.0.2.1 $plan"
 expect 0 'optimizer state sharded over 8 ranks, -z 1; .* -z 3 -zn 0: .* -z 3 -zn 4: ' $hosts -gm 8
 expect 0 'weights sharded over 4 ranks of a node, alike in each of 2 nodes, -z 3 -zn 4' $hosts -gm 3.5
@@ -800,6 +822,7 @@ same_run u1 r22m "-rp 1 -wo muon: two nodes, each a process, give the bits of on
 pair r5 -x 1000000 -v 1000000 -n 20 -z 3; await grep -q 'saved step 20' "$work/log" && kill -9 $other
 end_both 8 137 "a process that is killed ends the run"
 ok "the message names the ranks" grep -q 'rank.* 2 .*ended before the run' "$work/log"
+ok "and how to continue" grep -q 'the same command with -y 1' "$work/log"
 expect 0 'at step [0-9]*0' $train -o r5 -y 1 -x 200
 pair r7 -x 1000000 -v 1000000; await grep -q 'step  *20/' "$work/log" && kill -TERM $other
 end_both 75 75 "a stop request to any process stops all"
@@ -959,7 +982,7 @@ ok "prompt and 40 tokens are at least 47 bytes" [ "$(size greedy)" -ge 47 ]
 limited $infer -s 7 -n 40 > a 2> /dev/null; limited $infer -s 7 -n 40 > b 2> /dev/null; limited $infer -s 8 -n 40 > c 2> /dev/null
 ok "same seed, same text" cmp -s a b
 ok "another seed, another text" [ "$(cksum < a)" != "$(cksum < c)" ]
-expect 0 'context of 32 is full' $infer -n 0 -s 1 -i 'int'
+expect 0 'context of 32 tokens is full' $infer -n 0 -s 1 -i 'int'
 expect 0 'generated 5 tokens' $infer -n 5 -i "$(bytes 255 254 65 195)" -s 1
 expect 0 'last 32 are read' $infer -n 2 -i "$(head -c 300 text.txt)" -s 1
 
@@ -1001,7 +1024,7 @@ for more in '-v 2' '-m web'; do expect 2 'cannot be combined with -ng' $infer wh
 
 # Multiple-choice questions. What is wrong with a file is said before the weights are read.
 printf '{"context": "a", "choices": ["b", "c"], "answer": 1}\n\n{"ctx": "de", "endings": ["f", "gh"], "label": "0"}\n' > asked.jsonl
-expect 0 'asked.jsonl: questions 2  accuracy [0-9.]* +- [0-9.]*  per token .*  per character ' $infer whole -ev asked.jsonl -eo answers.jsonl
+expect 0 'asked.jsonl: questions 2  accuracy [0-9.]* ([012] of 2)  per token .*  per character ' $infer whole -ev asked.jsonl -eo answers.jsonl
 ok "a line of details for each question" [ "$(grep -c '"logprobs": \[-.*, -.*\], "tokens": \[' answers.jsonl)" = 2 ]
 expect 0 '1 questions are longer than the 3 tokens' $infer whole -ev asked.jsonl -c 3
 expect 0 'accuracy' $infer whole -ev asked.jsonl -eo dealt.jsonl -dv cpu -ng 2

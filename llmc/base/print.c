@@ -1,8 +1,10 @@
 /* print.c: see print.h. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "print.h"
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 /* ---- UTF-8 ----------------------------------------------------------------------------------- */
 
@@ -100,4 +102,24 @@ void text_print(FILE *to, const char *format, ...) {
     va_start(args, format);
     text_vprint(to, format, args);
     va_end(args);
+}
+
+int terminal_width(int fd) {
+    struct winsize size;
+    if (!isatty(fd)) return 0;
+    if (!ioctl(fd, TIOCGWINSZ, &size) && size.ws_col > 1) return size.ws_col;
+    const char *columns = getenv("COLUMNS");
+    const long width = columns ? strtol(columns, NULL, 10) : 0;
+    return width > 1 && width < 10000 ? (int)width : 80;
+}
+void text_wrap(FILE *to, int column, int width, const char *margin, const char *text) {
+    for (size_t n; *text; text += n) {
+        const size_t blanks = strspn(text, " "), word = strcspn(text + blanks, " ");
+        const int breaks = blanks && width && column + (int)(blanks + word) > width;
+        if (breaks) column = fprintf(to, "\n%s", margin) - 1;
+        const size_t from = breaks ? blanks : 0;
+        n = blanks + word;
+        text_write(to, text + from, n - from);
+        column += (int)(n - from);
+    }
 }

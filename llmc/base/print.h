@@ -27,4 +27,10 @@ size_t text_show(const char *text, size_t bytes, char shown[5]);
 void text_write(FILE *to, const char *text, size_t bytes);
 void text_print(FILE *to, const char *format, ...) PRINTF(2, 3);
 void text_vprint(FILE *to, const char *format, va_list args);
+/* Writes the text from this column on, in lines of at most `width` columns, broken at blanks; lines
+ * after the first begin with `margin`. width 0: no limit. */
+void text_wrap(FILE *to, int column, int width, const char *margin, const char *text);
+
+/* Columns of the terminal: as it says, else $COLUMNS, else 80. 0: this is no terminal. */
+int  terminal_width(int fd);
 #endif

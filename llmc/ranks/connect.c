@@ -7,7 +7,7 @@
 
 static void lost_default(const char *why) {
     if (!ftrylockfile(stdout)) fflush(stdout);              /* another thread may be stuck while it holds the lock */
-    text_print(stderr, "error: %s\n", why);
+    text_print(stderr, "error: %s\nTo continue from the last checkpoint: the same command with -y 1\n", why);
     _exit(EXIT_PEER);
 }
 static ProcessGroup *processes_new(const GroupOptions *o) {

@@ -232,19 +232,20 @@ static double bytes_per_token(const Generator *g) {
     return (weights + row * per((double)g->positions, (double)g->steps)) * (double)g->dev->floatX_size;
 }
 void generator_report(const Generator *g, FILE *out) {
+    if (!g->prompt_tokens && !g->tokens) return;
     const double bytes = bytes_per_token(g), rate = per(bytes * (double)g->steps, g->time);
     fflush(stdout);
-    fprintf(out, "prompt %lld tokens, %.0f tokens/s | generated %lld tokens, %.0f tokens/s, %.2f ms/token",
+    fprintf(out, "read %lld tokens of prompt at %.0f tokens/s, generated %lld tokens at %.0f tokens/s",
             (long long)g->prompt_tokens, per((double)g->prompt_tokens, g->prompt_time), (long long)g->tokens,
-            per((double)g->tokens, g->time), per(1000 * g->time, (double)g->steps));
-    if (g->sequences == 1) fprintf(out, " of %.1f MB of weights and cache: %.1f GB/s", bytes / 1e6, rate / 1e9);
+            per((double)g->tokens, g->time));
+    if (g->sequences == 1) fprintf(out, "; each reads %.1f MB of weights and cache: %.1f GB/s", bytes / 1e6, rate / 1e9);
     if (g->sequences == 1 && g->dev->is_gpu && g->steps) {
         const double copy = device_copy_rate(g->dev);
-        if (copy > 0) fprintf(out, ", %.1f%% of the %.0f GB/s of a copy", 100 * rate / copy, copy / 1e9);
+        if (copy > 0) fprintf(out, ", %.1f %% of the %.0f GB/s of a copy", 100 * rate / copy, copy / 1e9);
     }
     if (g->slides)
-        fprintf(out, " | the %d-token context overflowed %d time%s; each time only its last %d tokens were kept",
+        fprintf(out, "\nthe %d-token context overflowed %d time%s; each time only its last %d tokens were kept",
                 g->capacity, g->slides, g->slides > 1 ? "s" : "", g->capacity / 2);
-    else if (g->full) fprintf(out, " | the context of %d is full (-n -1 continues)", g->capacity);
+    else if (g->full) fprintf(out, "\nthe context of %d tokens is full; -n -1 continues", g->capacity);
     fputc('\n', out);
 }

@@ -7,7 +7,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 static Log *current;                    /* receives warnings; one log is open at a time */
@@ -140,9 +139,11 @@ static void add_point(Log *l, double x, double y) {
     l->curve[2*l->points++ + 1] = y;
 }
 
-static void score_text(char text[16], double z) {
-    if (isfinite(z)) snprintf(text, 16, "%+5.2fz", z);
-    else snprintf(text, 16, " --- z");
+/* " (+0.05z)"; nothing while there are too few values. */
+static const char *score_text(char text[16], double z) {
+    *text = 0;
+    if (isfinite(z)) snprintf(text, 16, " (%+.2fz)", z);
+    return text;
 }
 /* "3:07" minutes and seconds, "5h03" hours and minutes, "2.4 days". */
 static void duration_text(char text[32], double seconds) {
@@ -151,29 +152,54 @@ static void duration_text(char text[32], double seconds) {
     else if (minutes < 48 * 60) snprintf(text, 32, "%dh%02d", (int)minutes / 60, (int)minutes % 60);
     else snprintf(text, 32, "%.1f days", minutes / (24 * 60));
 }
+/* The parts of a line, as many as fit into `width` columns; 0: all. */
+static void join_parts(char line[400], int width, char parts[][64], int count) {
+    size_t n = 0;
+    for (int i = 0; i < count; i++) {
+        const size_t more = strlen(parts[i]) + (i ? 3 : 0);
+        if (!*parts[i] || n + more >= 400 || (width && i && n + more >= (size_t)width)) continue;
+        n += (size_t)snprintf(line + n, 400 - n, "%s%s", i ? " | " : "", parts[i]);
+    }
+    if (width && n >= (size_t)width) line[width - 1] = 0;
+}
+/* Of the terminal's width: what a user looks for first comes first, and what does not fit is left
+ * out. A file has everything, in llm.c's order. */
 static void print_step(Log *l, const StepStats *s, int keep_line) {
+    enum { STEP, ETA, SPEED, LOSS, NORM, LR, MS, BALANCE, PARTS };
+    static const int on_terminal[PARTS] = { STEP, ETA, SPEED, LOSS, BALANCE, NORM, LR, MS },
+        in_file[PARTS] = { STEP, LOSS, NORM, LR, MS, SPEED, BALANCE, ETA };
     const RouterStats *r = &s->routers;
-    char loss_z[16], norm_z[16], eta[32], balance[64] = "", attention[32] = "", line[400];
-    score_text(loss_z, s->loss_z);
-    score_text(norm_z, s->norm_z);
-    duration_text(eta, s->eta);
-    if (r->balance > 0 || r->att_balance > 0)
-        snprintf(balance, sizeof balance, " | bal %.2f max %.1f dead %d/%d",
-                 r->balance > 0 ? r->balance : r->att_balance, r->max_load, r->dead, r->experts);
+    char of[PARTS][64] = { "" }, parts[PARTS][64], z[16], left[32], attention[32] = "", line[400] = "";
+    if (l->terminal && !keep_line && now() - l->refreshed <= 0.05) return;          /* at most 20 times a second */
+    duration_text(left, s->eta);
     if (r->att_balance > 0) snprintf(attention, sizeof attention, " att %.2f", r->att_balance);
-    snprintf(line, sizeof line, "step %4lld/%lld | loss %.6f (%s)| norm %.4f (%s)| lr %.2e | %.2f ms | %.0f "
-                                "tok/s%s%s | eta %s", (long long)s->step, (long long)s->steps, s->loss, loss_z,
-                                s->norm, norm_z, s->lr, s->ms, s->tok_s, balance, attention, eta);
+    snprintf(of[STEP], 64, "step %4lld/%lld", (long long)s->step, (long long)s->steps);
+    snprintf(of[ETA], 64, "eta %s", left);
+    snprintf(of[SPEED], 64, "%.0f tok/s", s->tok_s);
+    snprintf(of[LOSS], 64, "loss %.6f%s", s->loss, score_text(z, s->loss_z));
+    snprintf(of[NORM], 64, "norm %.4f%s", s->norm, score_text(z, s->norm_z));
+    snprintf(of[LR], 64, "lr %.2e", s->lr);
+    snprintf(of[MS], 64, "%.2f ms", s->ms);
+    if (r->balance > 0 || r->att_balance > 0)
+        snprintf(of[BALANCE], 64, "bal %.2f max %.1f dead %d/%d%s", r->balance > 0 ? r->balance : r->att_balance,
+                 r->max_load, r->dead, r->experts, attention);
+    for (int i = 0; i < PARTS; i++) memcpy(parts[i], of[(l->terminal ? on_terminal : in_file)[i]], 64);
+    join_parts(line, terminal_width(STDOUT_FILENO), parts, PARTS);
     if (!l->terminal) puts(line);
-    else if (keep_line || now() - l->refreshed > 0.05) {    /* at most 20 times a second */
-        struct winsize size;                            /* a line that goes on in the next row could not be refreshed */
-        if (!keep_line && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) && size.ws_col > 1 && size.ws_col <= sizeof line)
-            line[size.ws_col - 1] = 0;
+    else {
         printf("\r%s\033[K", line);
         l->open_line = 1;
         if (keep_line) finish_line(l);
         l->refreshed = now();
     }
+    fflush(stdout);
+}
+void log_first_step(Log *l, int64_t step, int64_t steps, int micro, int micro_batches, int64_t tokens) {
+    if (!l->terminal || l->silent) return;
+    printf("\rstep %4lld/%lld: the first, of %lld tokens", (long long)step, (long long)steps, (long long)tokens);
+    if (micro_batches > 1) printf(", micro-batch %d of %d", micro + 1, micro_batches);
+    printf("\033[K");
+    l->open_line = 1;
     fflush(stdout);
 }
 void log_step(Log *l, const StepStats *s, int keep_line) {

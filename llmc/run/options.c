@@ -108,17 +108,12 @@ void option_value(const Option *o, const void *settings, char *text, size_t capa
     if (o->kind == OPTION_CHOICE) snprintf(text, capacity, "%.*s", (int)strcspn(word, "|"), word);
 }
 
-/* Lines are broken at blanks, and continue under the first word. */
 static void print_help(const char *letter, const char *name, const char *help) {
     enum { INDENT = 25, WIDTH = 120 };
-    int column = INDENT;
-    printf("  -%-3s --%-15s", letter, name);
-    for (size_t n; *help; help += n + (help[n] == ' ')) {
-        n = strcspn(help, " ");
-        if (column + (int)n > WIDTH) column = INDENT, printf("\n%*s", INDENT - 1, "");
-        text_print(stdout, " %.*s", (int)n, help);
-        column += (int)n + 1;
-    }
+    char margin[INDENT + 1];
+    snprintf(margin, sizeof margin, "%*s", INDENT, "");
+    printf("  -%-3s --%-15s ", letter, name);
+    text_wrap(stdout, INDENT, WIDTH, margin, help);
     putchar('\n');
 }
 void options_help(Options o, const char *usage, int as_set) {
@@ -171,26 +166,37 @@ static int mentions(const char *text, const char *word) {
     blank[n - 1] = 0;
     return strstr(text, blank) != NULL;
 }
-static _Noreturn void unknown(Options o, const char *flag) {
-    const char *word = flag + strspn(flag, "-");
+/* The row that an unknown word, of a command line or a file, was most likely meant to be; NULL: none. */
+static const Option *nearest(Options o, const char *word) {
     const Option *best = NULL;
     int fewest = (int)strcspn(word, "=") / 3 + 1;           /* more edits than this, and it is another word */
     char bare[64];
     snprintf(bare, sizeof bare, "%.*s", (int)strcspn(word, "="), word);
     for (char *c = bare; (c = strchr(c, '_')); ) *c = '-';  /* as other programs spell it */
     for (const Option *row = o.rows; row < o.rows + o.count; row++) {
-        const char *value = flag + 1 + strlen(row->letter);
-        if (!strncmp(flag + 1, row->letter, strlen(row->letter)) && (*value == '=' || (*value >= '0' && *value <= '9')))
-            fail(EXIT_USAGE, "%s: no such option. A value stands after a space: -%s %s", flag, row->letter,
-                 value + (*value == '='));
         const int d = !strcmp(bare, row->name) ? 0 : strlen(bare) < 3 ? 99 : edits(bare, row->name);
         const int begins = strlen(row->name) > 3 && !strncmp(bare, row->name, strlen(row->name));
         if (begins || d < fewest || (d == fewest && !best)) { fewest = begins ? 0 : d; best = row; }
     }
     for (const Option *row = o.rows; row < o.rows + o.count && !best; row++) if (mentions(row->help, bare)) best = row;
-    if (!best) fail(EXIT_USAGE, "%s: no such option. --help lists all", flag);
-    fail(EXIT_USAGE, "%s: no such option. The nearest is -%s (--%s): %s. --help lists all", flag,
-         best->letter, best->name, best->help);
+    return best;
+}
+static int not_known(Options o, const char *flag, const char *word, Error *e) {
+    const Option *best = nearest(o, word);
+    if (!best) return error_set(e, "%.100s: no such option. --help lists all", flag);
+    return error_set(e, "%.100s: no such option. The nearest is -%s (--%s): %s. --help lists all", flag, best->letter,
+                     best->name, best->help);
+}
+static _Noreturn void unknown(Options o, const char *flag) {
+    Error e;
+    for (const Option *row = o.rows; row < o.rows + o.count; row++) {
+        const char *value = flag + 1 + strlen(row->letter);
+        if (!strncmp(flag + 1, row->letter, strlen(row->letter)) && (*value == '=' || (*value >= '0' && *value <= '9')))
+            fail(EXIT_USAGE, "%s: no such option. A value stands after a space: -%s %s", flag, row->letter,
+                 value + (*value == '='));
+    }
+    not_known(o, flag, flag + strspn(flag, "-"), &e);
+    fail_with(&e, EXIT_USAGE);
 }
 
 /* The row of -letter, --name or --name=value, or -1; value: after '=', or NULL. */
@@ -229,7 +235,7 @@ static int read_setting(Options o, char *line, Error *e) {
     int i = 0;
     while (i < o.count && strcmp(name, o.rows[i].letter) && strcmp(name, o.rows[i].name)) i++;
     if (i == o.count && option_removed(name, strcmp(value, "0"))) return 1;
-    if (i == o.count) return error_set(e, "%.100s: no such option. --help lists all", name);
+    if (i == o.count) return not_known(o, name, name, e);
     if (o.given[i] == BY_FILE) return error_set(e, "%s (-%s) is given twice", o.rows[i].name, o.rows[i].letter);
     if (o.given[i] == BY_USER) return 1;
     o.given[i] = BY_FILE;
@@ -297,6 +303,9 @@ void options_parse(Options o, int argc, char **argv, const char *usage, const ch
         }
         if (!strcmp(flag, "--version")) { printf("smoe.c %s\n", MOE_VERSION); exit(EXIT_DONE); }
         if (flag[0] != '-' || !flag[1]) {
+            if (word == max_words && !max_words && (is_file(flag) || is_folder(flag)))
+                fail(EXIT_USAGE, "%s: options begin with -. Did you mean -%s %s? (--%s: %s)", flag, o.rows->letter,
+                     flag, o.rows->name, o.rows->help);
             if (word == max_words)
                 fail(EXIT_USAGE, "%s: not an option (options begin with -, such as -%s, --%s; --help lists them)", flag,
                      o.rows->letter, o.rows->name);
@@ -334,13 +343,26 @@ void options_default(Options o, const char *letter, const char *value) {
 }
 int option_given(Options o, const char *letter) { return o.given[option_row(o, letter) - o.rows]; }
 
-void options_print(Options o) {
+/* The default, in the form that option_value has. */
+static void usual_value(const Option *row, char *text, size_t capacity) {
+    union { int number; int64_t number64; float real; const char *text; } field;
+    Option alone = *row;
+    alone.field = 0;
+    must_set(&alone, &field, row->init);
+    option_value(&alone, &field, text, capacity);
+}
+void options_print(Options o, const char *const *always) {
     const char *group = "";
     for (int i = 0; i < o.count; i++) {
         const Option *row = &o.rows[i];
-        char value[256];
-        if (strcmp(group, row->group)) printf("| %s\n", group = row->group);
+        char value[256], usual[256];
+        int shown = !always || o.given[i];
         option_value(row, o.settings, value, sizeof value);
+        usual_value(row, usual, sizeof usual);
+        for (int k = 0; !shown && always[k]; k++) shown = !strcmp(row->letter, always[k]);
+        if (!shown && !strcmp(value, usual)) continue;
+        if (!*group || (!always && strcmp(group, row->group))) printf("| %s\n", always ? "settings" : row->group);
+        group = row->group;
         text_print(stdout, "|   -%-3s %-15s | %s%s\n", row->letter, row->name, *value ? value : "-",
                    o.given[i] ? "  (given)" : "");
     }

@@ -51,7 +51,9 @@ int  option_read(const Option *option, void *settings, const JsonValue *value, E
 
 const Option *option_row(Options o, const char *letter);        /* the table must have this letter */
 int  option_given(Options o, const char *letter);
-void options_print(Options o);                       /* the start-up table */
+/* The start-up table. always: NULL: every option; else those that the user gave, those that have
+ * another value than the table's default, and these letters, which end with NULL. */
+void options_print(Options o, const char *const *always);
 void options_json(Options o, Text *out);             /* {"name": value, ...} */
 void options_given_json(Options o, Text *out);       /* ["name", ...] of those that the user gave */
 void option_value(const Option *option, const void *settings, char *text, size_t capacity);    /* as a user writes it */

@@ -2,18 +2,42 @@
 #define _DEFAULT_SOURCE
 #include "requests.h"
 #include "llmc/ranks/group.h"
+#include <errno.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t stop_requested, save_requested;
+static volatile sig_atomic_t stop_requested, save_requested, answers, step;
 
+/* A handler may call little: write(), and nothing that allocates or locks. */
+static void say(const char *text) {
+    if (write(STDERR_FILENO, text, strlen(text)) < 0) answers = 0;
+}
+static void say_number(int n) {
+    char digits[16], *at = digits + sizeof digits - 1;
+    *at = 0;
+    for (; n > 0; n /= 10) *--at = (char)('0' + n % 10);
+    say(at);
+}
+static void answer(int number) {
+    say("\n");
+    if (step) say("finishing step "), say_number(step), say(", then saving");
+    else say("saving");
+    say(number == SIGINT ? "; Ctrl-C again stops at once\n" : "\n");
+}
 static void on_signal(int number) {
+    const int before = errno;
     if (number == SIGUSR1) { save_requested = 1; return; }
     if (stop_requested && number == SIGINT) _exit(128 + SIGINT);
+    if (!stop_requested && answers) answer(number);
     stop_requested = 1;
+    errno = before;
 }
-void requests_listen(void) {
+void requests_step(int64_t number) { step = number < SIG_ATOMIC_MAX ? (sig_atomic_t)number : 0; }
+void requests_listen(int leads) {
+    answers = leads;
     struct sigaction act = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
     sigemptyset(&act.sa_mask);
     const int numbers[] = { SIGINT, SIGTERM, SIGUSR1, SIGUSR2 };

@@ -7,8 +7,10 @@
 /* BUSY: this rank is still writing the last checkpoint. */
 enum { REQUEST_STOP = 1, REQUEST_SAVE = 2, REQUEST_TIMED_SAVE = 4, REQUEST_BUSY = 8 };
 
-/* SIGINT, SIGTERM, SIGUSR2: stop; SIGUSR1: save; SIGHUP: ignored. A second SIGINT exits at once. */
-void requests_listen(void);
+/* SIGINT, SIGTERM, SIGUSR2: stop; SIGUSR1: save; SIGHUP: ignored. A second SIGINT exits at once.
+ * answers: 1: the first one is answered on stderr, at once. */
+void requests_listen(int answers);
+void requests_step(int64_t step);   /* the step that is being computed, for that answer; 0: work between steps */
 
 /* What any process was asked for, the same on all ranks; collective. Later requests count for the
  * next call. signals: 1 on the rank that reports its process's signals. folder: where one rank

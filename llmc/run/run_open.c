@@ -107,7 +107,7 @@ static int model_is_in(const char *model, const char *out) {
 void run_open_folder(Run *r) {
     Settings *s = &r->s;
     Error e;
-    if (run_only_plans(r) && s->resume)
+    if (run_only_plans(r) && s->resume == 1)
         fail(EXIT_USAGE, "-x 0 prints the plan of a new run: it cannot be combined with -y 1");
     if (s->resume_step && !s->resume)
         fail(EXIT_USAGE, "-ys %lld is where a run is continued: it needs -y 1", (long long)s->resume_step);
@@ -117,7 +117,10 @@ void run_open_folder(Run *r) {
     const Holding holding = checkpoint_exists(s->out, &e);
     if (holding == HOLDS_UNKNOWN) fail_with(&e, EXIT_DISK);
     if (!holding) {                         /* claim_folder makes it once everything else has been checked */
-        if (s->resume && r->leads) text_print(stdout, "%s: no run to continue; a new one begins\n", s->out);
+        if (s->resume == 1)
+            fail(EXIT_USAGE, "%s: there is no run to continue (-y 1). Another folder: -o. To begin one: without -y; "
+                 "-y auto does either", s->out);
+        if (s->resume && r->leads) text_print(stdout, "%s: no run to continue (-y auto): a new one begins\n", s->out);
         return;
     }
     if (!settings_given(s, "y"))

@@ -5,6 +5,8 @@
 #include "llmc/model/recompute.h"
 #include <limits.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 /* ---- choices --------------------------------------------------------------------------------- */
 
@@ -29,9 +31,10 @@ static void bound_validation(Run *r) {
 }
 
 /* The choices of a plan that cost or save memory. automatic: -r auto. */
-typedef struct { int batch, automatic, master, level, shards; Recompute recompute; Dtype moments; } Economy;
+typedef struct { int batch, automatic, master, level, shards, ranks; Recompute recompute; Dtype moments; } Economy;
 static Economy as_set(const Run *r) {
-    return (Economy){ r->s.batch, 0, r->s.master, r->parallel.level, r->parallel.shards, r->recompute, r->s.moments };
+    return (Economy){ r->s.batch, 0, r->s.master, r->parallel.level, r->parallel.shards, r->parallel.ranks, r->recompute,
+                      r->s.moments };
 }
 static void set_sharding(const Run *r, Parallel *p, int level, int shards) {
     p->level = level;
@@ -43,6 +46,7 @@ static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *c
     Model m;
     Optimizer o;
     Parallel p = r->parallel;
+    p.ranks = e.ranks;
     set_sharding(r, &p, e.level, e.shards);
     if (e.automatic) e.recompute = recompute_numbered(0);
     model_plan_training(&m, r->dev, &r->config, e.batch, r->s.seq, &e.recompute,
@@ -204,17 +208,37 @@ static int smaller_batch(const Run *r, int batch) {
     for (batch /= 2; batch > 1 && sequences % batch; ) batch--;
     return batch;
 }
-/* The options with which the run would fit, the largest saving first. free() it. */
+/* The fewest GPUs, twice as many and so on, that could hold the run if they sharded everything. */
+static void add_more_ranks(const Run *r, Economy all, size_t capacity, Text *hint) {
+    enum { MOST_RANKS = 1024 };
+    for (all.ranks *= 2; r->dev->is_gpu && all.ranks <= MOST_RANKS; all.ranks *= 2) {
+        all.shards = all.ranks;
+        const size_t bytes = memory_with(r, all, capacity, NULL);
+        if (bytes > capacity) continue;
+        text_add(hint, "%s %d GPUs (-ng, or several machines) with -z 3%s: %.1f MB each", hint->at ? "," : "This would "
+                 "fit:", all.ranks, all.automatic ? " -r auto" : "", (double)bytes / 1e6);
+        return;
+    }
+}
+/* The largest of the smaller batches that fits; 1 or 0 if none does. */
+static void shrink(const Run *r, Economy *e, size_t capacity) {
+    do e->batch = smaller_batch(r, e->batch);
+    while (e->batch > 1 && memory_with(r, *e, capacity, NULL) > capacity);
+}
+/* The options with which the run would fit, the largest saving first, and what else would help.
+ * free() it. */
 static char *would_fit(const Run *r, size_t capacity) {
     enum { REMEDIES = 6 };
     const int could = r->s.recompute == 0 || r->s.recompute == 1;           /* more may be recomputed than is */
     Economy now = as_set(r);
     now.automatic = r->s.recompute < 0;
     Economy small_batch = now, lean = now, again = now, both = now, shards = now, all = now;
-    do small_batch.batch = smaller_batch(r, small_batch.batch);
-    while (small_batch.batch > 1 && memory_with(r, small_batch, capacity, NULL) > capacity);
     lean.master = both.master = 0, lean.moments = both.moments = FLOATX;
     again.automatic = both.automatic = all.automatic = 1;
+    Economy least = both;
+    if (least.ranks > 1) least.level = MOST_SHARDED, least.shards = least.ranks;
+    shrink(r, &small_batch, capacity);
+    shrink(r, &least, capacity);
     shards.level = all.level = MOST_SHARDED, shards.shards = all.shards = r->parallel.ranks;
     char smaller[96];
     snprintf(smaller, sizeof smaller, "-b %d (with -d %lld the step stays the same)", small_batch.batch,
@@ -240,8 +264,12 @@ static char *would_fit(const Run *r, size_t capacity) {
         text_add(&hint, "%s %s: %.1f MB", hint.at ? "," : "This would fit:", remedy[best].options,
                  (double)remedy[best].bytes / 1e6);
     }
-    if (!hint.at) text_add(&hint, "Try a smaller batch (-b), shorter sequences (-t), %s%sor a smaller model (-e)",
-                           could ? "-r 2, " : "", r->parallel.ranks > 1 ? "more ranks with -z 3, " : "");
+    const size_t fewest = !hint.at && least.batch && r->dev->floatX_size == 2 ? memory_with(r, least, capacity, NULL) : 0;
+    if (fewest && fewest <= capacity)
+        text_add(&hint, "This would fit: -b %d -d %lld -r auto -mw 0 -mo bf16%s: %.1f MB", least.batch,
+                 (long long)tokens_per_step(r), least.ranks > 1 ? " -z 3 -zn 0" : "", (double)fewest / 1e6);
+    add_more_ranks(r, all, capacity, &hint);
+    text_add(&hint, "%s shorter sequences (-t) or a smaller model (-e)", hint.at ? ". Otherwise" : "Only");
     return hint.at;
 }
 /* rank: a rank without enough memory; capacity: what it has. */
@@ -264,6 +292,25 @@ void run_check_memory(const Run *r) {
     if (least && r->model.arena.total > least) lacks_memory(r, which, (double)least);
 }
 void run_out_of_memory(const Run *r) { lacks_memory(r, r->parallel.rank, (double)rank_memory(r)); }
+/* A line of the table; on a terminal it goes on in further ones, under its value. */
+static void line(const char *format, ...) PRINTF(1, 2);
+static void line(const char *format, ...) {
+    char text[8192], margin[64];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    const char *bar = strstr(text, " | ");
+    snprintf(margin, sizeof margin, "|%*s", bar && bar - text < 40 ? (int)(bar - text) + 2 : 5, "");
+    text_wrap(stdout, 0, terminal_width(STDOUT_FILENO), margin, text);
+    putchar('\n');
+}
+static void rule(void) {
+    const int width = terminal_width(STDOUT_FILENO);
+    putchar('+');
+    for (int i = 1; i < (width && width < 69 ? width : 69); i++) putchar('-');
+    putchar('\n');
+}
 /* What each level would take. */
 static void print_levels(const Run *r) {
     static const char *const sharded[] = { "nothing", "optimizer state", "optimizer state and gradients",
@@ -271,19 +318,19 @@ static void print_levels(const Run *r) {
     Economy e = as_set(r);
     const int ranks = r->parallel.ranks, shards = parallel_shards(&r->parallel);
     char name[48];
-    Text line = { 0 };                      /* printed as a whole: what it counts may run out of memory */
-    text_add(&line, "|   (%s sharded over %d ranks%s", sharded[e.level], shards,
+    Text t = { 0 };                         /* printed as a whole: what it counts may run out of memory */
+    text_add(&t, "|   (%s sharded over %d ranks%s", sharded[e.level], shards,
              shards < ranks ? " of a node, alike in each of " : "");
-    if (shards < ranks) text_add(&line, "%d nodes", ranks / shards);
-    text_add(&line, ", %s; in all", sharding_name(r, e.level, shards, name));
+    if (shards < ranks) text_add(&t, "%d nodes", ranks / shards);
+    text_add(&t, ", %s; in all", sharding_name(r, e.level, shards, name));
     for (int nodes = 0; nodes <= (r->node < ranks); nodes++)
         for (e.level = nodes ? r->s.node > 0 ? 1 : 2 : 0; e.level <= MOST_SHARDED; e.level++) {
             e.shards = nodes ? r->node : ranks;
-            text_add(&line, "%s %s: %.2f MB", e.level || nodes ? "," : "", sharding_name(r, e.level, e.shards, name),
+            text_add(&t, "%s %s: %.2f MB", e.level || nodes ? "," : "", sharding_name(r, e.level, e.shards, name),
                      (double)memory_with(r, e, 0, NULL) / 1e6);
         }
-    printf("%s)\n", line.at);
-    free(line.at);
+    line("%s)", t.at);
+    free(t.at);
 }
 
 /* Ranks of this process's machine. */
@@ -301,11 +348,11 @@ void run_plan_saves(Run *r) {
 static void print_recompute(const Run *r, int plans) {
     Text t = { 0 };
     recompute_describe(&r->model, r->recompute, &t);
-    if (t.at && r->s.recompute < 0) printf("|   (-r auto recomputes %s)\n", t.at);
-    else if (t.at) printf("|   (-r %d recomputes %s)\n", r->s.recompute, t.at);
+    if (t.at && r->s.recompute < 0) line("|   (-r auto recomputes %s)", t.at);
+    else if (t.at) line("|   (-r %d recomputes %s)", r->s.recompute, t.at);
     t.length = 0;
     recompute_list(&r->model, &t);
-    if (plans && r->config.layers > 1) printf("|   (recomputing would save: %s)\n", t.at);
+    if (plans && r->config.layers > 1) line("|   (recomputing would save: %s)", t.at);
     free(t.at);
 }
 /* The end of the plan: does it fit? */
@@ -313,20 +360,22 @@ static void print_fit(const Run *r) {
     const size_t total = r->model.arena.total, capacity = rank_memory(r);
     const int plans = run_only_plans(r);
     print_recompute(r, plans);
-    printf("|   %-27s | %10.2f MB", "total", (double)total / 1e6);
-    if (capacity) printf(" of %.0f MB%s", (double)capacity / 1e6, *r->s.gpu_memory ? "" : " free");
-    else if (plans && r->dev->is_gpu) printf("; for which GPU? -gm h100, or -gm 80 (GB), says whether it fits");
+    Text t = { 0 };
+    text_add(&t, "|   %-27s | %10.2f MB", "total", (double)total / 1e6);
+    if (capacity) text_add(&t, " of %.0f MB%s", (double)capacity / 1e6, *r->s.gpu_memory ? "" : " free");
+    else if (plans && r->dev->is_gpu) text_add(&t, "; for which GPU? -gm h100, or -gm 80 (GB), says whether it fits");
+    line("%s", t.at);
+    free(t.at);
     if (plans && capacity && total > capacity) {
         char *const hint = would_fit(r, capacity);
-        printf("\n|   DOES NOT FIT. %s", hint);
+        line("|   DOES NOT FIT. %s", hint);
         free(hint);
     }
-    putchar('\n');
     if (r->saves.copy_bytes)
-        printf("|   checkpoint snapshot, host   | %10.2f MB%s: training pauses only while it is taken\n",
-               (double)r->saves.copy_bytes / 1e6, *r->s.gpu_memory ? ", if it has them for each rank" : "");
+        line("|   checkpoint snapshot, host   | %10.2f MB%s: training pauses only while it is taken",
+             (double)r->saves.copy_bytes / 1e6, *r->s.gpu_memory ? ", if it has them for each rank" : "");
     else
-        puts("|   checkpoint snapshot, host   |       none: it would leave too little memory, so training pauses for "
+        line("|   checkpoint snapshot, host   |       none: it would leave too little memory, so training pauses for "
              "every save");
 }
 
@@ -335,7 +384,7 @@ static void print_intervals(const Run *r) {
     const Settings *s = &r->s;
     const int64_t all = data_tokens(r->data, DATA_VALIDATION), used = s->val_batches * s->batch * s->seq;
     if (s->val_batches > 0 && used < all)
-        printf("|   validation reads    | the first %lld of its %lld tokens (-m -1: all)\n", (long long)used,
+        line("|   validation reads    | the first %lld of its %lld tokens (-m -1: all)", (long long)used,
                (long long)all);
     Text t = { 0 };
     if (s->save_seconds > 0)
@@ -343,12 +392,12 @@ static void print_intervals(const Run *r) {
                  (double)s->save_seconds / 2);
     if (s->save_every) text_add(&t, "%s%lld steps (-n)", t.at ? ", or " : "", (long long)s->save_every);
     if (!t.at) text_add(&t, "all work: checkpoints are saved only at the end and when stopped (-nt, -n)");
-    printf("|   kill -9 would lose  | %s%s\n", s->save_seconds > 0 || s->save_every ? "at most " : "", t.at);
+    line("|   kill -9 would lose  | %s%s", s->save_seconds > 0 || s->save_every ? "at most " : "", t.at);
     free(t.at);
 }
 
 static void print_precision(const Model *m) {
-    printf("|   experts in e4m3     | %s, of %.0f rows an expert\n",
+    line("|   experts in e4m3     | %s, of %.0f rows an expert",
            m->fp8_passes ? "all products" : "none: smaller than what was measured to be faster (-pe fp8-all)",
            (double)m->batch.N * m->config.topk / m->config.experts);
 }
@@ -367,44 +416,44 @@ void run_print_plan(const Run *r) {
     const int ranks = r->parallel.ranks;
     char descriptor[128];
     config_descriptor(c, descriptor);
-    puts("+--------------------------------------------------------------------");
+    rule();
     settings_print(&r->s);
-    text_print(stdout, "| data: %s\n", data_description(r->data));
-    printf("|   training tokens     | %lld   validation tokens %lld\n",
+    line("| data: %s", data_description(r->data));
+    line("|   training tokens     | %lld   validation tokens %lld",
            (long long)data_tokens(r->data, DATA_TRAIN), (long long)data_tokens(r->data, DATA_VALIDATION));
     print_intervals(r);
-    printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
+    line("| model: %s, %s", descriptor, family_name(config_family(c)));
     if (config_family(c) == FAMILY_SMOE)
-        puts("|   form                | smoe, of this project: Transformers opens it with trust_remote_code=True "
+        line("|   form                | smoe, of this project: Transformers opens it with trust_remote_code=True "
              "(modeling_smoe.py)");
     if (*r->s.upcycle && !r->from)
-        text_print(stdout, "|   upcycled            | every expert is a copy of an MLP of %s, a dense %s; "
-                   "routers are new\n", r->s.model, family_name(config_family(&r->dense)));
-    printf("|   parameters          | %zu in %d tensors, %zu active per token (%.0f %%)\n",
+        line("|   upcycled            | every expert is a copy of an MLP of %s, a dense %s; "
+                   "routers are new", r->s.model, family_name(config_family(&r->dense)));
+    line("|   parameters          | %zu in %d tensors, %zu active per token (%.0f %%)",
            total, r->model.manifest.count, active, 100.0 * (double)active / (double)total);
-    printf("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token\n",
+    line("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token",
            c->experts, c->topk, c->width, c->attention_experts, c->attention_topk);
     if (c->fp8) print_precision(&r->model);
-    printf("|   layers, channels    | %d, %d; %d x %d query heads of %d, %d kv heads; vocabulary %d\n",
+    line("|   layers, channels    | %d, %d; %d x %d query heads of %d, %d kv heads; vocabulary %d",
            c->layers, c->channels, c->query_heads, c->kv_heads, c->head_size, c->kv_heads, c->vocab);
     if (c->kv_rank)
-        printf("|   latent attention    | latents of %d for keys and values, %d for queries (0: none); %d of a head "
-               "rotated, values of %d\n", c->kv_rank, c->query_rank, c->rotated, config_value_size(c));
-    printf("|   tokens per step     | %lld = %d x %d x %d micro-batches x %d rank%s; %.2f Mflop per token\n",
+        line("|   latent attention    | latents of %d for keys and values, %d for queries (0: none); %d of a head "
+             "rotated, values of %d", c->kv_rank, c->query_rank, c->rotated, config_value_size(c));
+    line("|   tokens per step     | %lld = %d x %d x %d micro-batches x %d rank%s; %.2f Mflop per token",
            (long long)tokens_per_step(r), r->s.batch, r->s.seq, r->micro_batches, ranks, ranks > 1 ? "s" : "",
            config_flops(c, r->s.seq) / 1e6);
     if (r->stages.count > 1)
-        printf("|   stages            | %s: times these tokens, and their root times the rate, in equally many steps\n",
+        line("|   stages            | %s: times these tokens, and their root times the rate, in equally many steps",
                r->s.stages);
     if (ranks > 1)
-        printf("| ranks: %d in %d process%s (launcher: %s)\n", ranks, r->launch.processes,
+        line("| ranks: %d in %d process%s (launcher: %s)", ranks, r->launch.processes,
                r->launch.processes > 1 ? "es" : "", r->launch.launcher);
-    printf("| memory on %s%s\n", r->dev->name, ranks > 1 ? ", per rank" : "");
+    line("| memory on %s%s", r->dev->name, ranks > 1 ? ", per rank" : "");
     for (int i = 0; i < MEM_CATEGORIES; i++)
-        if (a->category[i]) printf("|   %-27s | %10.2f MB\n", mem_category_name[i], (double)a->category[i] / 1e6);
+        if (a->category[i]) line("|   %-27s | %10.2f MB", mem_category_name[i], (double)a->category[i] / 1e6);
     if (ranks > 1) print_levels(r);
     print_fit(r);
-    puts("+--------------------------------------------------------------------");
+    rule();
     if (r->s.steps == 0) print_chat(r);
     fflush(stdout);
 }

@@ -255,6 +255,42 @@ static void export_model(Run *r) {
              ? ", which Transformers opens with trust_remote_code=True" : "");
     free(best);
 }
+/* A line, or the first words of a long one, that a text may begin with. 0: it has none. */
+static size_t begin_of_line(const char *line, size_t bytes) {
+    enum { MOST = 40 };
+    size_t n = 0, words = 0;
+    for (char shown[5]; n < bytes && line[n] != '\n' && n < MOST; ) {
+        const size_t step = text_show(line + n, bytes - n, shown);
+        if (strncmp(line + n, shown, step) || shown[step] || line[n] == '\t') break;        /* a terminal shows another */
+        if (line[n] == ' ') words = n;
+        n += step;
+    }
+    return n == bytes || line[n] != '\n' ? words : n;
+}
+/* " -i PROMPT" from the validation text: its first whole line, or its first ids. */
+static void add_prompt(Run *r, Text *command) {
+    enum { MOST = 1024 };
+    const int T = r->s.seq;
+    const int64_t windows = data_validation_batches(r->data, 1, T);
+    int ids[MOST], n = 0;
+    Error e;
+    for (int64_t w = 0; w < windows && n < MOST; w++) {
+        if (!data_validation(r->data, w, 1, T, r->inputs, r->targets, r->positions, &e)) return;
+        for (int i = 0; i < T && n < MOST && r->targets[i] != -2; i++) ids[n++] = r->inputs[i];
+    }
+    if (!r->tokenizer && n > 2) text_add(command, " -i \"%d %d %d\"", ids[0], ids[1], ids[2]);
+    size_t bytes = 0;
+    char *text = r->tokenizer ? tokenizer_decode(r->tokenizer, ids, (size_t)n, &bytes) : NULL;
+    for (size_t at = 0; at < bytes; at++) {
+        const size_t words = !at || text[at - 1] == '\n' ? begin_of_line(text + at, bytes - at) : 0;
+        if (words < 3 || (!at && words + 1 < bytes)) continue;          /* the first line may begin in the middle */
+        text_add_string(command, " -i ");
+        text[at + words] = 0;
+        text_add_word(command, text + at);
+        break;
+    }
+    free(text);
+}
 void run_end_log(Run *r) {
     Error e;
     const uint64_t weights = saves_fingerprint(&r->saves);
@@ -268,10 +304,11 @@ void run_end_log(Run *r) {
     text_add_word(&folder, r->finished ? best : r->s.out);
     if (r->finished && data_has_chats(r->data) && *chat_name(data_chat(r->data)))
         log_line(&r->log, "\nto talk to it:  make infer_moe && ./infer_moe %s -m chat", folder.at);
-    else if (r->finished)
-        log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s -i %s%s", folder.at,
-                 r->tokenizer ? "\"ROMEO:\"" : "\"1 2 3\"",
+    else if (r->finished) {
+        add_prompt(r, &folder);
+        log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s%s", folder.at,
                  r->tokenizer ? "" : "      (ids of tokens; -z names a tokenizer)");
+    }
     else log_line(&r->log, "\nstopped on request; to continue:  ./train_moe -o %s -y 1", folder.at);
     free(folder.at);
     free(best);

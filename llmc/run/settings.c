@@ -42,8 +42,9 @@ static const Option options[] = {
       "nonlinearity of the experts" },
     { "output",    "o",  "out",              OPTION_TEXT,  AT(out),           "out",                 0,    0,     NULL,
       "folder for checkpoints and logs" },
-    { "output",    "y",  "resume",           OPTION_INT,   AT(resume),        "0",                   0,    1,     NULL,
-      "1: continue the run in the folder; 0, if given: discard it" },
+    { "output",    "y",  "resume",           OPTION_INT,   AT(resume),        "0",                   -1,   1,   "auto",
+      "1: continue the run in the folder; auto: the same if there is one, else begin it, as launchers do; 0, if given: "
+      "discard what is in the folder" },
     { "output",    "ys", "resume-step",      OPTION_LONG,  AT(resume_step),   "0",                   0,    1e12,  NULL,
       "with -y 1: continue from the newest checkpoint of this step or before, and discard later ones; 0: from the "
       "newest" },
@@ -190,6 +191,8 @@ static const Option options[] = {
       "a process that is silent for longer is lost" },
     { "planning",  "gm", "gpu-memory",       OPTION_TEXT,  AT(gpu_memory),    "",                    0,    0,     NULL,
       "with -x 0: plan for a GPU you don't have, by its name (h100) or memory in GB (80)" },
+    { "planning",  "as", "all-settings",     OPTION_INT,   AT(show_all),      "0",                   0,    1,     NULL,
+      "1: the start table has every setting, not only those that were given or chosen" },
 };
 _Static_assert(sizeof options / sizeof *options == SETTINGS, "SETTINGS in settings.h is the number of rows");
 static int kept_options(void) {
@@ -222,7 +225,11 @@ static Options table(const Settings *s) { return (Options){ options, SETTINGS, (
 
 void settings_parse(Settings *s, int argc, char **argv) { options_parse(table(s), argc, argv, usage, NULL, 0); }
 int  settings_given(const Settings *s, const char *letter) { return option_given(table(s), letter); }
-void settings_print(const Settings *s) { options_print(table(s)); }
+void settings_print(const Settings *s) {
+    static const char *const always[] = { "i", "e", "o", "b", "t", "x", "l", "wo", NULL };
+    options_print(table(s), s->show_all ? NULL : always);
+    if (!s->show_all) printf("|   all %d with -as 1%s\n", SETTINGS, s->steps ? ", and in OUT/settings.txt" : "");
+}
 void settings_json(const Settings *s, Text *out) {
     Options kept = table(s);
     kept.count = kept_options();

@@ -9,7 +9,7 @@
 #include "llmc/model/schedule.h"
 #include "options.h"
 
-enum { SETTINGS = 81 };
+enum { SETTINGS = 82 };
 /* Values of choices, in the order of their words in the table. */
 typedef enum { ADAMW, MUON } Updates;
 typedef enum { DECAY_PLAIN, DECAY_CAUTIOUS, DECAY_SQUARED } DecayKind;
@@ -54,7 +54,7 @@ typedef struct {
     int64_t     seed;
     int         overfit, check;
     const char *address, *gpu_memory;
-    int         ranks, processes, process, port, join_seconds, silence_seconds;
+    int         ranks, processes, process, port, join_seconds, silence_seconds, show_all;
     char        given[SETTINGS];            /* 1: given by the user */
 } Settings;
 
@@ -66,7 +66,7 @@ void settings_suit(Settings *s, int gpu, int64_t tokens);
 /* The same for a folder's model of these channels and this context; chats: on conversations. */
 void settings_fine_tune(Settings *s, int gpu, int channels, int context, int chats);
 void settings_fit_rows(Settings *s, int64_t rows);      /* then, of conversations that fill `rows` rows of -t tokens */
-void settings_print(const Settings *s);
+void settings_print(const Settings *s);         /* what was given or chosen, and what matters always; -as: all */
 /* The settings that describe the run, as JSON: stored in checkpoints, equal in all processes, and
  * restored on resuming unless the user gives others. */
 void settings_json(const Settings *s, Text *out);

@@ -43,7 +43,7 @@ static void options_of(int i) {                         /* a setting restored fr
     const Options o = { &row, 1, &text, given, NULL };
     options_parse(o, 1, NULL, "", NULL, 0);
     options_default(o, "i", outside[i].text);
-    options_print(o);
+    options_print(o, NULL);
 }
 /* Whatever is written to a user passes through text_show: what arrives, from a child process. */
 static void test_text_from_outside(void) {
