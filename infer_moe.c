@@ -424,9 +424,8 @@ static void chat(Session *q) {
         && !talks ? prompt_encode(q->tokenizer, config_ids(&q->config), prompt, bytes, 1, q->s.context, &ids) : 0;
     const int interactive = isatty(0);
     open_generator(q, q->s.context);
-    if (interactive) message(q, talks ? "chat template %s; /reset forgets all, /quit ends, Ctrl-C interrupts, /help\n"
-                                      : "the model%s continues every line; /reset forgets all, /quit ends, "
-                                      "Ctrl-C interrupts, /help\n", chat_name(&q->talk.chat));
+    if (interactive) message(q, "%s%s; /reset forgets all, /quit ends, Ctrl-C interrupts, /help\n",
+                             talks ? "chat template " : "the model continues every line", chat_name(&q->talk.chat));
     for (;;) {
         if (count && !g->d.length) generator_read(g, ids, count, NULL, bytes);
         if (interactive) fputs("> ", stderr);
@@ -575,7 +574,8 @@ static void answer_questions(Session *q) {
     if (!evaluate(&m, &all, &interrupts, s->verbose > 0, details, &v, &e)) fail(EXIT_NUMERICS, "-ev %s", e.text);
     if (details && !file_finish(details, &e)) fail(EXIT_DISK, "-eo %s", e.text);
     print_evaluation(q, &all, &v);
-    message(q, "answered in %.1f s, %.1f questions/s; +- is one standard error\n", now() - start, (double)v.questions / (now() - start));
+    message(q, "answered in %.1f s, %.1f questions/s; +- is one standard error\n", now() - start,
+            (double)v.questions / (now() - start));
     model_free(&m);
     questions_free(&all);
 }

@@ -72,8 +72,8 @@ static int parse_fields(const char *text, const char *at, int value[26], Error *
         const char letter = *at++, *digits = at;
         if (letter == 'b') return error_set(e, "model %s: field b: " WITHOUT_ALWAYS, text);
         if (!strchr(letters, letter))
-            return error_set(e, "model %s: no field is called %c. c is channels, e experts, k experts per token, f their "
-                             "width; ./train_moe --help model lists all", text, letter);
+            return error_set(e, "model %s: no field is called %c. c is channels, e experts, k experts per token, f "
+                             "their width; ./train_moe --help model lists all", text, letter);
         char *end;
         const long v = strtol(digits, &end, 10);
         if (end == digits || *digits == '-' || *digits == '+' || v < 0 || v > SIZE_LIMIT)

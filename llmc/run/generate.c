@@ -238,7 +238,8 @@ void generator_report(const Generator *g, FILE *out) {
     fprintf(out, "read %lld tokens of prompt at %.0f tokens/s, generated %lld tokens at %.0f tokens/s",
             (long long)g->prompt_tokens, per((double)g->prompt_tokens, g->prompt_time), (long long)g->tokens,
             per((double)g->tokens, g->time));
-    if (g->sequences == 1) fprintf(out, "; each reads %.1f MB of weights and cache: %.1f GB/s", bytes / 1e6, rate / 1e9);
+    if (g->sequences == 1)
+        fprintf(out, "; each reads %.1f MB of weights and cache: %.1f GB/s", bytes / 1e6, rate / 1e9);
     if (g->sequences == 1 && g->dev->is_gpu && g->steps) {
         const double copy = device_copy_rate(g->dev);
         if (copy > 0) fprintf(out, ", %.1f %% of the %.0f GB/s of a copy", 100 * rate / copy, copy / 1e9);

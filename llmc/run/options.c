@@ -166,7 +166,7 @@ static int mentions(const char *text, const char *word) {
     blank[n - 1] = 0;
     return strstr(text, blank) != NULL;
 }
-/* The row that an unknown word, of a command line or a file, was most likely meant to be; NULL: none. */
+/* The row that an unknown word of a command line or a file was most likely meant for, or NULL. */
 static const Option *nearest(Options o, const char *word) {
     const Option *best = NULL;
     int fewest = (int)strcspn(word, "=") / 3 + 1;           /* more edits than this, and it is another word */

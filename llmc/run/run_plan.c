@@ -33,8 +33,8 @@ static void bound_validation(Run *r) {
 /* The choices of a plan that cost or save memory. automatic: -r auto. */
 typedef struct { int batch, automatic, master, level, shards, ranks; Recompute recompute; Dtype moments; } Economy;
 static Economy as_set(const Run *r) {
-    return (Economy){ r->s.batch, 0, r->s.master, r->parallel.level, r->parallel.shards, r->parallel.ranks, r->recompute,
-                      r->s.moments };
+    return (Economy){ r->s.batch, 0, r->s.master, r->parallel.level, r->parallel.shards, r->parallel.ranks,
+                      r->recompute, r->s.moments };
 }
 static void set_sharding(const Run *r, Parallel *p, int level, int shards) {
     p->level = level;
@@ -264,7 +264,8 @@ static char *would_fit(const Run *r, size_t capacity) {
         text_add(&hint, "%s %s: %.1f MB", hint.at ? "," : "This would fit:", remedy[best].options,
                  (double)remedy[best].bytes / 1e6);
     }
-    const size_t fewest = !hint.at && least.batch && r->dev->floatX_size == 2 ? memory_with(r, least, capacity, NULL) : 0;
+    const int could_shrink = !hint.at && least.batch && r->dev->floatX_size == 2;
+    const size_t fewest = could_shrink ? memory_with(r, least, capacity, NULL) : 0;
     if (fewest && fewest <= capacity)
         text_add(&hint, "This would fit: -b %d -d %lld -r auto -mw 0 -mo bf16%s: %.1f MB", least.batch,
                  (long long)tokens_per_step(r), least.ranks > 1 ? " -z 3 -zn 0" : "", (double)fewest / 1e6);

@@ -261,7 +261,7 @@ static size_t begin_of_line(const char *line, size_t bytes) {
     size_t n = 0, words = 0;
     for (char shown[5]; n < bytes && line[n] != '\n' && n < MOST; ) {
         const size_t step = text_show(line + n, bytes - n, shown);
-        if (strncmp(line + n, shown, step) || shown[step] || line[n] == '\t') break;        /* a terminal shows another */
+        if (strncmp(line + n, shown, step) || shown[step] || line[n] == '\t') break;  /* a terminal shows another */
         if (line[n] == ' ') words = n;
         n += step;
     }

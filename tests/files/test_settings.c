@@ -251,7 +251,9 @@ static void settings_files(Options o, Small *s) {
     static const struct { const char *text, *says; } files[] = {
         { "# a comment\n\n  kind = wsd  \r\n c=9\n--rate 3\n", "" },  { "k wsd", "" },  { "k = \"wsd\"", "" },
         { "", "" },  { "\xef\xbb\xbfk wsd", "" }, { "kind = wsd\n\nk wsd\n", "line 3: kind (-k) is given twice" },
-        { "colour = red", "line 1: colour: no such option" }, { "k wsd\nrtae 3", "line 2: rtae: no such option. The nearest is -ra (--rate)" }, { "kind = step", "line 1: -k step: expected one of" },
+        { "colour = red", "line 1: colour: no such option" },
+        { "k wsd\nrtae 3", "line 2: rtae: no such option. The nearest is -ra (--rate)" },
+        { "kind = step", "line 1: -k step: expected one of" },
         { "kind\n", "line 1: -k : expected one of" }, };
     Error e = { 0 };
     const Small before = *s;
