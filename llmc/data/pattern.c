@@ -47,24 +47,35 @@ static uint32_t *run_starts(const PatternProgram *g, size_t *count) {
     *count = kept - 1;
     return at;
 }
-/* Which runs are in the set: has (runs). */
-static void mark_runs(const CodeSet *set, const uint32_t *run, size_t runs, uint8_t *has) {
-    size_t k = 0;
-    for (size_t i = 0; i < runs; i++) {
-        while (k < set->count && set->at[k].last < run[i]) k++;
-        has[i] = k < set->count && set->at[k].first <= run[i];
+/* The number of the run that begins with the code; it is not before run k. */
+static size_t run_of(const uint32_t *run, size_t k, size_t runs, uint32_t code) {
+    size_t step = 1, high;
+    while (k + step < runs && run[k + step] < code) k += step, step *= 2;
+    for (high = k + step < runs ? k + step : runs; k < high; ) {
+        const size_t mid = (k + high) / 2;
+        if (run[mid] < code) k = mid + 1; else high = mid;
     }
+    return k;
 }
 /* Splits each class of runs into those in the set and those that are not. 0: too many. */
-static int refine(const uint8_t *has, size_t runs, int *class, int *classes) {
-    int inside[CLASSES], size[CLASSES] = { 0 }, within[CLASSES] = { 0 }, count = *classes;
-    for (size_t i = 0; i < runs; i++) size[class[i]]++, within[class[i]] += has[i];
-    for (int c = 0; c < *classes; c++) inside[c] = within[c] && within[c] < size[c] ? count++ : c;
-    if (count > CLASSES) return 0;
-    for (size_t i = 0; i < runs; i++) if (has[i]) class[i] = inside[class[i]];
+static int refine(const CodeSet *set, const uint32_t *run, size_t runs, int *class, size_t *size, int *classes) {
+    size_t within[CLASSES] = { 0 };
+    int inside[CLASSES], count = *classes;
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t i = 0, k = 0; i < set->count; i++)
+            for (k = run_of(run, k, runs, set->at[i].first); run[k] <= set->at[i].last; k++)
+                if (pass) class[k] = inside[class[k]]; else within[class[k]]++;
+        for (int c = 0, had = count; c < had && !pass; c++) {
+            const int splits = within[c] && within[c] < size[c];
+            if (splits && count == CLASSES) return 0;
+            inside[c] = splits ? count++ : c;
+            if (splits) size[inside[c]] = within[c], size[c] -= within[c];
+        }
+    }
     *classes = count;
     return 1;
 }
+/* Blocks of one class are the same one. */
 static void fill_blocks(Pattern *p, const uint32_t *run, const int *class) {
     int same[CLASSES], count = 0, capacity = 0;         /* same: the block of one class, by class; -1: there is none */
     for (int c = 0; c < CLASSES; c++) same[c] = -1;
@@ -75,9 +86,10 @@ static void fill_blocks(Pattern *p, const uint32_t *run, const int *class) {
         const int alone = run[i + 1] >= end, c = class[i];
         if (alone && same[c] >= 0) { p->block[b] = (uint16_t)same[c]; continue; }
         if (count == capacity) p->class = mem_grow(p->class, (size_t)(capacity = 2 * capacity + 64) * BLOCK);
-        for (uint32_t code = begin; code < end; code++) {
+        for (uint32_t code = begin, to; code < end; code = to) {
             while (run[i + 1] <= code) i++;
-            p->class[count * BLOCK + (int)(code - begin)] = (uint8_t)class[i];
+            to = run[i + 1] < end ? run[i + 1] : end;
+            memset(p->class + count * BLOCK + (int)(code - begin), class[i], to - code);
         }
         if (alone) same[c] = count;
         p->block[b] = (uint16_t)count++;
@@ -86,20 +98,19 @@ static void fill_blocks(Pattern *p, const uint32_t *run, const int *class) {
 }
 /* in: (sets, CLASSES) is the class in the set? free() it. NULL: too many classes. */
 static uint8_t *make_classes(Pattern *p, const PatternProgram *g) {
-    size_t runs;
+    size_t runs, size[CLASSES];
     uint32_t *run = run_starts(g, &runs);
     int *class = mem_alloc((runs + 1) * sizeof *class), ok = 1;
-    uint8_t *has = mem_alloc((size_t)(g->sets + 1) * runs);
     p->classes = 1;
-    for (int i = 0; i < g->sets && ok; i++) {
-        mark_runs(&g->set[i], run, runs, has + (size_t)i * runs);
-        ok = refine(has + (size_t)i * runs, runs, class, &p->classes);
-    }
+    size[0] = runs;
+    for (int i = 0; i < g->sets && ok; i++) ok = refine(&g->set[i], run, runs, class, size, &p->classes);
     uint8_t *in = mem_alloc((size_t)(g->sets + 1) * CLASSES);
     for (int i = 0; i < g->sets && ok; i++)
-        for (size_t k = 0; k < runs; k++) in[i * CLASSES + class[k]] = has[(size_t)i * runs + k];
+        for (size_t r = 0, k = 0; r < g->set[i].count; r++)
+            for (k = run_of(run, k, runs, g->set[i].at[r].first); run[k] <= g->set[i].at[r].last; k++)
+                in[i * CLASSES + class[k]] = 1;
     if (ok) fill_blocks(p, run, class);
-    free_each(run, class, has);
+    free_each(run, class);
     if (ok) return in;
     free(in);
     return NULL;
@@ -195,10 +206,13 @@ static int make_states(Builder *b) {
     for (int s = 1; s < b->states; s++)
         for (int bits = 0; bits < 1 << p->looks; bits++)
             for (int c = 0; c <= end; c++) {
+                const int column = s * p->columns + bits * width + c;
+                const int unread = bits & ~p->pending[s];              /* no thread asked for them, in an earlier row */
+                if (unread) { p->next[column] = p->next[column - unread * width]; continue; }
                 int matched, n = advance(b, &b->state[s], c, bits, &matched, &p->pending[s]);
                 const int next = n ? state_of(b, n, p->has_behind ? c : 0) : 0;
                 if (next < 0 || b->work > WORK_MOST) return 0;
-                p->next[s * p->columns + bits * width + c] = (uint32_t)(next * p->columns) << 1 | (uint32_t)matched;
+                p->next[column] = (uint32_t)(next * p->columns) << 1 | (uint32_t)matched;
             }
     return 1;
 }

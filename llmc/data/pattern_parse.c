@@ -94,14 +94,16 @@ static int fold_case(Parser *s, CodeSet *set, const char *at) {
     codeset_cross(&within, &s->cased);
     const int some = within.count > 0, all = within.count == s->cased.count
         && !memcmp(within.at, s->cased.at, within.count * sizeof *within.at);
+    within.count = 0;
     for (uint32_t c = 'a'; c <= 'z'; c++) {
         const uint32_t other = c == 's' ? 0x17F : c == 'k' ? 0x212A : c;
         if (!codeset_has(set, c) && !codeset_has(set, c - 'a' + 'A') && !codeset_has(set, other)) continue;
-        codeset_add(set, c, c);
-        codeset_add(set, c - 'a' + 'A', c - 'a' + 'A');
-        codeset_add(set, other, other);
-        codeset_sort(set);
+        codeset_add(&within, c, c);
+        codeset_add(&within, c - 'a' + 'A', c - 'a' + 'A');
+        codeset_add(&within, other, other);
     }
+    codeset_sort(&within);
+    codeset_join(set, &within);
     free(within.at);
     return !some || all || refuse(s, "(?i) for letters beyond ASCII", at);
 }

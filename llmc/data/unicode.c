@@ -21,9 +21,6 @@ static const uint32_t *row_of(const uint32_t *table, size_t rows, size_t width, 
     return NULL;
 }
 
-static void add_rows(CodeSet *out, const uint32_t (*rows)[2], size_t n) {
-    for (size_t i = 0; i < n; i++) codeset_add(out, rows[i][0], rows[i][1]);
-}
 /* The characters of the categories whose bits are in `mask`. */
 static void add_categories(CodeSet *out, uint32_t mask) {
     const size_t runs = COUNT(unicode_categories);
@@ -46,19 +43,23 @@ static uint32_t mask_of(const char *name, size_t n) {
 int unicode_add(CodeSet *out, const char *name, size_t n) {
 #define ROWS(name) { #name, unicode_##name, COUNT(unicode_##name) }
     static const struct { const char *name; const uint32_t (*rows)[2]; size_t count; } tables[] = {
-        ROWS(han), ROWS(hiragana), ROWS(katakana), ROWS(hangul), { "space", unicode_spaces, COUNT(unicode_spaces) } };
+        ROWS(han), ROWS(hiragana), ROWS(katakana), ROWS(hangul), { "space", unicode_spaces, COUNT(unicode_spaces) },
+        { "word", unicode_words, COUNT(unicode_words) } };
     static const char *const words[] = { "L", "M", "Nd", "Nl", "Pc" };
-    const uint32_t mask = mask_of(name, n);
-    size_t found = mask != 0;
-    if (mask) add_categories(out, mask);
-    for (size_t i = 0; i < COUNT(tables); i++)
-        if (strlen(tables[i].name) == n && !strncasecmp(tables[i].name, name, n))
-            add_rows(out, tables[i].rows, tables[i].count), found = 1;
-    if (n == 4 && !strncasecmp(name, "word", n)) {
-        for (size_t i = 0; i < COUNT(words); i++) add_categories(out, mask_of(words[i], strlen(words[i])));
-        add_rows(out, unicode_words, COUNT(unicode_words)), found = 1;
-    }
+    const int is_word = n == 4 && !strncasecmp(name, "word", n);
+    uint32_t mask = mask_of(name, n);
+    for (size_t i = 0; i < COUNT(words) && is_word; i++) mask |= mask_of(words[i], strlen(words[i]));
+    add_categories(out, mask);
     codeset_sort(out);
+    size_t found = mask != 0;
+    for (size_t i = 0; i < COUNT(tables); i++)
+        if (strlen(tables[i].name) == n && !strncasecmp(tables[i].name, name, n)) {
+            CodeSet rows = { 0 };
+            for (size_t k = 0; k < tables[i].count; k++) codeset_add(&rows, tables[i].rows[k][0], tables[i].rows[k][1]);
+            codeset_join(out, &rows);
+            free(rows.at);
+            found = 1;
+        }
     return found != 0;
 }
 
