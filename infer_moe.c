@@ -582,15 +582,38 @@ static void answer_questions(Session *q) {
 
 /* ---- main ------------------------------------------------------------------------------------ */
 
+static const struct { const char *key, *letter, *drawn; } follows[] = {
+    { "temperature", "t", "1" }, { "top_p", "p", "1" }, { "top_k", "k", "50" }, { "min_p", "mp", NULL },
+    { "repetition_penalty", "rp", NULL } };
+/* What generation_config.json says besides, other than what changes nothing, is named. */
+static void name_unread(const JsonValue *root) {
+    /* read elsewhere, or of no effect on which tokens are drawn */
+    static const char *const harmless[] = { "do_sample", "eos_token_id", "stop_strings", "bos_token_id", "pad_token_id",
+        "decoder_start_token_id", "max_length", "max_new_tokens", "max_time", "length_penalty", "early_stopping",
+        "renormalize_logits", "use_cache", "cache_implementation", "cache_config", "prefill_chunk_size", "low_memory",
+        "compile_config", "disable_compile", "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule",
+        "assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind", "target_lookbehind",
+        "prompt_lookup_num_tokens", "max_matching_ngram_size", "return_legacy_cache", "return_dict_in_generate",
+        "num_return_sequences", "transformers_version", "trust_remote_code", "remove_invalid_values" },
+        *const neutral_at_1[] = { "typical_p", "top_h", "num_beams", "num_beam_groups", "guidance_scale",
+                                  "encoder_repetition_penalty" };
+    for (const JsonValue *v = json_first(root); v; v = v->next) {
+        const int is_number = json_is(v, JSON_INT) || json_is(v, JSON_DOUBLE);
+        double neutral = 0;
+        int known = *v->key == '_' || !strncmp(v->key, "output_", 7);
+        for (size_t i = 0; i < sizeof follows / sizeof *follows; i++) known |= !strcmp(v->key, follows[i].key);
+        for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++) known |= !strcmp(v->key, harmless[i]);
+        for (size_t i = 0; i < sizeof neutral_at_1 / sizeof *neutral_at_1; i++)
+            if (!strcmp(v->key, neutral_at_1[i])) neutral = 1;
+        if (known || json_is(v, JSON_NULL) || (json_is(v, JSON_BOOL) && !json_bool(v, 0)) || (is_number
+            && json_double(v, neutral) == neutral) || (!is_number && !json_is(v, JSON_BOOL) && !v->length)) continue;
+        warn("generation_config.json: %.80s is not followed; it is for programs that read it, such as Transformers",
+             v->key);
+    }
+}
 /* Settings of sampling in the folder's generation_config.json are defaults, as they are in
  * Transformers: so are those that the file does not have, if it says that tokens are drawn. */
 static void follow_folder(Session *q, Options o) {
-    static const struct { const char *key, *letter, *drawn; } keys[] = {
-        { "temperature", "t", "1" }, { "top_p", "p", "1" }, { "top_k", "k", "50" }, { "min_p", "mp", NULL },
-        { "repetition_penalty", "rp", NULL } };
-    static const char *const others[] = { "typical_p", "epsilon_cutoff", "eta_cutoff", "no_repeat_ngram_size",
-                                          "num_beams", "penalty_alpha", "bad_words_ids", "sequence_bias",
-                                          "suppress_tokens" };
     Error e;
     Text said = { 0 };
     int readable = 1;
@@ -598,28 +621,29 @@ static void follow_folder(Session *q, Options o) {
     if (!readable) fail_with(&e, EXIT_INPUT);
     const JsonValue *root = json ? json_root(json) : NULL, *draws = json_get(root, "do_sample");
     const int greedy = draws && !json_bool(draws, 1);
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-        const Option *row = option_row(o, keys[i].letter);
-        const JsonValue *v = json_get(root, keys[i].key);
-        const int is_given = v && !json_is(v, JSON_NULL), is_limit = strcmp(keys[i].letter, "rp") != 0;
+    for (size_t i = 0; i < sizeof follows / sizeof *follows; i++) {
+        const Option *row = option_row(o, follows[i].letter);
+        const JsonValue *v = json_get(root, follows[i].key);
+        const int is_given = v && !json_is(v, JSON_NULL), is_limit = strcmp(follows[i].letter, "rp") != 0;
         char value[64];
-        if (option_given(o, keys[i].letter) || (greedy && is_limit && i) || (!is_given && !greedy && !draws)) continue;
+        if (option_given(o, row->letter) || (greedy && is_limit && i) || (!is_given && !greedy && !draws)) continue;
         if (greedy && !i) options_default(o, "t", "0");
         else if (is_given && !option_read(row, o.settings, v, &e))
-            fail(EXIT_INPUT, "%s/generation_config.json: %s: %s; -%s sets another", q->folder, keys[i].key, e.text,
+            fail(EXIT_INPUT, "%s/generation_config.json: %s: %s; -%s sets another", q->folder, follows[i].key, e.text,
                  row->letter);
-        else if (!is_given && keys[i].drawn) options_default(o, row->letter, keys[i].drawn);
+        else if (!is_given && follows[i].drawn) options_default(o, row->letter, follows[i].drawn);
         else if (!is_given) continue;
         option_value(row, o.settings, value, sizeof value);
         text_add(&said, "%s%s %s (-%s)", said.length ? ", " : "", row->name, value, row->letter);
     }
-    if (said.length) message(q, "as in generation_config.json: %s\n", said.at);
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        const JsonValue *v = json_get(root, others[i]);
-        if (v && !json_is(v, JSON_NULL) && !((json_is(v, JSON_INT) || json_is(v, JSON_DOUBLE))
-                                             && (json_double(v, 0) <= 0 || json_double(v, 0) == 1)))
-            warn("generation_config.json: %s is not followed", others[i]);
+    const JsonValue *stops = json_get(root, "stop_strings"), *stop = json_is(stops, JSON_ARRAY) ? json_first(stops) : stops;
+    for (; stop && !option_given(o, "st"); stop = stop == stops ? NULL : stop->next) {
+        if (!json_is(stop, JSON_STRING) || !stop->length) continue;
+        q->stops = stops_add(q->stops, stop->is.string, stop->length);
+        text_add(&said, "%sstop %s (-st)", said.length ? ", " : "", stop->is.string);
     }
+    if (said.length) message(q, "as in generation_config.json: %s\n", said.at);
+    name_unread(root);
     json_free(json);
     free(said.at);
 }
@@ -630,7 +654,7 @@ static void prepare(Session *q, Options o) {
     if (s->mode == CHAT) find_template(q);
     const char *stop = s->mode == CHAT && !q->talk.chat.form && !option_given(o, "st") ? "\\n\\n" : s->stop;
     const char *none = getenv("NO_COLOR");
-    q->stops = stops_option(NULL, stop);
+    q->stops = stops_option(q->stops, stop);
     const int web = s->mode == WEB, from_clock = s->seed < 0 && !web;     /* the page: a new one for each text */
     if (from_clock) {
         struct timespec t;

@@ -109,23 +109,12 @@ static int use_name(Chat *c, const char *name, Error *e) {
 
 /* ---- variables ------------------------------------------------------------------------------- */
 
-/* The special tokens that Transformers gives to templates: strings, or {"content": a string}. */
 static void read_tokens(Chat *c, Beside *s) {
-    static const char *const names[] = { "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
-                                         "mask_token" };
     c->memory = json_empty();
-    c->tokens = json_make(c->memory, JSON_OBJECT);
     c->config = s->folder ? read_json(s, "tokenizer_config.json") : NULL;
     c->map = s->folder ? read_json(s, "special_tokens_map.json") : NULL;
-    const JsonValue *files[] = { c->config ? json_root(c->config) : NULL, c->map ? json_root(c->map) : NULL };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const JsonValue *v = NULL;
-        for (int f = 0; f < 2 && !json_is(v, JSON_STRING); f++) {
-            v = json_get(files[f], names[i]);
-            if (json_is(v, JSON_OBJECT)) v = json_get(v, "content");
-        }
-        if (json_is(v, JSON_STRING)) json_append(c->tokens, names[i], json_copy(c->memory, v));
-    }
+    c->tokens = tokenizer_specials(c->memory, c->config ? json_root(c->config) : NULL,
+                                   c->map ? json_root(c->map) : NULL);
 }
 static struct tm date_of(const Chat *c) {
     struct tm date = { .tm_year = 124, .tm_mon = 6, .tm_mday = 26, .tm_wday = 5, .tm_yday = 207 };
@@ -133,9 +122,12 @@ static struct tm date_of(const Chat *c) {
     if (c->today) localtime_r(&clock, &date);
     return date;
 }
+static int has_key(const Chat *c, const char *key) {
+    return jinja_has_key(c->form, key) || (c->with_tools && jinja_has_key(c->with_tools, key));
+}
 /* The text, and the origin of each byte (jinja.h). */
 static int render(const Chat *c, const JsonValue *talk, int prompt, Text *text, Text *origins, Error *e) {
-    enum { MOST = 40 };
+    enum { MOST = 64 };
     static const JsonValue none = { .type = JSON_NULL }, truth[2] = { { .type = JSON_BOOL },
                                                                        { .type = JSON_BOOL, .is.integer = 1 } };
     const JsonValue *tools = json_get(talk, "tools"), *documents = json_get(talk, "documents"),
@@ -151,6 +143,13 @@ static int render(const Chat *c, const JsonValue *talk, int prompt, Text *text, 
             v[n++] = (JinjaVariable){ x->key, x, 0 };
     if (n == MOST) return error_set(e, "chat_template_kwargs has too many members");
     if (jinja_run(has_tools && c->with_tools ? c->with_tools : c->form, v, n, &date, text, origins, e)) return 1;
+    const Error why = *e;
+    for (const JsonValue *m = json_first(json_get(talk, "messages")); m; m = m->next) {
+        const char *role = json_string(json_get(m, "role"), "");
+        if (strcmp(role, "user") && strcmp(role, "assistant") && !has_key(c, role))
+            return error_set(e, "%.700s; the template has no role \"%.40s\": write another (for \"developer\" "
+                             "\"system\"), or choose another template (-ct)", why.text, role);
+    }
     if (strstr(e->text, "eos_token' is undefined"))
         return error_set(e, "the chat template ends answers with the eos_token of tokenizer_config.json, which is not "
                          "there; chatml (-ct) needs none");
@@ -168,8 +167,8 @@ static int is_empty(const JsonValue *v) {
     return !v || v->type == JSON_NULL || (v->type >= JSON_STRING && !v->length) || (v->type == JSON_BOOL
             && !v->is.integer);
 }
-static int has_key(const Chat *c, const char *key) {
-    return jinja_has_key(c->form, key) || (c->with_tools && jinja_has_key(c->with_tools, key));
+static int reads(const Chat *c, const char *name) {
+    return jinja_reads(c->form, name) || (c->with_tools && jinja_reads(c->with_tools, name));
 }
 /* Keys without which the same is meant. What answers a call follows it, and need not be named. */
 static int is_harmless(const char *key, const char *role) {
@@ -217,16 +216,25 @@ static const JsonValue *prepare(const Chat *c, Json *memory, const JsonValue *ta
     return own;
 }
 static int check_talk(const Chat *c, const JsonValue *talk, Error *e) {
-    static const char *const others[] = { "tools", "documents" };
+    static const char *const others[] = { "tools", "documents" },
+        *const own[] = { "add_generation_prompt", "messages", "tools", "documents" };
     const JsonValue *list = json_get(talk, "messages");
     size_t number = 0;
     if (!json_is(list, JSON_ARRAY)) return error_set(e, "its messages are no list");
     if (!list->length) return error_set(e, "its list of messages is empty");
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (!is_empty(json_get(talk, others[i])) && !jinja_has_name(c->form, others[i])
-            && !(c->with_tools && jinja_has_name(c->with_tools, others[i])))
+        if (!is_empty(json_get(talk, others[i])) && !reads(c, others[i]))
             return error_set(e, "it has \"%s\", which the chat template %s does not read: another template (-ct) may, "
                              "or write them into the message of the system", others[i], c->name);
+    for (const JsonValue *v = json_first(json_get(talk, "chat_template_kwargs")); v; v = v->next) {
+        for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+            if (!strcmp(v->key, own[i]))
+                return error_set(e, "its chat_template_kwargs have \"%s\", which is %s", own[i],
+                                 i ? "a key of its own" : "set where an answer begins");
+        if (!is_empty(v) && !reads(c, v->key))
+            return error_set(e, "its chat_template_kwargs have \"%.60s\", which the chat template %s does not read: "
+                             "another template (-ct) may, or remove it", v->key, c->name);
+    }
     for (const JsonValue *v = json_first(list); v; v = v->next) if (!check_message(c, v, ++number, e)) return 0;
     return 1;
 }
@@ -341,7 +349,8 @@ static int check_written(const Finder *f, const JsonValue *list, Error *e) {
         const int says = json_is(v, JSON_STRING) ? !text_is_blank(v->is.string, v->length) : json_is(v, JSON_ARRAY)
             && v->length;
         if (says && !seen[i])
-            ok = error_set(e, "the chat template %s writes nothing of message %zu, of the role %.40s", f->c->name, i,
+            ok = error_set(e, "the chat template %s writes nothing of message %zu, of the role %.40s: give the message "
+                           "a role that the template knows, or choose another template (-ct)", f->c->name, i,
                            role_of(m));
     }
     free(seen);

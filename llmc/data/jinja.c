@@ -559,7 +559,10 @@ void jinja_close(Jinja *j) {
     work_free(&j->work);
     free(j);
 }
-int jinja_has_name(const Jinja *j, const char *name) { return jinja_name(j, name) != NULL; }
+int jinja_reads(const Jinja *j, const char *name) {
+    for (const Name *n = j->names; n; n = n->next) if (n->is_read && !strcmp(n->text, name)) return 1;
+    return 0;
+}
 int jinja_has_key(const Jinja *j, const char *key) {
     for (const Name *n = j->names; n; n = n->next) if (n->is_key && !strcmp(n->text, key)) return 1;
     return 0;

@@ -21,7 +21,7 @@ typedef struct Jinja Jinja;
 Jinja *jinja_open(const char *text, size_t bytes, Error *e);        /* NULL and e: it is no program, or not known */
 void   jinja_close(Jinja *j);
 int    jinja_has_key(const Jinja *j, const char *key);      /* does it have this attribute, or this string? */
-int    jinja_has_name(const Jinja *j, const char *name);    /* or any such name? */
+int    jinja_reads(const Jinja *j, const char *name);       /* does it ask for a variable of this name? */
 int    jinja_has_generation(const Jinja *j);
 
 /* A variable; value NULL: it is not set. is_messages: its elements are messages with origins. */

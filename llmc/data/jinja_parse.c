@@ -257,6 +257,7 @@ static Node *primary(Parser *p) {
         if (!strcmp(name, constants[i].name)) return constant(p, VALUE(constants[i].kind, integer, constants[i].is));
     Node *n = node(p, X_NAME, NULL, NULL);
     n->name = name;
+    for (Name *known = p->j->names; known; known = known->next) known->is_read |= known->text == name;
     return n;
 }
 

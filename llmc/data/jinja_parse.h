@@ -26,7 +26,8 @@ typedef struct Node {
     Value value;                        /* of X_CONSTANT; a string for S_TEXT */
     struct Node *a, *b, *c, *d, *e, *next;
 } Node;
-typedef struct Name { struct Name *next; int is_key; char text[]; } Name;   /* is_key: an attribute or a string */
+/* is_key: an attribute or a string; is_read: a variable whose value is asked for */
+typedef struct Name { struct Name *next; int is_key, is_read; char text[]; } Name;
 typedef struct Jinja Jinja;
 struct Jinja { Work work; Node *program; Name *names; int has_generation; };
 int jinja_parse(Jinja *j, const char *text, size_t bytes);       /* 0: work.e says why */

@@ -20,6 +20,7 @@
 #include "jobs.h"
 #include "meter.h"
 #include "llmc/base/base.h"
+#include "llmc/base/json.h"
 #include "llmc/base/text.h"
 
 typedef struct Tokenizer Tokenizer;
@@ -31,6 +32,12 @@ void       tokenizer_free(Tokenizer *t);
 /* The text that tokenizer_load reads: that of the file, with the added tokens of the files beside
  * it (tokenizer_files.c); free() it. *eos: NULL, or the end of a text that they name, or NULL. */
 char *tokenizer_read(const char *path, size_t *bytes, char **eos, Error *e);
+
+/* The special tokens that Transformers 5.24 gives to chat templates, {"bos_token": "<s>", ...}, in
+ * memory; strings are those of config and map, which must live as long: tokenizer_config.json and
+ * special_tokens_map.json, or NULL. The second counts more, but nothing where the first has
+ * added_tokens_decoder. */
+JsonValue *tokenizer_specials(Json *memory, const JsonValue *config, const JsonValue *map);
 
 const char *tokenizer_json(const Tokenizer *t, size_t *bytes);           /* what to save as tokenizer.json */
 /* a chat template to be saved beside it; NULL: none. It takes it */

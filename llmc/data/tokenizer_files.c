@@ -101,22 +101,40 @@ static const JsonValue *value_of(const JsonValue *config, const JsonValue *map, 
 static void add_members(Tokens *t, const JsonValue *list) {
     for (const JsonValue *v = json_first(list); v; v = v->next) add_special(t, v);
 }
+/* A name beyond the usual ones: image_token and the like. */
+static int is_other_name(const JsonValue *v) {
+    const size_t n = v->key ? v->key_length : 0;
+    int is = n >= 7 && !strcmp(v->key + n - 6, "_token") && json_is(v, JSON_STRING);
+    for (int k = 0; k < NAMED; k++) is &= n && strcmp(v->key, named[k]);
+    return is;
+}
 static void add_specials(Tokens *t, const JsonValue *config, const JsonValue *map) {
     const JsonValue *both[] = { config, map };
     const JsonValue *extra = json_get(config, "extra_special_tokens"),
         *old = json_get(config, "additional_special_tokens");
     for (int i = 0; i < NAMED; i++) add_special(t, value_of(config, map, named[i]));
-    for (int i = 0; i < 2; i++)                         /* image_token and the like */
-        for (const JsonValue *v = json_first(both[i]); v; v = v->next) {
-            const size_t n = v->key ? v->key_length : 0;
-            int is_named = n < 7 || strcmp(v->key + n - 6, "_token") || !json_is(v, JSON_STRING);
-            for (int k = 0; k < NAMED; k++) is_named |= n && !strcmp(v->key, named[k]);
-            if (!is_named) add_special(t, v);
-        }
+    for (int i = 0; i < 2; i++)
+        for (const JsonValue *v = json_first(both[i]); v; v = v->next) if (is_other_name(v)) add_special(t, v);
     if (!extra || !extra->length) extra = old;
     add_members(t, extra);
     add_members(t, json_get(map, "extra_special_tokens"));
     if (!extra) add_members(t, json_get(map, "additional_special_tokens"));
+}
+
+static void add_variable(Json *memory, JsonValue *all, const char *name, const JsonValue *v) {
+    const JsonValue *content = json_is(v, JSON_OBJECT) ? json_get(v, "content") : v;
+    if (json_is(content, JSON_STRING) && !json_get(all, name)) json_append(all, name, json_copy(memory, content));
+}
+JsonValue *tokenizer_specials(Json *memory, const JsonValue *config, const JsonValue *map) {
+    JsonValue *all = json_make(memory, JSON_OBJECT);
+    const JsonValue *extra = json_get(config, "extra_special_tokens");
+    if (json_get(config, "added_tokens_decoder")) map = NULL;
+    for (int i = 0; i < NAMED; i++) add_variable(memory, all, named[i], value_of(config, map, named[i]));
+    const JsonValue *others[] = { config, map, json_is(extra, JSON_OBJECT) ? extra : NULL };
+    for (int i = 0; i < 3; i++)
+        for (const JsonValue *v = json_first(others[i]); v; v = v->next)
+            if (i == 2 || is_other_name(v)) add_variable(memory, all, v->key, v);
+    return all;
 }
 
 /* Does the config contradict the step of tokenizer.json? */

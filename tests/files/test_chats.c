@@ -275,40 +275,52 @@ static void test_keys(void) {
            "a;[b;]");
     learns("{% for m in messages if m.role != 'tool' %}{{ m.content }};{% endfor %}",
            "{\"role\": \"tool\", \"content\": \"x\"}",
-           "message 1, of the role tool");
+           "message 1, of the role tool: give the message a role that the template knows");
     learns("{% for m in messages %}{{ m.content }}{{ m.tool_calls[0].function.arguments | tojson }};{% endfor %}",
            "{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{\"function\": {\"arguments\": {\"a\": "
                "1}}}]}",
            "None{\"[a\": 1};]");
+    /* a role that a template has not: the way out */
+    learns("qwen3", USER("a") "{\"role\": \"developer\", \"content\": \"x\"}",
+           "no role \"developer\": write another (for \"developer\" \"system\")");
+    learns("{{ messages[0].content }}", "{\"role\": \"developer\", \"content\": \"x\"}", "x");
     learns("{{ raise_exception('only ' ~ messages|length) }}", USER("a") SAYS("b"),
            "refuses this conversation: only 2");
 }
-/* Variables: special tokens, tools, another template for tools, dates. */
+/* Variables: special tokens, tools, another template for tools. special_tokens_map.json counts more
+ * than tokenizer_config.json, and nothing beside added_tokens_decoder. */
 static void test_variables(void) {
-    static const char config[] = "{\"bos_token\": {\"content\": \"<s>\"}, \"chat_template\": [{\"name\": "
-        "\"default\", \"template\": "
-        "\"{{ bos_token }}{{ pad_token }}{{ tools is none }}{{ messages[0].content }}\"}, {\"name\": \"tool_use\", "
-        "\"template\": \"{{ tools[0].name }}{{ messages[0].content }}{{ loud }}\"}]}";
-    static const struct { const char *talk, *text; } is[] = {
-        { "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", "<s><pad>Truea" },
-        { "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"tools\": [{\"name\": \"f\"}], "
-         "\"chat_template_kwargs\": "
-          "{\"loud\": 1}}", "fa1" },
+#define TEMPLATES "\"bos_token\": {\"content\": \"<s>\"}, \"image_token\": \"<i>\", \"chat_template\": [{\"name\": " \
+    "\"default\", \"template\": \"{{ bos_token }}{{ pad_token }}{{ image_token }}{{ tools is none }}" \
+    "{{ messages[0].content }}\"}, {\"name\": \"tool_use\", \"template\": " \
+    "\"{{ tools[0].name }}{{ messages[0].content }}{{ loud }}\"}]}"
+#define TALK "{\"messages\": [{\"role\": \"user\", \"content\": \"a\", \"own\": null}]"
+    static const char *const configs[] = { "{" TEMPLATES, "{\"added_tokens_decoder\": {}, " TEMPLATES };
+    static const struct { const char *talk, *text[2]; } is[] = {
+        { TALK "}", { "no<pad><i>Truea", "<s><i>Truea" } },
+        { TALK ", \"tools\": [{\"name\": \"f\"}], \"chat_template_kwargs\": {\"loud\": 1}}", { "fa1", "fa1" } },
+        { TALK ", \"chat_template_kwargs\": {\"quiet\": true}}", { "\"quiet\", which", "does not read: another" } },
+        { TALK ", \"chat_template_kwargs\": {\"content\": true}}", { "\"content\", which", "does not read: another" } },
+        { TALK ", \"chat_template_kwargs\": {\"quiet\": false}}", { "no<pad><i>Truea", "<s><i>Truea" } },
+        { TALK ", \"chat_template_kwargs\": {\"messages\": []}}", { "\"messages\", which", "a key of its own" } },
+        { TALK ", \"documents\": [\"d\"]}", { "\"documents\", which", "does not read" } },
     };
     Error e;
     Chat c;
-    free(scratch_put("tokenizer_config.json", config, sizeof config - 1));
     free(scratch_put("special_tokens_map.json", "{\"pad_token\": \"<pad>\", \"bos_token\": \"no\"}", 41));
-    check(chat_open(&c, "", scratch(), &e) && c.form, "a list of templates: %s", c.why);
-    for (size_t i = 0; i < COUNT(is); i++) {
-        Text text = { 0 };
-        Json *json = json_parse(is[i].talk, strlen(is[i].talk), &e);
-        check(chat_write(&c, json_root(json), 0, &text, NULL, &e) && !strcmp(text.at, is[i].text), "%s: %s %s",
-              is[i].talk,
-              text.at, e.text);
-        json_free(json), free(text.at);
+    for (size_t i = 0; i < 2; i++) {
+        free(scratch_put("tokenizer_config.json", configs[i], strlen(configs[i])));
+        check(chat_open(&c, "", scratch(), &e) && c.form, "a list of templates: %s", c.why);
+        for (size_t k = 0; k < COUNT(is); k++) {
+            Text text = { 0 };
+            Json *json = json_parse(is[k].talk, strlen(is[k].talk), &e);
+            const int ok = chat_write(&c, json_root(json), 0, &text, NULL, &e);
+            check(ok ? !strcmp(text.at, is[k].text[i]) : strstr(e.text, is[k].text[i]) != NULL, "%s: %s", is[k].talk,
+                  ok ? text.at : e.text);
+            json_free(json), free(text.at);
+        }
+        chat_close(&c);
     }
-    chat_close(&c);
     /* a file that may hold the template is not passed over */
     char *path = scratch_path("special_tokens_map.json"), *damaged = scratch_put("chat_template.json", "{\"chat", 6);
     check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown && strstr(c.why, "chat_template.json: "),
