@@ -636,7 +636,8 @@ static void follow_folder(Session *q, Options o) {
         option_value(row, o.settings, value, sizeof value);
         text_add(&said, "%s%s %s (-%s)", said.length ? ", " : "", row->name, value, row->letter);
     }
-    const JsonValue *stops = json_get(root, "stop_strings"), *stop = json_is(stops, JSON_ARRAY) ? json_first(stops) : stops;
+    const JsonValue *stops = json_get(root, "stop_strings"),
+        *stop = json_is(stops, JSON_ARRAY) ? json_first(stops) : stops;
     for (; stop && !option_given(o, "st"); stop = stop == stops ? NULL : stop->next) {
         if (!json_is(stop, JSON_STRING) || !stop->length) continue;
         q->stops = stops_add(q->stops, stop->is.string, stop->length);

@@ -254,7 +254,7 @@ static int read_variables(const Api *a, Json *json, JsonValue *talk, const JsonV
     if (given && given->type != JSON_OBJECT)
         return wrong(e, "chat_template_kwargs", "chat_template_kwargs: expected an object");
     for (const JsonValue *v = json_first(given); v; v = v->next) json_append(all, v->key, json_copy(json, v));
-    if (thinks && !jinja_has_name(a->chat->form, effort)) {
+    if (thinks && !jinja_reads(a->chat->form, effort)) {
         error_set(&e->e, "%s: the chat template of this model does not read it", effort);
         return refuse(e, effort, "unsupported_parameter");
     }
