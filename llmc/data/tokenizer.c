@@ -36,7 +36,7 @@ void tokenizer_normalize(const Tokenizer *t, const char *s, size_t n, Text *out)
     for (int i = 0; i < t->changes; i++) {
         const Change *c = &t->change[i];
         Text next = { 0 };
-        if (c->kind == NFC) unicode_nfc(&next, now.at, now.length);
+        if (c->kind <= NFD) unicode_normalize(&next, now.at, now.length, c->kind == NFC);
         if (c->kind == REPLACE) replace(c, now.at, now.length, &next);
         if (c->kind == PREPEND && now.length) text_add_string(&next, c->text);
         if (c->kind == PREPEND) text_add_bytes(&next, now.at, now.length);

@@ -18,8 +18,8 @@ enum { ADDED_MOST = 256 };              /* bytes of an added token: a position o
  * pieces of their own, or not. Without a pattern it puts a space in front of it. */
 typedef enum { ISOLATED, REMOVED, WITH_PREVIOUS, WITH_NEXT, CONTIGUOUS, BEHAVIORS } Behavior;
 typedef struct { Pattern *pattern; Behavior behavior; int invert; } Step;   /* invert: what does not match counts */
-/* A step of the normalizer: NFC; a text in front; what matches is replaced by a text. */
-typedef struct { enum { NFC, PREPEND, REPLACE } kind; Pattern *pattern; char *text; } Change;
+/* A step of the normalizer: NFC, NFD; a text in front; what matches is replaced by a text. */
+typedef struct { enum { NFC, NFD, PREPEND, REPLACE } kind; Pattern *pattern; char *text; } Change;
 enum { STEPS = 8 };
 #define GPT2_PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 #define CL100K_PATTERN "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}" \

@@ -40,7 +40,7 @@ static Pattern *read_pattern(const JsonValue *v, Error *e) {
     return pattern_open(one->is.string, one->length, !regex, e);
 }
 static int add_change(Tokenizer *t, int kind, Pattern *pattern, const char *text, Error *e) {
-    if (t->changes == STEPS || (kind != NFC && !text)) {
+    if (t->changes == STEPS || (kind > NFD && !text)) {
         pattern_close(pattern);
         return error_set(e, "normalizer: more than %d steps, or one without its text", STEPS);
     }
@@ -57,6 +57,7 @@ static int read_normalizer(Tokenizer *t, const JsonValue *v, Error *e) {
         return 1;
     }
     if (!strcmp(type, "NFC")) return add_change(t, NFC, NULL, NULL, e);
+    if (!strcmp(type, "NFD")) return add_change(t, NFD, NULL, NULL, e);
     if (!strcmp(type, "Prepend")) return add_change(t, PREPEND, NULL, json_string(json_get(v, "prepend"), NULL), e);
     if (!strcmp(type, "Replace")) {
         Pattern *pattern = read_pattern(json_get(v, "pattern"), e);
@@ -70,7 +71,9 @@ static int read_normalizer(Tokenizer *t, const JsonValue *v, Error *e) {
         }
         return 1;
     }
-    return error_set(e, "normalizer %.80s is not supported; there are NFC, Prepend, Replace, Strip and Sequence", type);
+    return error_set(e, "normalizer %.80s is not supported (NFKC, Lowercase and the like change letters, so decoding would "
+                     "give another text); there are NFC, NFD, Prepend, Replace, Strip and Sequence. Data can come as "
+                     "tokens that another program made (-i FILE.bin)", type);
 }
 
 static int add_step(Tokenizer *t, Pattern *pattern, Behavior behavior, int invert, Error *e) {
@@ -484,11 +487,27 @@ static void compare_config(const Tokenizer *t, const char *path) {
     json_free(json);
     free_each(text, config);
 }
+/* Vocabularies in other forms, by their names. */
+static int is_json(const char *path, Error *e) {
+    static const struct { const char *end, *way; } others[] = {
+        { "tiktoken.model", "from transformers.integrations.tiktoken import convert_tiktoken_to_fast as c; c(t.AutoTokenizer"
+          ".from_pretrained('FOLDER', trust_remote_code=True).model, 'FOLDER')" },
+        { ".tiktoken", "from transformers.integrations.tiktoken import convert_tiktoken_to_fast as c; import tiktoken; "
+          "c(tiktoken.get_encoding('NAME'), 'FOLDER')" },
+        { "tokenizer.model", "t.AutoTokenizer.from_pretrained('FOLDER').save_pretrained('FOLDER')" } };
+    const size_t n = strlen(path);
+    for (size_t i = 0; i < COUNT(others); i++)
+        if (n >= strlen(others[i].end) && !strcmp(path + n - strlen(others[i].end), others[i].end))
+            return error_set(e, "%.300s: only a tokenizer.json is read. To make one: python3 -c \"import transformers as t; "
+                             "%s\"%s", path, others[i].way,
+                             strstr(others[i].way, "tiktoken") ? " (needs the packages tiktoken and blobfile)" : "");
+    return 1;
+}
 Tokenizer *tokenizer_load(const char *path, Error *e) {
     size_t bytes;
     Error why;
     char *eos = NULL, *text = tokenizer_read(path, &bytes, &eos, e);
-    if (!text) return NULL;
+    if (!text || !is_json(path, e)) return free_each(text, eos), NULL;
     Tokenizer *t = tokenizer_load_text(text, bytes, &why);
     if (!t) error_set(e, "%.400s: %.600s", path, why.text);
     else compare_config(t, path);

@@ -63,9 +63,9 @@ int unicode_add(CodeSet *out, const char *name, size_t n) {
     return found != 0;
 }
 
-/* ---- normalization form C -----------------------------------------------------------------------
- * Decompose every character fully, order combining marks by class, compose again (Unicode Standard
- * Annex 15). Bytes that are not UTF-8 are represented by codes above Unicode. */
+/* ---- normalization ------------------------------------------------------------------------------
+ * Decompose every character fully, order combining marks by class, for form C compose again (Unicode
+ * Standard Annex 15). Bytes that are not UTF-8 are represented by codes above Unicode. */
 
 enum { MALFORMED = 0x110000 };
 enum { S_BASE = 0xAC00, L_BASE = 0x1100, V_BASE = 0x1161, T_BASE = 0x11A7, L_COUNT = 19, V_COUNT = 21, T_COUNT = 28 };
@@ -147,10 +147,10 @@ static void compose_all(Codes *c) {
     c->count = kept;
 }
 
-void unicode_nfc(Text *out, const char *s, size_t n) {
+void unicode_normalize(Text *out, const char *s, size_t n, int composes) {
     Codes c = { 0 };
-    int plain = 1;                                       /* text below U+0300 is already in NFC */
-    for (size_t i = 0; i < n; i++) plain &= (unsigned char)s[i] < 0xCC;
+    int plain = 1;                                       /* text below U+0300 is in form C, below U+00C0 in D */
+    for (size_t i = 0; i < n; i++) plain &= (unsigned char)s[i] < (composes ? 0xCC : 0xC3);
     if (plain) { text_add_bytes(out, s, n); return; }
     for (size_t at = 0, step; at < n; at += step) {
         uint32_t code;
@@ -159,7 +159,7 @@ void unicode_nfc(Text *out, const char *s, size_t n) {
         else { step = 1; codes_add(&c, MALFORMED + (unsigned char)s[at]); }
     }
     order_marks(&c);
-    compose_all(&c);
+    if (composes) compose_all(&c);
     for (size_t i = 0; i < c.count; i++) {
         char bytes[4] = { (char)(c.at[i] - MALFORMED) };
         text_add_bytes(out, bytes, c.at[i] >= MALFORMED ? 1 : utf8_encode(c.at[i], bytes));

@@ -1,4 +1,4 @@
-/* unicode.h: Unicode's properties of characters, normalization form C. UTF-8: llmc/base/text.h. */
+/* unicode.h: Unicode's properties of characters, normalization forms C and D (UTF-8: text.h). */
 #ifndef UNICODE_H
 #define UNICODE_H
 #include "codeset.h"
@@ -7,5 +7,6 @@
 /* Adds the characters of a property, as regular expressions name it: a general category (Lu), a
  * group of them (L), a script (Han, Hiragana, Katakana, Hangul), space or word. 0: unknown. */
 int  unicode_add(CodeSet *out, const char *name, size_t n);
-void unicode_nfc(Text *out, const char *s, size_t n);           /* appends s in normalization form C */
+/* Appends s in normalization form C, or, without composing, D. */
+void unicode_normalize(Text *out, const char *s, size_t n, int composes);
 #endif

@@ -453,7 +453,9 @@ static const struct { int families; const char *key; } read_by_name[] = {
     { MMX, "attn_type_list" }, { JET, "num_attention_heads" }, { DS2, "norm_topk_prob" },
     /* what these families have always, or what they never read */
     { QW3 | Q3M | DOT | MMX, "use_qk_norm" }, { MMX, "use_routing_bias" }, { MMX, "shared_moe_mode" },
-    { MMX, "mlp_intermediate_size" }, { GPT, "experts_per_token" }, { JET, "glu" }, { JET, "bias" },
+    { MMX, "mlp_intermediate_size" }, { MMX, "layernorm_full_attention_beta" },
+    { MMX, "layernorm_linear_attention_beta" }, { MMX, "layernorm_mlp_beta" },
+    { GPT, "experts_per_token" }, { JET, "glu" }, { JET, "bias" },
     { MLA, "head_dim" }, { SOL, "intermediate_size" },
 };
 /* Of training, of generation, of the names of things: they change no logit. */
@@ -463,7 +465,8 @@ static const char *const harmless[] = {
     "compression_ratio", "cross_attention_hidden_size", "decoder_start_token_id", "descriptor", "diversity_penalty",
     "do_sample", "dtype", "early_stopping", "embd_pdrop", "encoder_no_repeat_ngram_size", "eos_token_id", "ep_size",
     "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "fuse_rope",
-    "hidden_dropout", "id2label", "initial_context_length", "is_decoder", "is_encoder_decoder", "label2id",
+    "hidden_dropout", "id2label", "initial_context_length", "is_decoder", "is_encoder_decoder", "is_llama_config",
+    "label2id",
     "length_penalty", "max_length", "max_model_len", "max_window_layers", "min_length", "moe_aux_loss_lambda",
     "moe_capacity", "moe_dropout_prob", "moe_gate", "moe_orthogonal_loss_lambda", "moe_use_aux_free",
     "moe_z_loss_lambda", "mtp_transformer_layers", "multi_token_pred_lambda", "no_repeat_ngram_size",
@@ -492,6 +495,12 @@ static int refuse_other_keys(const JsonValue *root, const Reader *r) {
         if (!is_known(v, r->family))
             return error_set(r->e, "config.json: \"%.100s\" is not known of a %s, and might change what it computes. "
                              "If it does not, remove it from the file", v->key, family_name(r->family));
+    static const char *const betas[] = { "layernorm_full_attention_beta", "layernorm_linear_attention_beta",
+                                         "layernorm_mlp_beta" };
+    for (size_t i = 0; i < sizeof betas / sizeof *betas && r->family & MMX; i++)
+        if (json_double(json_get(root, betas[i]), 1) != 1)
+            return error_set(r->e, "config.json: \"%s\" is not 1, and of a minimax_m2 this program knows no other",
+                             betas[i]);
     for (const JsonValue *v = r->family & MMX ? json_first(json_get(root, "attn_type_list")) : NULL; v; v = v->next)
         if (json_int(v, 0) != 1)
             return error_set(r->e, "config.json: \"attn_type_list\" has other layers than 1, full attention");

@@ -58,6 +58,25 @@ static void test_steps(void) {
     json_free(base), json_free(steps);
 }
 
+/* Other forms of vocabularies, and normalizers that lose text, are refused with the way out. */
+static void test_other_forms(void) {
+    static const struct { const char *file, *says; } is[] = {
+        { "tiktoken.model", "convert_tiktoken_to_fast" }, { "cl100k_base.tiktoken", "tiktoken.get_encoding('NAME')" },
+        { "tokenizer.model", "save_pretrained('FOLDER')" },
+    };
+    static const char nfkc[] = "{\"normalizer\": {\"type\": \"NFKC\"}}";
+    Error e;
+    for (size_t i = 0; i < COUNT(is); i++) {
+        char *path = scratch_put(is[i].file, "IQ== 0\n", 7);
+        Tokenizer *t = tokenizer_load(path, &e);
+        check(!t && strstr(e.text, is[i].says) && strstr(e.text, is[i].file), "%s: %s", is[i].file,
+              t ? "read" : e.text);
+        tokenizer_free(t), free(path);
+    }
+    check(!tokenizer_load_text(nfkc, sizeof nfkc - 1, &e) && strstr(e.text, "NFKC is not supported")
+          && strstr(e.text, "-i FILE.bin"), "NFKC: %s", e.text);
+}
+
 static void test_refused_patterns(void) {
     static const char endless[] = "(?:a|b)*a(?:a|b){20}";
     static const struct { const char *regex, *says; } cases[] = {
@@ -187,5 +206,6 @@ static void test_files_beside(void) {
 
 void test_patterns(void) {
     PART(test_files_beside());
-    PART(test_steps()); PART(test_refused_patterns()); PART(test_matches()); PART(test_spaces());
+    PART(test_steps()); PART(test_other_forms());
+    PART(test_refused_patterns()); PART(test_matches()); PART(test_spaces());
 }

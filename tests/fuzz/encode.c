@@ -23,7 +23,7 @@ static int expected(const Tokenizer *t, const int *ids, size_t n, const char *te
     Text composed = { 0 };
     int nfc = 0;
     for (int i = 0; i < t->changes; i++) nfc |= t->change[i].kind == NFC;
-    if (nfc) unicode_nfc(&composed, text, bytes);
+    if (nfc) unicode_normalize(&composed, text, bytes, 1);
     else text_add_bytes(&composed, text, bytes);
     text_add_bytes(out, "", 0);
     for (size_t at = 0; at < composed.length; at++) {

@@ -241,6 +241,7 @@ def step_cases():
     out["normalizers"] = {"normalizer": normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Replace("the", "<s>"),
                                                              normalizers.Prepend("e")])}
     out["strip"] = {"normalizer": normalizers.Strip(True, True)}
+    out["NFD"] = {"normalizer": normalizers.NFD()}
     out["added"] = {"added": [AddedToken("<l>", lstrip=True), AddedToken("<r>", rstrip=True), AddedToken("w", single_word=True), AddedToken("\n"),
                               AddedToken("<lr>", lstrip=True, rstrip=True, normalized=True), AddedToken("é", single_word=True, normalized=True)]}
     return out
