@@ -71,9 +71,9 @@ static int read_normalizer(Tokenizer *t, const JsonValue *v, Error *e) {
         }
         return 1;
     }
-    return error_set(e, "normalizer %.80s is not supported (NFKC, Lowercase and the like change letters, so decoding would "
-                     "give another text); there are NFC, NFD, Prepend, Replace, Strip and Sequence. Data can come as "
-                     "tokens that another program made (-i FILE.bin)", type);
+    return error_set(e, "normalizer %.80s is not supported (NFKC, Lowercase and the like change letters, so decoding "
+                     "would give another text); there are NFC, NFD, Prepend, Replace, Strip and Sequence. Data can "
+                     "come as tokens that another program made (-i FILE.bin)", type);
 }
 
 static int add_step(Tokenizer *t, Pattern *pattern, Behavior behavior, int invert, Error *e) {
@@ -489,18 +489,20 @@ static void compare_config(const Tokenizer *t, const char *path) {
 }
 /* Vocabularies in other forms, by their names. */
 static int is_json(const char *path, Error *e) {
-    static const struct { const char *end, *way; } others[] = {
-        { "tiktoken.model", "from transformers.integrations.tiktoken import convert_tiktoken_to_fast as c; c(t.AutoTokenizer"
-          ".from_pretrained('FOLDER', trust_remote_code=True).model, 'FOLDER')" },
-        { ".tiktoken", "from transformers.integrations.tiktoken import convert_tiktoken_to_fast as c; import tiktoken; "
-          "c(tiktoken.get_encoding('NAME'), 'FOLDER')" },
-        { "tokenizer.model", "t.AutoTokenizer.from_pretrained('FOLDER').save_pretrained('FOLDER')" } };
+#define CONVERT "from transformers.integrations.tiktoken import convert_tiktoken_to_fast as c; "
+    static const char needs[] = " (needs the packages tiktoken and blobfile)";
+    static const struct { const char *end, *way, *needs; } others[] = {
+        { "tiktoken.model", CONVERT
+          "c(t.AutoTokenizer.from_pretrained('FOLDER', trust_remote_code=True).model, 'FOLDER')", needs },
+        { ".tiktoken", CONVERT "import tiktoken; c(tiktoken.get_encoding('NAME'), 'FOLDER')", needs },
+        { "tokenizer.model", "t.AutoTokenizer.from_pretrained('FOLDER').save_pretrained('FOLDER')", "" } };
     const size_t n = strlen(path);
-    for (size_t i = 0; i < COUNT(others); i++)
-        if (n >= strlen(others[i].end) && !strcmp(path + n - strlen(others[i].end), others[i].end))
-            return error_set(e, "%.300s: only a tokenizer.json is read. To make one: python3 -c \"import transformers as t; "
-                             "%s\"%s", path, others[i].way,
-                             strstr(others[i].way, "tiktoken") ? " (needs the packages tiktoken and blobfile)" : "");
+    for (size_t i = 0; i < COUNT(others); i++) {
+        const size_t k = strlen(others[i].end);
+        if (n >= k && !strcmp(path + n - k, others[i].end))
+            return error_set(e, "%.300s: only a tokenizer.json is read. To make one: python3 -c \"import transformers "
+                             "as t; %s\"%s", path, others[i].way, others[i].needs);
+    }
     return 1;
 }
 Tokenizer *tokenizer_load(const char *path, Error *e) {

@@ -64,8 +64,8 @@ int unicode_add(CodeSet *out, const char *name, size_t n) {
 }
 
 /* ---- normalization ------------------------------------------------------------------------------
- * Decompose every character fully, order combining marks by class, for form C compose again (Unicode
- * Standard Annex 15). Bytes that are not UTF-8 are represented by codes above Unicode. */
+ * Decompose every character fully, order combining marks by class, and for form C compose again
+ * (Unicode Standard Annex 15). Bytes that are not UTF-8 are represented by codes above Unicode. */
 
 enum { MALFORMED = 0x110000 };
 enum { S_BASE = 0xAC00, L_BASE = 0x1100, V_BASE = 0x1161, T_BASE = 0x11A7, L_COUNT = 19, V_COUNT = 21, T_COUNT = 28 };

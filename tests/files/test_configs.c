@@ -147,6 +147,7 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "jetmoe",  "\"kv_channels\": 4, \"num_key_value_heads\": 1, \"num_local_experts\": 1, \"num_experts_per_tok\": 1",
       "two experts" },
     { "jetmoe",  "\"num_key_value_heads\": 1",                        "kv_channels" },
+    { "minimax_m2", "\"num_key_value_heads\": 4, \"layernorm_mlp_beta\": 2.0", "layernorm_mlp_beta" },
 };
 
 static void refused_configs(void) {
@@ -155,7 +156,8 @@ static void refused_configs(void) {
     static const char *harmless[] = { "\"attention_bias\": false", "\"rope_scaling\": null", "\"sliding_window\": null",
                                       "\"sliding_window\": 64", "\"rope_parameters\": {\"rope_type\": \"default\"}",
                                       "\"quantization_config\": null", "\"hidden_act\": \"silu\"",
-                                      "\"unsloth_version\": \"1\"", "\"logit_softcap\": null", "\"use_mrope\": false" };
+                                      "\"unsloth_version\": \"1\"", "\"logit_softcap\": null", "\"use_mrope\": false",
+                                      "\"is_llama_config\": true" };
     Config c;
     Error e;
     for (size_t i = 0; i < COUNT(wrong); i++) {
