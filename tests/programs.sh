@@ -589,6 +589,10 @@ sed 's/"version":"1.0"/"version": "1.0"/' x5/tokenizer.json > other.json
 expect 4 'other.json is not the tokenizer of the run in x5.*--allow-data-change 1' $train $data -o x5 -y 1 -tk other.json
 expect 0 'run of 60 steps is complete' $train $data -o x5 -y 1 -tk x5/tokenizer.json
 expect 0 "infer_moe 'two words/best' -i" $some -x 2 -o 'two words'
+mv x5/tokenizer_config.json plain.json
+echo '{"additional_special_tokens": ["<extra>"]}' > x5/tokenizer_config.json        # that an older program did not read
+expect 4 'a file beside x5/tokenizer.json names tokens that the run in x5 began without.*--allow-data-change 1' $train $data -o x5 -y 1 -tk x5/tokenizer.json
+mv plain.json x5/tokenizer_config.json
 expect 0 'step   64/64' $train -i page.txt -o x5 -y 1 -x 64 --allow-data-change 1
 ok "the best loss on other data is forgotten" grep -q 'counts no more' "$said"
 ok "and the best weights are those of a step on these" grep -q '^best val loss .* at step 64$' "$said"

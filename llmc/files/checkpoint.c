@@ -274,6 +274,15 @@ int checkpoint_has_tokenizer(const Checkpoint *c, const char *path) {
     return 0;
 }
 
+int checkpoint_has_tokens(const Checkpoint *c, const Tokenizer *t) {
+    FileSum sum;
+    size_t bytes;
+    Error e;
+    const char *text = tokenizer_json(t, &bytes);
+    return !expected_sum(checkpoint_run(c), "tokenizer.json", &sum, &e) || (bytes == sum.bytes
+                                                                             && crc32c(0, text, bytes) == sum.crc);
+}
+
 int checkpoint_load(const Checkpoint *c, Model *m, Optimizer *o, Error *e) {
     char *model = text_format("%s/model.safetensors", c->path);
     char *optimizer = text_format("%s/optimizer.safetensors", c->path);

@@ -98,6 +98,9 @@ const JsonValue *checkpoint_options(const Checkpoint *c);
 Config           checkpoint_config(const Checkpoint *c);
 /* Is this file the tokenizer.json of the run? 0: it is missing or damaged. */
 int  checkpoint_has_tokenizer(const Checkpoint *c, const char *path);
+/* Has it the tokens of the run, no more? Files beside a tokenizer.json may name some (tokenizer.h)
+ * that an older program did not read. */
+int  checkpoint_has_tokens(const Checkpoint *c, const Tokenizer *t);
 int  checkpoint_load(const Checkpoint *c, Model *m, Optimizer *o, Error *e);
 /* After a save that was killed or failed half-way: bring the output folder up to date with the
  * loaded checkpoint. publish: the model at its top. best: best/ should hold the weights of step

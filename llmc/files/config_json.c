@@ -439,7 +439,7 @@ static const struct { int families; const char *key, *what; } refused[] = {
 static const struct { int families; const char *key, *values[2]; } named[] = {
     { GLMS | MMX, "scoring_func", { "sigmoid", NULL } },   { GLMS, "topk_method", { "noaux_tc", NULL } },
     { DOT, "scoring_func", { "sigmoid", "noaux_tc" } },
-    { MMX, "qk_norm_type", { "per_layer", NULL } },
+    { MMX, "qk_norm_type", { "per_layer", NULL } },   { GRA, "position_embedding_type", { "rope", NULL } },
     { DS2, "scoring_func", { "softmax", NULL } },   { DS2, "topk_method", { "greedy", by_groups } },
 };
 /* Keys that are read by their names above; a key in no table may change what a model computes. */

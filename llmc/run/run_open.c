@@ -221,6 +221,11 @@ void run_open_data(Run *r) {
         && tokenizer_vocab(r->tokenizer) != strtol(s->tokenizer, NULL, 10))
         fail(EXIT_USAGE, "-tk %s: the run in %s goes on with its own tokenizer, of %d tokens. Another one needs "
              "a new run (-o)", s->tokenizer, s->out, tokenizer_vocab(r->tokenizer));
+    if (r->from && r->tokenizer && !tokenizer_is_bytes(r->tokenizer) && !s->allow_data
+        && !checkpoint_has_tokens(r->from, r->tokenizer))
+        fail(EXIT_CHECKPOINT, "a file beside %s names tokens that the run in %s began without: an older program did "
+             "not read them. To go on with them: --allow-data-change 1; without them: remove them from that file "
+             "(tokenizer_config.json, special_tokens_map.json or added_tokens.json)", own ? own : s->tokenizer, s->out);
     if (own && !readable && data_is_text(r->data))
         fail(EXIT_INPUT, "%s. Encode the text with its own program and train on the tokens (*.bin), or name another "
              "tokenizer (-tk)", why.text);

@@ -147,6 +147,7 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "jetmoe",  "\"kv_channels\": 4, \"num_key_value_heads\": 1, \"num_local_experts\": 1, \"num_experts_per_tok\": 1",
       "two experts" },
     { "jetmoe",  "\"num_key_value_heads\": 1",                        "kv_channels" },
+    { "granitemoe", "\"num_local_experts\": 4, \"position_embedding_type\": \"nope\"", "position_embedding_type" },
     { "minimax_m2", "\"num_key_value_heads\": 4, \"layernorm_mlp_beta\": 2.0", "layernorm_mlp_beta" },
 };
 
