@@ -138,7 +138,10 @@ static int between_steps(Run *r) {
     Progress *p = &r->progress;
     if (r->takes_signals) requests_step(0);
     group_phase(r->parallel.group, "work between steps", 0);
+    int64_t every;
     p->unvalidated = validates(r, p->step) && !run_validate(r);
+    if (!p->unvalidated && run_short_batches(r, &every) && (validates(r, p->step) || p->step % every == 0))
+        run_validate_short(r, !validates(r, p->step));
     if (shows_sample(r, p->step) && !p->unvalidated) run_show_sample(r);
     run_report(r);
     const double taken = r->takes_signals && !r->dev->is_gpu && !r->saves.under_way ? threads_follow_load() : 0;

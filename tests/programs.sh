@@ -111,6 +111,11 @@ run="$some -d 256 -x 60"                # about 2 ms a step
 slow="$some -d 2560 -x 60"              # about 20 ms a step: long enough to be interrupted
 
 expect 0 'fingerprint' $run -o whole -n 20
+expect 0 'fingerprint' $run -o short -n 20 -vs 20
+ok "short validations change no weight" [ -n "$(fingerprint short)" -a "$(fingerprint short)" = "$(fingerprint whole)" ]
+ok "there are twenty, and one with each validation" [ "$(grep -c '"event": "val_short", "step": [0-9]*, "loss": [0-9.]*, "tokens": 64' short/log.jsonl)" = 22 ]
+ok "with loads of experts, once a step" [ "$(grep -c '"event": "load"' short/log.jsonl)" = 22 -a "$(grep -c val_short whole/log.jsonl)" = 0 ]
+rm -rf short
 ok "the last line suggests a prompt from the text" grep -q "to generate text:.*infer_moe whole/best -i ." "$said"
 ok "steps without z-scores have no sign of them" sh -c '! grep -q "z)" "$0"' "$said"
 ok "the table has what was given or chosen" sh -c 'grep -q "  -b .*2  (given)" "$0" && grep -q "  -lr\|  -l " "$0" && ! grep -q "  -nk " "$0"' "$said"

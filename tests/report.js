@@ -117,13 +117,73 @@ async function test_zoom(p) {
     p.key('loss', 'Escape');
     check(!p.tip(), 'Escape ends the cursor');
 }
-function log_of(vals, more, steps) {
-    const lines = [JSON.stringify({ event: 'start', model: 'm4', options: { out: 'x', lr: 0.5, ...more } })];
+function log_of(vals, more, steps, losses, events) {
+    const lines = [JSON.stringify({ event: 'start', model: 'm4', data: 'd', val_tokens: 9, options: { out: 'x', lr: 0.5, ...more } })];
     for (let s = 1; s <= (steps || 800); s++) {
-        lines.push(JSON.stringify({ event: 'step', step: s, loss: 5 - 4 * s / 800, lr: 1e-3, norm: 1, ms: 100, tok_s: 5000 }));
+        lines.push(JSON.stringify({ event: 'step', step: s, loss: losses ? losses(s) : 5 - 4 * s / 800, lr: 1e-3, norm: 1, ms: 100, tok_s: 5000 }));
         if (s % 50 === 0) lines.push(JSON.stringify({ event: 'val', step: s, loss: vals(s) }));
     }
-    return lines.join('\n') + '\n';
+    return lines.concat((events || []).map(e => JSON.stringify(e))).join('\n') + '\n';
+}
+// The verdict of the report on another run, which is removed again.
+async function verdict_of(p, ...log) {
+    await p.drop([['w.jsonl', log_of(...log)]]);
+    const words = [...p.d.querySelectorAll('#verdict li')].map(li => li.textContent).filter(t => t.startsWith('w: ')).join(' ');
+    p.d.querySelector('#runs tr:last-child button').click();
+    return words;
+}
+async function test_verdicts(p) {
+    const is = async (pattern, what, ...log) => { const v = await verdict_of(p, ...log); check(pattern.test(v), 'verdict: ' + what + ': ' + v); };
+    await is(/^w: Diverged at step 700: the training loss is now 529; it began at 4.99/, 'diverged, an older log', s => 3, {}, 800, s => s < 700 ? 5 - s / 400 : 529);
+    await is(/^w: Diverged at step 650/, 'diverged, as the trainer says', s => 4.5, {}, 800, s => s < 640 ? 5 - s / 400 : 4.9,
+             [{ event: 'diverged', step: 650, loss: 4.9 }]);
+    await is(/^w: (Still|Plateau)/, 'recovered', s => 3, {}, 800, s => s > 200 && s < 260 ? 9 : 5 - s / 400,
+             [{ event: 'diverged', step: 216 }, { event: 'recovered', step: 276 }]);
+    await is(/^w: Memorized: the training loss is 0.0.*, the validation loss 5, after 2 at step 200/, 'memorized', s => s < 200 ? 3 : s === 200 ? 2 : 5, {}, 800,
+             s => Math.max(0.01, 5 - s / 100));
+    await is(/^w: Memorized/, 'memorized before the second validation', s => s > 700 ? 4 : NaN, {}, 800, s => Math.max(0.01, 5 - s / 100));
+    await is(/^w: One batch/, '-a 1', s => 5, { overfit: 1 }, 800, s => Math.max(0.01, 5 - s / 100));
+    await is(/^w: Plateau: .* less than it varies/, 'a plateau with noise', s => 3 + (s % 100 ? 0.1 : 0) - s / 20000);
+    await is(/^w: Still falling: .* still above the 3 of step 50/, 'lost and being won back', s => s === 50 ? 3 : 5 - s / 800);
+    await is(/^w: Not a number/, 'not a number', s => 3, {}, 800, s => s < 790 ? 3 : null);
+}
+// What the page saves, when this is clicked.
+async function saved_by(p, id) {
+    let blob = null, name = '';
+    const make = p.w.URL.createObjectURL, click = p.w.HTMLAnchorElement.prototype.click;
+    p.w.URL.createObjectURL = b => { blob = b; return '#'; };
+    p.w.HTMLAnchorElement.prototype.click = function () { name = this.download; };
+    p.$(id).click();
+    p.w.URL.createObjectURL = make;
+    p.w.HTMLAnchorElement.prototype.click = click;
+    let content = null;
+    blob.text().then(t => { content = t; });
+    for (let i = 0; i < 500 && content === null; i++) { read_now(); await wait(2); }
+    return { name, content: content || '' };
+}
+async function test_export(p) {
+    const picture = await saved_by(p, 'save-loss'), doc = new DOMParser().parseFromString(picture.content, 'image/svg+xml');
+    check(picture.name === 'one-loss.svg' && doc.documentElement.nodeName === 'svg' && !doc.querySelector('parsererror') &&
+          [...doc.querySelectorAll('path')].some(e => /^rgb/.test(e.getAttribute('stroke')) && e.getAttribute('d').length > 200) &&
+          !/var\(|class=/.test(picture.content) && doc.querySelector('text').textContent === 'loss: one', 'a chart is saved as a picture that stands alone');
+    const table = (await saved_by(p, 'save-csv')), lines = table.content.trim().split('\n'), vals = lines.filter(l => l.startsWith('one,val,'));
+    check(table.name === 'one.csv' && lines[0] === 'run,curve,step,tokens,seconds,value,lowest,highest' &&
+          vals.length === p.data.curves.val.x.length && Number(vals[0].split(',')[5]) === p.data.curves.val.y[0], 'curves are saved as a table');
+}
+async function test_sweep(p) {
+    await p.drop([['x.jsonl', log_of(s => 3)]]);
+    await p.drop([['log.jsonl', given.log]]);
+    check(p.$('sweep').hidden && /do not compare/.test(p.$('compared').textContent) && !p.d.querySelector('#runs .winner'),
+          'runs on other tokens are not ranked');
+    p.d.querySelector('#runs tr:nth-child(3) button').click();
+    check(p.$('sweep').hidden && !p.$('compared').textContent && p.d.querySelectorAll('#runs .winner').length === 1, 'runs on the same tokens are');
+    await p.drop([['three.jsonl', given.log.replace('"lr": 0.01,', '"lr": 0.05,')]]);
+    check(!p.$('sweep').hidden && p.$('sweep-by').value === 'lr' && p.d.querySelectorAll('#sweep-chart circle').length === 3 &&
+          /^Lowest at lr 0.0/.test(p.$('sweep-says').textContent), 'a sweep: the best loss over the rate: ' + p.$('sweep-says').textContent);
+    check([...p.d.querySelectorAll('#chart-loss [data-line="loss val_short 1"]')].length === 1, 'short validations are drawn');
+    check((await saved_by(p, 'save-sweep')).content.includes('<circle'), 'and saved as a picture');
+    for (let i = 0; i < 2; i++) p.d.querySelector('#runs tr:last-child button').click();
+    check(p.$('sweep').hidden, 'and goes with the runs');
 }
 async function test_compare(p) {
     const evil = '<img src=x onerror="parent.ran=1">';
@@ -146,13 +206,18 @@ async function test_compare(p) {
     check(/f: Still falling: the validation loss fell by 0.6/.test(p.$('verdict').textContent), 'verdict: still falling');
     p.d.querySelector('#runs tr:last-child button').click();
     await p.drop([['g.jsonl', log_of(s => 3 + 2 * Math.exp(-s / 50))]]);
-    check(/g: Has levelled off/.test(p.$('verdict').textContent), 'verdict: levelled off');
+    check(/g: Plateau/.test(p.$('verdict').textContent), 'verdict: levelled off');
     p.d.querySelector('#runs tr:last-child button').click();
     check(!window.ran, 'nothing from outside ran');
 }
 function test_rest(p) {
-    const rows = [...p.d.querySelectorAll('#settings tr')], row = name => rows.find(tr => tr.cells[0].textContent === name);
-    check(row('lr').textContent.includes('given') && !row('beta1').textContent.includes('given'), 'settings that were given are marked');
+    const row = name => [...p.d.querySelectorAll('#settings tr')].find(tr => tr.cells[0].textContent === name);
+    check(row('lr').textContent.includes('given') && row('optimizer') && !row('beta1') && !row('recompute'), 'settings that matter are shown');
+    p.$('all-settings').click();
+    check(row('beta1') && !row('beta1').textContent.includes('given') && row('recompute').cells[1].textContent === 'auto' &&
+          row('val-batches').cells[1].textContent === 'all', 'all of them on request, in words');
+    p.$('all-settings').click();
+    check(p.d.querySelector('h1').textContent === 'one' && p.$('machine').textContent.includes(p.data.start.model), 'the title is the name of the run');
     check(p.d.querySelectorAll('#samples pre').length === p.data.samples.list.length &&
             p.d.querySelector('#samples pre').textContent === p.data.samples.list[0].text, 'samples');
     const machine = p.$('machine').textContent;
@@ -174,6 +239,9 @@ function test_rest(p) {
         await test_zoom(p);
         test_rest(p);
         await test_compare(p);
+        await test_verdicts(p);
+        await test_sweep(p);
+        await test_export(p);
         p.frame.remove();
         const phone = await open_page(given.page, 360);
         check(phone.d.documentElement.scrollWidth <= 360, 'a page of 360 pixels is not clipped: ' + phone.d.documentElement.scrollWidth);

@@ -19,9 +19,9 @@ browse 100 "$work/try.html" | grep -q '>42<' || skipped "$browser does not start
 
 cat "$root"/llmc/base/*.c | head -c 60000 > "$work/text.txt"
 cd "$work" || exit 1
-train() { OMP_NUM_THREADS=1 "$root/train_moe" -i text.txt -e m1:c32h2e4k2f32a2x1 -b 2 -t 32 -v 10 -s 30 -g 40 "$@" > said 2>&1 || { tail -2 said; echo "FAIL report    no run"; echo "0 passed, 1 failed"; exit 1; }; }
-train -x 60 -l 2e-3 -o one
-train -x 40 -l 1e-2 -o two
+train() { OMP_NUM_THREADS=1 "$root/train_moe" -i text.txt -e m1:c32h2e4k2f32a2x1 -b 2 -t 32 -s 30 -g 40 "$@" > said 2>&1 || { tail -2 said; echo "FAIL report    no run"; echo "0 passed, 1 failed"; exit 1; }; }
+train -x 60 -l 2e-3 -v 10 -o one
+train -x 40 -l 1e-2 -v 40 -vs 20 -o two                 # with short validations
 
 # A text as a string of JavaScript that cannot end the script around it.
 string() { sed -e 's/[\\"]/\\&/g' -e 's/</\\u003c/g' -e 's/$/\\n\\/' "$1"; }

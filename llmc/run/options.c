@@ -351,18 +351,24 @@ static void usual_value(const Option *row, char *text, size_t capacity) {
     must_set(&alone, &field, row->init);
     option_value(&alone, &field, text, capacity);
 }
+/* Was it given, has it another value than the default, or is it one of `always` (NULL: all are)? */
+static int matters(Options o, int i, const char *const *always) {
+    char value[256], usual[256];
+    int shown = !always || o.given[i];
+    for (int k = 0; !shown && always[k]; k++) shown = !strcmp(o.rows[i].letter, always[k]);
+    option_value(&o.rows[i], o.settings, value, sizeof value);
+    usual_value(&o.rows[i], usual, sizeof usual);
+    return shown || strcmp(value, usual);
+}
 void options_print(Options o, const char *const *always) {
     const char *group = "";
     for (int i = 0; i < o.count; i++) {
         const Option *row = &o.rows[i];
-        char value[256], usual[256];
-        int shown = !always || o.given[i];
-        option_value(row, o.settings, value, sizeof value);
-        usual_value(row, usual, sizeof usual);
-        for (int k = 0; !shown && always[k]; k++) shown = !strcmp(row->letter, always[k]);
-        if (!shown && !strcmp(value, usual)) continue;
+        char value[256];
+        if (!matters(o, i, always)) continue;
         if (!*group || (!always && strcmp(group, row->group))) printf("| %s\n", always ? "settings" : row->group);
         group = row->group;
+        option_value(row, o.settings, value, sizeof value);
         text_print(stdout, "|   -%-3s %-15s | %s%s\n", row->letter, row->name, *value ? value : "-",
                    o.given[i] ? "  (given)" : "");
     }
@@ -381,9 +387,11 @@ void options_json(Options o, Text *out) {
     }
     text_add(out, "}");
 }
-void options_given_json(Options o, Text *out) {
+void options_names_json(Options o, const char *const *always, Text *out) {
     int n = 0;
     text_add(out, "[");
-    for (int i = 0; i < o.count; i++) if (o.given[i]) text_add(out, "%s\"%s\"", n++ ? ", " : "", o.rows[i].name);
+    for (int i = 0; i < o.count; i++)
+        if (always ? matters(o, i, always) : o.given[i] != 0)
+            text_add(out, "%s\"%s\"", n++ ? ", " : "", o.rows[i].name);
     text_add(out, "]");
 }

@@ -55,6 +55,6 @@ int  option_given(Options o, const char *letter);
  * another value than the table's default, and these letters, which end with NULL. */
 void options_print(Options o, const char *const *always);
 void options_json(Options o, Text *out);             /* {"name": value, ...} */
-void options_given_json(Options o, Text *out);       /* ["name", ...] of those that the user gave */
+void options_names_json(Options o, const char *const *always, Text *out);   /* ["name", ...] of these; NULL: given */
 void option_value(const Option *option, const void *settings, char *text, size_t capacity);    /* as a user writes it */
 #endif

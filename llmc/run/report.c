@@ -58,9 +58,11 @@ typedef struct {
     double *step;                                                    /* [capacity] of the last event in a column */
 } Heat;
 
-enum { LOSS, VALIDATION, RATE, NORM, BALANCE, ATTENTION_BALANCE, MAX_LOAD, SPEED, Z_LOSS, DEAD, TIME, CURVES };
+enum { LOSS, VALIDATION, VALIDATION_SHORT, RATE, NORM, BALANCE, ATTENTION_BALANCE, MAX_LOAD, SPEED, Z_LOSS, DEAD, TIME,
+       CURVES };
 static const struct { const char *event, *key, *name; } curves[CURVES] = {       /* name: in the page's data */
     [LOSS]     = { "step", "loss", "loss" },          [VALIDATION] = { "val", "loss", "val" },
+    [VALIDATION_SHORT] = { "val_short", "loss", "val_short" },
     [RATE]     = { "step", "lr", "lr" },              [NORM]   = { "step", "norm", "norm" },
     [BALANCE]  = { "step", "balance", "balance" },    [ATTENTION_BALANCE] = { "step", "att_balance", "att_balance" },
     [MAX_LOAD] = { "step", "max_load", "max_load" },  [SPEED]  = { "step", "tok_s", "tok_s" },
@@ -76,7 +78,8 @@ typedef struct {                                /* what the second pass has foun
     Heat    heat;
     List    samples, warnings;
     double  last_step, seconds, validation_seconds, peak_memory, tokens, loss, best, best_step, best_bits,
-                resume[RESUMES];
+                diverged,               /* at this step; NAN: not, or recovered */
+            short_tokens, resume[RESUMES];
     int64_t resumes;
 } Summary;
 struct Report {
@@ -227,6 +230,21 @@ static int take_val(Summary *r, Json *doc, double step) {
     }
     return 0;
 }
+static int take_val_short(Summary *r, Json *doc, double step) {
+    if (step >= 0) take_curves(r, json_root(doc), step, "val_short");
+    r->short_tokens = number(json_root(doc), "tokens");
+    return 0;
+}
+static int take_diverged(Summary *r, Json *doc, double step) {
+    (void)doc;
+    r->diverged = step;
+    return 0;
+}
+static int take_recovered(Summary *r, Json *doc, double step) {
+    (void)doc, (void)step;
+    r->diverged = NAN;
+    return 0;
+}
 static int take_usage(Summary *r, Json *doc, double step) {
     const double seconds = number(json_root(doc), "validation_seconds"), memory = number(json_root(doc), "peak_memory");
     if (step >= 0 && seconds >= 0 && seconds <= 1e9) r->validation_seconds += seconds;
@@ -333,6 +351,7 @@ static int take_load(Summary *r, Json *doc, double step) {
 
 static const struct { const char *name; int (*take)(Summary *r, Json *doc, double step); int can_be_void; } events[] = {
     { "start", take_start, 0 }, { "resume", take_resume, 0 }, { "step", take_step, 1 }, { "val", take_val, 1 },
+    { "val_short", take_val_short, 1 }, { "diverged", take_diverged, 1 }, { "recovered", take_recovered, 1 },
     { "load", take_load, 1 }, { "usage", take_usage, 1 }, { "sample", take_sample, 1 }, { "warning", take_warning, 0 },
     { "skip", take_skip, 0 }, { "end", take_end, 0 }, };
 
@@ -373,7 +392,8 @@ static void summary_free(Summary *r) {
     json_free(r->end);
 }
 static void summary_start(Summary *r) {
-    *r = (Summary){ .last_step = -1, .loss = NAN, .best = NAN, .best_bits = NAN, .peak_memory = NAN };
+    *r = (Summary){ .last_step = -1, .loss = NAN, .best = NAN, .best_bits = NAN, .peak_memory = NAN,
+                     .diverged = NAN, .short_tokens = NAN };
 }
 
 /* One pass over the whole lines from r->read on, or, second, up to the line where the first pass
@@ -495,7 +515,8 @@ static void add_data(Text *t, const Summary *r, double every) {
     const struct { const char *name; double x; } totals[] = {
         { "step", r->last_step }, { "seconds", r->seconds }, { "validation_seconds", r->validation_seconds },
         { "peak_memory", r->peak_memory }, { "tokens", r->tokens }, { "last_loss", r->loss }, { "best", r->best },
-        { "best_step", r->best_step }, { "best_bits", r->best_bits }, };
+        { "best_step", r->best_step }, { "best_bits", r->best_bits },
+        { "diverged", r->diverged }, { "short_tokens", r->short_tokens }, };
     text_add_string(t, "{");
     add_member(t, "every", live ? every : 0);           /* seconds from one page to the next; 0: this is the last one */
     add_member(t, "written", live ? (double)time(NULL) : 0);

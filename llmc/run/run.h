@@ -91,6 +91,8 @@ void run_follow_course(Run *r, const StepStats *t);
 double run_chance(const Run *r);                    /* the loss of guessing, in nats: ln of the vocabulary */
 void run_bad_step(Run *r, const StepStats *t, int tensor);  /* of a gradient that is not finite; fails after too many */
 double run_seconds_left(const Run *r, int64_t step);  /* after `step`: of the steps and the validations that are left */
+void run_validate_short(Run *r, int loads);     /* for the report, with loads; only if run_short_batches */
+int64_t run_short_batches(const Run *r, int64_t *every);    /* of a short validation; every: its interval. 0: none */
 int  run_validate(Run *r);                      /* saves the best weights; 0: a request to stop came before the end */
 void run_show_sample(Run *r);
 void run_report(Run *r);                                    /* renews report.html every few seconds */

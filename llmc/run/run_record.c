@@ -44,13 +44,15 @@ static void add_session(Run *r, Text *e) {
     const time_t t = time(NULL);
     strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime(&t));
     char *command = command_line(r->arguments), *machine = machine_name();
-    Text given = { 0 };
+    Text given = { 0 }, shown = { 0 };
     settings_given_json(&r->s, &given);
+    settings_shown_json(&r->s, &shown);
     add_string(e, "time", when);
     add_string(e, "version", MOE_VERSION);
     add_string(e, "device", r->dev->name);
     add_string(e, "command", command);
     event_json(e, "given", given.at);
+    event_json(e, "shown", shown.at);
     add_string(e, "machine", machine);
     event_int(e, "cores", sysconf(_SC_NPROCESSORS_ONLN));
     event_double(e, "memory", (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE));
@@ -58,7 +60,7 @@ static void add_session(Run *r, Text *e) {
     event_int(e, "ranks", r->parallel.ranks);
     free(command);
     free(machine);
-    free(given.at);
+    free_each(given.at, shown.at);
 }
 double run_peak_memory(void) {                                        /* of this process, in bytes */
     struct rusage use;
@@ -79,6 +81,7 @@ static Text start_event(Run *r) {
     add_string(&e, "model", descriptor);
     add_string(&e, "family", family_name(config_family(&r->config)));
     event_int(&e, "parameters", (int64_t)total);
+    event_int(&e, "vocabulary", config_ids(&r->config));
     event_int(&e, "active", (int64_t)config_active(&r->config, total));
     add_string(&e, "data", data_description(r->data));
     event_json(&e, "fallback", data_is_fallback(r->data) ? "true" : "false");

@@ -69,13 +69,13 @@ static void add_loads(const Model *m, int *load) {
 /* Sums the losses, the targets and the loads over this rank's part of the validation batches. Of
  * sharded weights all ranks gather every range for each round of batches, also those that have no
  * batch left. 0: a request to stop came before the end. */
-static int validation_sums(Run *r, double *total, double *count, int *load) {
+static int validation_sums(Run *r, int64_t batches, double *total, double *count, int *load) {
     const Settings *s = &r->s;
     Model *m = &r->model;
     Error e;
     Meter meter;
     double sum;
-    const int64_t batches = validation_batches(r), ranks = r->parallel.ranks, rounds = (batches + ranks - 1) / ranks;
+    const int64_t ranks = r->parallel.ranks, rounds = (batches + ranks - 1) / ranks;
     const int N = s->batch * s->seq, together = m->dp.level >= 3;
     int stops = 0;
     meter_begin(&meter, r->leads, "validating", rounds, "batches");
@@ -101,16 +101,16 @@ static int validation_sums(Run *r, double *total, double *count, int *load) {
     return !stops && !requests_stopping();
 }
 
-/* The mean loss per token over the validation batches, which are split across the ranks. Leaves the
+/* The mean loss per token over these first batches, which are split across the ranks. Leaves the
  * loads of all of them in ResultBuffers.load. 0: interrupted. */
-static int validation_loss(Run *r, double *loss, double *tokens) {
+static int validation_loss(Run *r, int64_t batches, double *loss, double *tokens) {
     Model *m = &r->model;
     const size_t loads = router_offset(m, m->routers);
     int *load = mem_alloc(loads * sizeof *load);
     double total = 0, count = 0;
     m->dropout = 0;
     m->rounds = m->fp8 = 0;
-    const int stopped = !validation_sums(r, &total, &count, load);
+    const int stopped = !validation_sums(r, batches, &total, &count, load);
     m->dev->upload(m->dp.own_load, load, loads * sizeof *load);
     free(load);
     parallel_sum_loads(m);
@@ -141,13 +141,22 @@ static void forget_other_best(Run *r, int64_t tokens) {
              (long long)p->best.length, p->best.loss);
     p->best.step = -1;
 }
+/* Those that validation_loss left. */
+static void show_loads(Run *r, int on_terminal) {
+    const Model *m = &r->model;
+    if (!m->routers || !r->leads) return;
+    const size_t loads = router_offset(m, m->routers);
+    int *load = mem_alloc(loads * sizeof *load);
+    m->dev->download(load, m->results.load, loads * sizeof *load);
+    log_loads(&r->log, r->progress.step, m, load, on_terminal);
+    free(load);
+}
 int run_validate(Run *r) {
     const double start = now();
-    Model *m = &r->model;
     Progress *p = &r->progress;
     if (r->config.rounding && p->step > r->first_step) show_tile_waste(r);
     double loss, used;
-    if (!validation_loss(r, &loss, &used)) return 0;
+    if (!validation_loss(r, validation_batches(r), &loss, &used)) return 0;
     r->validated = now() - start;
     if (used <= 0) return 1;
     const double bytes = (double)data_bytes(r->data, DATA_VALIDATION),
@@ -166,14 +175,32 @@ int run_validate(Run *r) {
         .step = p->step, .loss = loss, .bits_per_byte = bytes > 0 ? loss * tokens / bytes / log(2) : 0,
         .best = p->best.loss, .best_step = p->best.step });
     log_usage(r, now() - start);
-    if (m->routers && r->leads) {
-        const size_t loads = router_offset(m, m->routers);
-        int *load = mem_alloc(loads * sizeof *load);
-        m->dev->download(load, m->results.load, loads * sizeof *load);
-        log_loads(&r->log, p->step, m, load, r->s.show_loads);
-        free(load);
-    }
+    show_loads(r, r->s.show_loads);
     return 1;
+}
+
+/* A forward pass over a token is a third of a step's work. As many as were asked for, or fewer, so
+ * that each has a batch. */
+int64_t run_short_batches(const Run *r, int64_t *every) {
+    const Settings *s = &r->s;
+    const int64_t all = validation_batches(r), batch = (int64_t)s->batch * s->seq;
+    const double step = 0.03 * 3 * (double)tokens_per_step(r);          /* tokens for a step of the interval */
+    *every = s->val_short ? s->steps / s->val_short : 0;
+    const int64_t least = (int64_t)ceil((double)batch / step),
+        batches = (int64_t)(step * (double)*every / (double)batch);
+    if (s->val_short && *every < least) *every = least;
+    return *every < 1 || *every >= s->val_every ? 0 : batches < 1 ? 1 : batches < all ? batches : all;
+}
+void run_validate_short(Run *r, int loads) {
+    int64_t every, batches = run_short_batches(r, &every);
+    double loss, used;
+    if (!validation_loss(r, batches, &loss, &used) || used <= 0) return;
+    Text e = event("val_short");
+    event_int(&e, "step", r->progress.step);
+    event_double(&e, "loss", loss);
+    event_int(&e, "tokens", (int64_t)used);
+    log_event(&r->log, &e);
+    if (loads) show_loads(r, 0);
 }
 
 /* From what begins a text: its token, one that ends a text before it, or a new line. */

@@ -126,6 +126,9 @@ static const Option options[] = {
       "steps between validations" },
     { "reports",   "m",  "val-batches",      OPTION_LONG,  AT(val_batches),   "-1",                  -1,   1e12,  NULL,
       "batches per validation, from the beginning of the split; -1: the whole split, the default unless it is long" },
+    { "reports",   "vs", "val-short",        OPTION_INT,   AT(val_short),     "20",                  0,    1000,  NULL,
+      "short validations of a run, between those of -v: of the first tokens of the split, as many as cost 3 % of the "
+      "time; their losses and loads are for the report. 0, the default where -v is given: none" },
     { "reports",   "s",  "sample-every",     OPTION_LONG,  AT(sample_every),  "150",                 0,    1e12,  NULL,
       "steps between text samples; 0: none" },
     { "reports",   "g",  "sample-length",    OPTION_INT,   AT(sample_length), "256",                 1,    1e6,   NULL,
@@ -225,8 +228,8 @@ static Options table(const Settings *s) { return (Options){ options, SETTINGS, (
 
 void settings_parse(Settings *s, int argc, char **argv) { options_parse(table(s), argc, argv, usage, NULL, 0); }
 int  settings_given(const Settings *s, const char *letter) { return option_given(table(s), letter); }
+static const char *const always[] = { "i", "e", "o", "b", "t", "x", "l", "wo", NULL };
 void settings_print(const Settings *s) {
-    static const char *const always[] = { "i", "e", "o", "b", "t", "x", "l", "wo", NULL };
     options_print(table(s), s->show_all ? NULL : always);
     if (!s->show_all) printf("|   all %d with -as 1%s\n", SETTINGS, s->steps ? ", and in OUT/settings.txt" : "");
 }
@@ -246,7 +249,12 @@ void settings_write(const Settings *s, Text *out) {
     }
     options_write((Options){ kept, n, (void *)s, NULL, NULL }, out);
 }
-void settings_given_json(const Settings *s, Text *out) { options_given_json(table(s), out); }
+void settings_given_json(const Settings *s, Text *out) { options_names_json(table(s), NULL, out); }
+void settings_shown_json(const Settings *s, Text *out) {
+    Options kept = table(s);
+    kept.count = kept_options();
+    options_names_json(kept, always, out);
+}
 
 /* Settings of one invocation: not restored from the run that is resumed. */
 static const char *const not_restored[] = { "out", "resume", "resume-step", "allow-run-change",
@@ -296,6 +304,7 @@ void settings_suit(Settings *s, int gpu, int64_t tokens) {
         { "l",  "4e-3",  "4e-3",  "4e-3" },     { "wm", "0.9",   "0.9",   "0.9" },
         { "wp", "1",     "1",     "2" }, };
     const int large = tokens >= LARGE_TEXT;
+    if (settings_given(s, "v")) options_default(table(s), "vs", "0");
     for (size_t i = 0; i < sizeof defaults / sizeof *defaults && (gpu || large); i++)
         options_default(table(s), defaults[i].letter,
                         !large ? defaults[i].small_gpu : gpu ? defaults[i].large_gpu : defaults[i].large_cpu);

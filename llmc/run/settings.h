@@ -9,7 +9,7 @@
 #include "llmc/model/schedule.h"
 #include "options.h"
 
-enum { SETTINGS = 82 };
+enum { SETTINGS = 83 };
 /* Values of choices, in the order of their words in the table. */
 typedef enum { ADAMW, MUON } Updates;
 typedef enum { DECAY_PLAIN, DECAY_CAUTIOUS, DECAY_SQUARED } DecayKind;
@@ -42,7 +42,7 @@ typedef struct {
     BiasLaw     bias_law;
     int         rounding, forced;           /* rounding 1: nearest */
     int64_t     val_every, val_batches, sample_every;
-    int         sample_length, show_loads;
+    int         val_short, sample_length, show_loads;
     int64_t     save_every, major;
     float       save_seconds, shard;
     int         keep, keep_best;
@@ -72,6 +72,7 @@ void settings_print(const Settings *s);         /* what was given or chosen, and
 void settings_json(const Settings *s, Text *out);
 void settings_write(const Settings *s, Text *out);      /* those for -cf, less those of one invocation (-o, -y, ...) */
 void settings_given_json(const Settings *s, Text *out);         /* the names of those that the user gave */
+void settings_shown_json(const Settings *s, Text *out);         /* of those that settings_print shows */
 int  settings_restore(Settings *s, const JsonValue *saved, Error *e); /* 0: one is unknown or invalid: s unchanged */
 MuonOptions settings_muon(const Settings *s);                   /* of -wo, -wm and -wp */
 #endif

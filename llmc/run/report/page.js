@@ -77,7 +77,7 @@ function data_of_log(log) {
     const keys = { loss: 'loss', lr: 'lr', norm: 'norm', balance: 'balance', att_balance: 'att_balance', max_load: 'max_load',
                    tok_s: 'tok_s', z: 'z', dead: 'dead', ms: 'ms' };
     const data = { start: null, resumed: null, end: null, step: -1, seconds: 0, curves: {}, best: null };
-    let steps = [], vals = [];
+    let steps = [], vals = [], shorts = [];
     for (const line of log.split('\n')) {
         let o;
         try { o = JSON.parse(line); } catch (e) { continue; }
@@ -87,9 +87,13 @@ function data_of_log(log) {
         if (o.event === 'end') data.end = o;
         const back = o.event === 'resume' ? o.step + 1 : o.event === 'step' ? o.step : Infinity;
         while (steps.length && steps[steps.length - 1].step >= back) steps.pop();
-        while (vals.length && vals[vals.length - 1].step >= back) vals.pop();
+        for (const list of [vals, shorts]) while (list.length && list[list.length - 1].step >= back) list.pop();
+        if (data.diverged >= back) data.diverged = null;
         if (o.event === 'step' && finite(o.step)) steps.push(o);
         if (o.event === 'val' && finite(o.step)) vals.push(o);
+        if (o.event === 'val_short' && finite(o.step)) shorts.push(o);
+        if (o.event === 'diverged') data.diverged = o.step;
+        if (o.event === 'recovered') data.diverged = null;
     }
     if (!data.start && !steps.length) throw new Error('it has no events of a run');
     const stride = Math.ceil(steps.length / 1024) || 1, groups = [];
@@ -106,7 +110,9 @@ function data_of_log(log) {
         if (stride === 1) c.low = c.high = undefined;
         if (c.y.some(v => v)) data.curves[key] = c;
     }
-    if (vals.length) data.curves.val = { stride: 1, x: vals.map(o => o.step), y: vals.map(o => o.loss) };
+    for (const [key, list] of [['val', vals], ['val_short', shorts]])
+        if (list.length) data.curves[key] = { stride: 1, x: list.map(o => o.step), y: list.map(o => o.loss) };
+    if (shorts.length) data.short_tokens = shorts[shorts.length - 1].tokens;
     for (const o of vals) if (finite(o.loss) && (data.best === null || o.loss < data.best)) {
         data.best = o.loss;
         data.best_step = o.step;
@@ -126,7 +132,7 @@ function data_of_file(content) {
 // ---- what the reader has chosen, which survives that the page loads itself again
 
 const place = 'report ' + location.pathname;
-const state = { smoothing: 0.6, across: 'step', log_x: false, loss_axis: 'fit', range: null, hidden: {}, cursor: null, given: false,
+const state = { smoothing: 0.6, across: 'step', log_x: false, loss_axis: 'fit', range: null, hidden: {}, cursor: null, all: false,
                 theme: null, others: [], scroll: 0, focus: '', column: null };
 try { Object.assign(state, JSON.parse(sessionStorage.getItem(place))); } catch (e) { /* a browser that keeps nothing */ }
 function keep() {
@@ -157,37 +163,62 @@ function recent(c, part) {                              // the mean of the last 
     const p = points(c);
     return p.length ? mean(p.slice(-Math.max(1, Math.round(part * p.length))).map(q => q[1])) : NaN;
 }
-// The slope of a straight line through the last third of a validation curve, as loss that is lost over that third.
+// The straight line through the last third of a curve: the loss that is lost over that third, and twice its standard error.
 function falls(p) {
     const q = p.slice(-Math.max(3, Math.ceil(p.length / 3))), n = q.length;
     if (n < 3) return null;
-    const mx = mean(q.map(v => v[0])), my = mean(q.map(v => v[1]));
-    const slope = q.reduce((s, v) => s + (v[0] - mx) * (v[1] - my), 0) / (q.reduce((s, v) => s + (v[0] - mx) ** 2, 0) || 1);
-    return { by: -slope * (q[n - 1][0] - q[0][0]), steps: q[n - 1][0] - q[0][0], at: my };
+    const mx = mean(q.map(v => v[0])), my = mean(q.map(v => v[1])), over = q[n - 1][0] - q[0][0];
+    const spread = q.reduce((s, v) => s + (v[0] - mx) ** 2, 0) || 1;
+    const slope = q.reduce((s, v) => s + (v[0] - mx) * (v[1] - my), 0) / spread;
+    const rest = q.reduce((s, v) => s + (v[1] - my - slope * (v[0] - mx)) ** 2, 0) / Math.max(1, n - 2);
+    return { by: -slope * over, noise: 2 * Math.sqrt(rest / spread) * over, steps: over, at: my };
+}
+const sinks = f => f !== null && f.by > Math.max(0.01 * f.at, f.noise);
+// Where the run lost what it had learned: as the trainer says, or, in older logs, by the trainer's rule (progress.h): the loss is back
+// half of the way from its lowest to the first, at least 1 nat; or above the first and that of guessing.
+function diverged(run) {
+    const p = points(run.curves.loss), d = run.data;
+    if (finite(d.diverged) && d.diverged >= 0) return { step: d.diverged, at: recent(run.curves.loss, 0.05) };
+    if (p.length < 8 || d.diverged === null || run.start.vocabulary) return null;
+    const means = p.slice(0, -2).map((q, i) => (q[1] + p[i + 1][1] + p[i + 2][1]) / 3), lowest = Math.min(...means);
+    const top = Math.max(p[0][1], Math.log(run.start.vocabulary || 2)), above = top + Math.max(0.5, top / 10);
+    const bound = Math.min(above, lowest + Math.max(1, (p[0][1] - lowest) / 2));
+    let at = p.length;
+    while (at && p[at - 1][1] > bound) at--;
+    return p.length - at >= 3 && at ? { step: p[at][0], at: recent(run.curves.loss, 0.05) } : null;
+}
+// The validations that say most about the course: the short ones, if there are more of them, which are all over the same tokens.
+function course_of(run) {
+    const val = points(run.curves.val), short = points(run.curves.val_short);
+    return short.length > val.length ? short : val;
 }
 function verdict(run) {
-    const d = run.data, val = points(run.curves.val), training = points(run.curves.loss), says = [];
+    const d = run.data, val = course_of(run), training = points(run.curves.loss), says = [];
     const add = (kind, words) => says.push({ kind, words });
     if (!training.length) return [{ kind: 'plain', words: 'No step has been made yet.' }];
-    const last_y = run.curves.loss.y[run.curves.loss.y.length - 1];
-    if (last_y === null) add('bad', 'The loss is not a number any more: a lower learning rate (-l) or stronger clipping (-cg) may help.');
+    const last_y = run.curves.loss.y[run.curves.loss.y.length - 1], lost = diverged(run), now = recent(run.curves.loss, 0.05);
     const best = val.reduce((b, p) => !b || p[1] < b[1] ? p : b, null), last = val[val.length - 1];
-    const later = best ? val.filter(p => p[0] > best[0]).length : 0;
-    if (best && later >= 2 && last[1] > best[1] * 1.01) {
-        const then = training.filter(p => p[0] <= best[0]).slice(-20).map(p => p[1]), now = recent(run.curves.loss, 0.05);
-        const learns = then.length && now < mean(then) - 0.01;
+    const later = best ? val.filter(p => p[0] > best[0]).length : 0, of = finite(d.best_step) ? d.best_step : best && best[0];
+    if (last_y === null) add('bad', 'Not a number: the loss is not finite any more. A lower learning rate (-l) or stronger clipping (-cg) may help.');
+    else if (lost) add('bad', 'Diverged at step ' + count(lost.step) + ': the training loss is now ' + short(lost.at) + '; it began at ' +
+            short(training[0][1]) + (run.start.vocabulary ? ', and guessing has ' + short(Math.log(run.start.vocabulary)) : '') +
+            '. A lower learning rate (-l), more warm-up (-u) or stronger clipping (-cg) may help.');
+    else if (Number(run.options.overfit)) add('plain', 'One batch is trained on again and again (-a 1): the training loss is ' + short(now) + '.');
+    else if (best && now < 0.3 * last[1] && now < 0.15 * training[0][1]) add('bad', 'Memorized: the training loss is ' + short(now) + ', the validation loss ' + short(last[1]) +
+            (later ? ', after ' + short(best[1]) + ' at step ' + count(best[0]) : '') + '. Fewer steps (-x), more text, dropout (-dr) or a ' +
+            'smaller model would help; the best weights are those of step ' + count(of) + '.');
+    else if (best && later >= 2 && last[1] > best[1] * 1.01 && !sinks(falls(val))) {
+        const then = training.filter(p => p[0] <= best[0]).slice(-20).map(p => p[1]), learns = then.length && now < mean(then) - 0.01;
         add('bad', (learns ? 'Overfits' : 'Gets worse') + ' since step ' + count(best[0]) + ': the validation loss has risen from ' +
-                short(best[1]) + ' to ' +
-            short(last[1]) + (learns ? ' while the training loss fell to ' + short(now) +
-                    '. More text, dropout (-dr) or a smaller model would help; ' : '; ') +
-            'the best weights are those of step ' + count(best[0]) + '.');
+            short(best[1]) + ' to ' + short(last[1]) + (learns ? ' while the training loss fell to ' + short(now) +
+            '. More text, dropout (-dr) or a smaller model would help; ' : '; ') + 'the best weights are those of step ' + count(of) + '.');
     } else {
-        const f = falls(val.length >= 4 ? val : smooth_points(training));
-        const what = val.length >= 4 ? 'validation' : 'training';
-        if (f && f.by > 0.01 * f.at) add('good', 'Still falling: the ' + what + ' loss fell by ' + short(f.by, 2) + ' in the last ' + count(f.steps) +
-            ' steps' + (run.end.event ? '. More steps would help.' : '.'));
-        else if (f) add('plain', 'Has levelled off: the ' + what + ' loss changed by ' + short(Math.abs(f.by), 2) + ' in the last ' +
-                count(f.steps) + ' steps.');
+        const f = falls(val.length >= 4 ? val : smooth_points(training)), what = val.length >= 4 ? 'validation' : 'training';
+        const above = best && last[1] > best[1] * 1.01 ? ', and is still above the ' + short(best[1]) + ' of step ' + count(best[0]) : '';
+        if (sinks(f)) add(above ? 'plain' : 'good', 'Still falling: the ' + what + ' loss fell by ' + short(f.by, 2) + ' in the last ' +
+            count(f.steps) + ' steps' + above + (run.end.event ? '. More steps would help.' : '.'));
+        else if (f) add('plain', 'Plateau: the ' + what + ' loss changed by ' + short(Math.abs(f.by), 2) + ' in the last ' + count(f.steps) +
+            ' steps' + (f.noise > Math.abs(f.by) ? ', less than it varies.' : '.'));
         else add('plain', 'Too few points to judge yet.');
     }
     const dead = recent(run.curves.dead, 0.05), most = recent(run.curves.max_load, 0.05);
@@ -213,9 +244,8 @@ function smooth_points(p) {
 // ---- head, cards
 
 function show_head() {
-    const title = 'Training report' + (self.start.model ? ': ' + text(self.start.model) : '');
-    document.title = title;
-    document.querySelector('h1').textContent = title;
+    document.title = self.name + ' – training report';
+    document.querySelector('h1').textContent = self.name;
     const list = $('verdict');
     list.replaceChildren();
     for (const r of runs) for (const s of verdict(r)) list.append(node('li', { class: s.kind }, runs.length > 1 ? r.name + ': ' : null, s.words));
@@ -247,7 +277,8 @@ function show_cards() {
 // ---- curves
 
 const CHARTS = [
-    { id: 'loss', title: 'Loss', unit: 'nats per token', wide: true, curves: [['loss', 'training'], ['val', 'validation']] },
+    { id: 'loss', title: 'Loss', unit: 'nats per token', wide: true, curves: [['loss', 'training'],
+        ['val', 'validation'], ['val_short', 'short validation']] },
     { id: 'lr', title: 'Learning rate', unit: '', zero: true, exact: true, curves: [['lr', 'rate']] },
     { id: 'norm', title: 'Gradient norm', unit: '', may_log: true, zero: true, curves: [['norm', 'norm']] },
     { id: 'balance', title: 'Balance loss', unit: '1 is even', even: true, curves: [['balance', 'MLP'], ['att_balance', 'attention']] },
@@ -269,7 +300,7 @@ function lines_of(chart) {
         const id = chart.id + ' ' + key + ' ' + r;
         lines.push({ id, run, key, label, color: runs.length > 1 ? r % 6 : k, dashed: runs.length > 1 && k > 0, hidden: !!state.hidden[id],
                      x: c.x.map(x => x === null ? null : across(run, x)), y: c.y, low: c.low, high: c.high, step: c.x,
-                             dots: key === 'val', exact: key === 'val' || chart.exact });
+                             dots: key.startsWith('val'), exact: key.startsWith('val') || chart.exact });
     }));
     return lines;
 }
@@ -285,7 +316,7 @@ function smoothed(y, weight) {
 }
 function full_range() {
     let a = Infinity, b = -Infinity;
-    for (const run of runs) for (const key of ['loss', 'val']) for (const x of (run.curves[key] || { x: [] }).x) {
+    for (const run of runs) for (const key of ['loss', 'val', 'val_short']) for (const x of (run.curves[key] || { x: [] }).x) {
         if (x === null) continue;
         const v = across(run, x);
         a = Math.min(a, v);
@@ -420,6 +451,11 @@ function legend_of(chart, lines) {
     }
     return box;
 }
+function save_button(id, save) {
+    const b = node('button', { type: 'button', class: 'save', id, title: 'Save this picture as SVG' }, 'SVG');
+    b.onclick = save;
+    return b;
+}
 function draw_chart(chart) {
     const lines = lines_of(chart), d = drawn[chart.id];
     d.figure.hidden = !lines.length || !lines.some(l => l.y.some(v => v));
@@ -438,7 +474,8 @@ function draw_chart(chart) {
     d.cursor = svg('g', { class: 'cursor' });
     s.append(d.cursor);
     d.caption.replaceChildren(node('b', {}, chart.title), node('span', { class: 'dim' }, [chart.unit, a.log ? 'logarithmic' : '',
-            a.clipped && chart.wide ? 'its start lies above' : ''].filter(v => v).join(', ')), legend_of(chart, lines));
+            a.clipped && chart.wide ? 'its start lies above' : ''].filter(v => v).join(', ')), legend_of(chart, lines),
+            save_button('save-' + chart.id, () => save_picture(s, chart.title.toLowerCase().replace(/[^a-z]+/g, '-'))));
     Object.assign(d, { axes: a, lines });
 }
 let waiting = false;
@@ -599,6 +636,8 @@ function make_charts() {
     tool('across', 'across', 'value');
     tool('log-x', 'log_x', 'checked');
     tool('loss-axis', 'loss_axis', 'value');
+    $('save-csv').onclick = () => save_as(self.name + '.csv', 'text/csv', table_of_curves());
+    $('sweep').querySelector('h3').append(' ', save_button('save-sweep', () => save_picture($('sweep-chart'), 'sweep')));
     $('zoom-in').onclick = () => zoom_by(0.6);
     $('zoom-out').onclick = () => zoom_by(1 / 0.6);
     $('zoom-all').onclick = () => { state.range = null; draw_charts(); };
@@ -683,7 +722,9 @@ function draw_loads() {
         for (const r of routers) $('strips').append(node('figure', {}, node('figcaption'), node('div', {}, node('canvas', { role: 'img' }))));
         if (loads.hidden) $('strips').append(node('p', { class: 'dim' }, count(loads.hidden) + ' more routers'));
     }
-    $('time-says').textContent = count(steps[column()]);
+    const now = routers.flatMap(r => r.load.slice(column() * r.experts, (column() + 1) * r.experts)), least = Math.min(...now) / 100, most = Math.max(...now) / 100;
+    $('time-says').textContent = count(steps[column()]) + ': ' + short(least, 2) + ' to ' + short(most, 2) + ' times the mean' +
+            (least > 0.8 && most < 1.25 ? ', even' : '');
     const matrix = $('matrix').querySelector('canvas');
     matrix.setAttribute('aria-label', 'Load of every expert in every layer at step ' + steps[column()]);
     draw_heat(matrix, { rows: routers.length, columns: experts, unit: routers.length > 40 ? 9 : 16, left: 78,
@@ -724,23 +765,31 @@ function show_warnings() {
     });
     $('warnings').append(table);
 }
+// A value as a user would say it: numbers that stand for a word are that word.
+function in_words(name, value) {
+    const v = Number(value);
+    if (['recompute', 'zero', 'node-ranks', 'resume'].includes(name) && v === -1) return 'auto';
+    if (name === 'val-batches' && v === -1) return 'all';
+    if (name === 'steps' && v < 0) return v === -1 ? 'one epoch' : -v + ' epochs';
+    return text(value) || '–';
+}
 function show_settings() {
     const table = $('settings').querySelector('table'), names = [];
     for (const r of runs) for (const name of Object.keys(r.options)) if (!names.includes(name)) names.push(name);
-    const given = r => [].concat(r.start.given || [], r.resumed.given || []), value = (r,
-            name) => name in r.options ? text(r.options[name]) || '–' : '';
+    const listed = (r, key) => [].concat(r.start[key] || [], r.resumed[key] || []), given = r => listed(r, 'given');
+    const value = (r, name) => name in r.options ? in_words(name, r.options[name]) : '';
     $('settings').hidden = !names.length;
     table.replaceChildren();
     if (runs.length > 1) table.append(node('tr', {}, node('th'), ...runs.map(r => node('th', {}, r.name))));
     for (const name of names) {
         const was_given = runs.some(r => given(r).includes(name)), differs = runs.some(r => value(r, name) !== value(self, name));
-        if (state.given && !was_given && !differs) continue;
+        if (!state.all && !was_given && !differs && !runs.some(r => listed(r, 'shown').includes(name))) continue;
         table.append(node('tr', { class: (was_given ? 'given ' : '') + (differs ? 'differs' : '') }, node('td', {}, name),
                           ...runs.map(r => node('td', {}, value(r, name), given(r).includes(name) ? node('span', { class: 'mark' },
                                   'given') : null))));
     }
-    $('given-only').checked = state.given;
-    $('given-only').onchange = e => { state.given = e.target.checked; show_settings(); };
+    $('all-settings').checked = state.all;
+    $('all-settings').onchange = e => { state.all = e.target.checked; show_settings(); };
 }
 function show_machine() {
     const list = $('machine').querySelector('dl'), s = self.session, e = self.end;
@@ -756,7 +805,7 @@ function show_machine() {
     row('Machine', [text(s.machine), s.cores ? s.cores + ' cores' : '', s.memory ? bytes(s.memory) + ' of memory' : ''].filter(v => v).join(', '));
     row('Compiler', text(s.compiler));
     row('Version', text(s.version));
-    row('Family', text(s.family));
+    row('Model', text(s.model) + (s.family ? ', ' + text(s.family) : ''));
     const resumes = numbers(data.resumes).length;
     row(resumes ? 'Last started' : 'Started', text(s.time));
     row('Times resumed', resumes ? String(resumes) : '');
@@ -764,16 +813,94 @@ function show_machine() {
     $('machine').hidden = !list.firstChild;
 }
 
+// ---- a sweep: the best loss of each run over a setting in which they differ
+
+function draw_sweep() {
+    const number = (r, name) => typeof r.options[name] === 'number' && r.options[name] >= 0 ? r.options[name] : NaN;
+    const used = runs.filter(r => finite(r.data.best)), names = Object.keys(self.options).filter(name =>
+            new Set(used.map(r => number(r, name)).filter(finite)).size > 1).sort((a, b) => (b === 'lr') - (a === 'lr'));
+    const box = $('sweep'), pick = $('sweep-by');
+    box.hidden = used.length < 3 || !names.length || !comparable();
+    if (box.hidden) return;
+    if (!names.includes(state.sweep)) state.sweep = names[0];
+    pick.replaceChildren(...names.map(name => node('option', { value: name }, name)));
+    pick.value = state.sweep;
+    pick.onchange = () => { state.sweep = pick.value; draw_sweep(); };
+    const all = used.map(r => ({ run: r, x: number(r, state.sweep), y: r.data.best })).filter(p => finite(p.x)).sort((a, b) => a.x - b.x);
+    const xs = all.map(p => p.x), ys = all.map(p => p.y), best = all.reduce((b, p) => p.y < b.y ? p : b);
+    const log = xs[0] > 0 && xs[xs.length - 1] / xs[0] > 3, width = Math.max(240, box.clientWidth), height = 240, s = $('sweep-chart');
+    const part = log ? (xs[xs.length - 1] / xs[0]) ** 0.06 : 0.06 * (xs[xs.length - 1] - xs[0]), high = Math.max(...ys), low = Math.min(...ys);
+    const a = { x0: log ? xs[0] / part : xs[0] - part, x1: log ? xs[xs.length - 1] * part : xs[xs.length - 1] + part, log_x: log, log: false,
+                low: low - 0.1 * (high - low || 1), high: high + 0.1 * (high - low || 1), left: 56, right: width - 12, top: 10, bottom: height - 36 };
+    s.setAttribute('viewBox', '0 0 ' + width + ' ' + height);
+    s.style.height = height + 'px';
+    s.replaceChildren();
+    for (const v of ticks(a.low, a.high, false, 5)) s.append(svg('path', { class: 'grid', d: 'M' + a.left + ' ' + py(a, v) + 'H' + a.right }),
+            svg('text', { class: 'end', x: a.left - 6, y: py(a, v) + 4 }, short(v)));
+    for (const v of [...new Set(xs)]) s.append(svg('path', { class: 'axis', d: 'M' + px(a, v) + ' ' + a.bottom + 'v4' }),
+            svg('text', { class: 'mid', x: px(a, v), y: a.bottom + 17 }, short(v)));
+    s.append(svg('path', { class: 'axis', d: 'M' + a.left + ' ' + a.bottom + 'H' + a.right }),
+             svg('text', { class: 'mid', x: (a.left + a.right) / 2, y: a.bottom + 32 }, state.sweep),
+             svg('path', { class: 'line c0', d: path_of(a, xs, ys) }));
+    for (const p of all) s.append(svg('circle', { class: p === best ? 'dot best-of c0' : 'dot c0', cx: px(a, p.x), cy: py(a, p.y), r: p === best ? 6 : 4 },
+            svg('title', {}, p.run.name + ': ' + state.sweep + ' ' + short(p.x) + ', best validation loss ' + short(p.y, 5))));
+    $('sweep-says').textContent = 'Lowest at ' + state.sweep + ' ' + short(best.x) + ' (' + best.run.name + '): ' + short(best.y, 5) +
+            (best === all[0] || best === all[all.length - 1] ? '. That is an end of the range: values beyond it may be better.' : '.');
+}
+
+// ---- export
+
+function save_as(name, kind, content) {
+    const link = node('a', { href: URL.createObjectURL(new Blob([content], { type: kind })), download: name });
+    document.body.append(link);
+    link.click();
+    link.remove();
+}
+// What the style sheet says becomes attributes: a picture has no style sheet.
+function picture_of(s, title) {
+    const copy = s.cloneNode(true), from = [s, ...s.querySelectorAll('*')], to = [copy, ...copy.querySelectorAll('*')];
+    const [, , width, height] = s.getAttribute('viewBox').split(' ').map(Number);
+    from.forEach((e, i) => {
+        const style = getComputedStyle(e);
+        for (const k of ['fill', 'stroke', 'stroke-width', 'stroke-dasharray', 'opacity', 'text-anchor', 'font-size', 'font-family'])
+            if (e !== s) to[i].setAttribute(k, style.getPropertyValue(k));
+        for (const k of ['class', 'style', 'tabindex', 'data-line']) to[i].removeAttribute(k);
+    });
+    const shown = getComputedStyle(document.documentElement);
+    fill(copy, { width, height: height + 24, viewBox: '0 -24 ' + width + ' ' + (height + 24) }, []);
+    copy.prepend(svg('rect', { x: 0, y: -24, width, height: height + 24, fill: shown.getPropertyValue('--bg').trim() || '#fff' }),
+                 svg('text', { x: 8, y: -8, fill: shown.getPropertyValue('--fg').trim() || '#000', 'font-size': 13, 'font-family': 'system-ui, sans-serif' }, title));
+    return new XMLSerializer().serializeToString(copy);
+}
+// One line for each point: what a spreadsheet or a script reads.
+function table_of_curves() {
+    const cell = v => v == null ? '' : typeof v === 'number' ? String(v) : /[",\n]/.test(v) ? '"' + v.replace(/"/g, '""') + '"' : v;
+    const rows = [['run', 'curve', 'step', 'tokens', 'seconds', 'value', 'lowest', 'highest']];
+    for (const run of runs) for (const key of Object.keys(run.curves)) {
+        const c = run.curves[key];
+        c.x.forEach((x, i) => { if (x !== null && c.y[i] !== null) rows.push([run.name, key, x, Math.round(between(run.clock.step, run.clock.tokens, x)),
+                Number(between(run.clock.step, run.clock.time, x).toPrecision(6)), c.y[i], c.low ? c.low[i] : null, c.high ? c.high[i] : null]); });
+    }
+    return rows.map(row => row.map(cell).join(',')).join('\n') + '\n';
+}
+const save_picture = (s, what) => save_as(self.name + '-' + what + '.svg', 'image/svg+xml', picture_of(s, what.replace(/-/g, ' ') + ': ' +
+        runs.map(r => r.name).join(', ')));
+
 // ---- other runs
 
 function trouble(words) { $('trouble').textContent = words; }
+// Losses compare if they are of the same tokens.
+const tokens_of = r => [text(r.start.data), r.start.val_tokens, r.start.vocabulary, text(r.options.seq), text(r.options['val-batches'])].join('\n');
+const comparable = () => runs.every(r => tokens_of(r) === tokens_of(self));
 function show_runs() {
+    $('compared').textContent = '';
     const table = $('runs');
     table.replaceChildren();
     if (runs.length < 2) return;
     table.append(node('tr', {}, ...['Run', 'Best validation', 'at step', 'Training loss', 'Steps', 'Tokens/s', 'Time', 'Parameters',
             ''].map(h => node('th', {}, h))));
-    const best = Math.min(...runs.map(r => finite(r.data.best) ? r.data.best : Infinity));
+    const same = comparable(), best = same ? Math.min(...runs.map(r => finite(r.data.best) ? r.data.best : Infinity)) : NaN;
+    $('compared').textContent = same ? '' : 'The runs were validated on different tokens: their losses do not compare, and none is marked as the best.';
     runs.forEach((r, i) => {
         const d = r.data, remove = node('button', { type: 'button', 'aria-label': 'Remove ' + r.name }, '×');
         remove.onclick = () => { state.others.splice(i - 1, 1); show_all(); };
@@ -792,7 +919,7 @@ function add_run(name, content) {
         if (!run.curves.loss && !run.curves.val) throw new Error('it has no curves');
         state.others.push({ name: run.name, data: { start: d.start, resumed: d.resumed, end: d.end, step: d.step, seconds: d.seconds,
                 tokens: d.tokens, best: d.best,
-                            best_step: d.best_step, best_bits: d.best_bits, curves: d.curves } });
+                            best_step: d.best_step, best_bits: d.best_bits, diverged: d.diverged, curves: d.curves } });
         trouble('');
     } catch (e) { trouble(name + ' is neither a log.jsonl nor a report.html: ' + e.message); }
     show_all();
@@ -843,6 +970,7 @@ function show_all() {
     show_runs();
     show_settings();
     draw_charts();
+    draw_sweep();
 }
 set_theme();
 make_charts();
@@ -858,7 +986,7 @@ matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { se
 addEventListener('keydown', e => { if (e.key === 't' && !e.ctrlKey && !e.metaKey && !e.altKey &&
         !/^(INPUT|SELECT)$/.test(e.target.tagName)) switch_theme(); });
 let width = innerWidth;
-addEventListener('resize', () => { if (innerWidth !== width) { width = innerWidth; draw_soon(); draw_loads(); } });
+addEventListener('resize', () => { if (innerWidth !== width) { width = innerWidth; draw_soon(); draw_sweep(); draw_loads(); } });
 addEventListener('pagehide', keep);
 if (state.scroll) scrollTo(0, state.scroll);
 if (state.focus && $(state.focus)) { $(state.focus).focus({ preventScroll: true }); draw_cursor(); }
