@@ -34,7 +34,7 @@ typedef struct {
     const char *prompt, *chat, *stop, *tokenizer, *file, *questions, *details, *device, *address;
     enum { GENERATE, CHAT, WEB } mode;
     enum { COLOR_AUTO, COLOR_ALWAYS, COLOR_NEVER } color;
-    int     tokens, sequences, context, echo, verbose, layer, top_k, port, gpus;
+    int     splits, tokens, sequences, context, echo, verbose, layer, top_k, port, gpus;
     float   temperature, top_p, min_p, penalty;
     int64_t seed;
 } Settings;
@@ -55,6 +55,9 @@ static const Option table[] = {
     { "text",     "st", "stop",          OPTION_TEXT,   FIELD(stop),        "",           0, 0,       NULL,
       "a text ends before this string (\\n: newline), or the first of several, [\"a\", \"b\"]; default where a chat "
       "continues lines: an empty line" },
+    { "text",     "sp", "split-special-tokens", OPTION_INT, FIELD(splits),  "0",          0, 1,       NULL,
+      "1: control tokens that a prompt, message or file spells out, such as <|im_end|>, are encoded as text; 0: as "
+      "control tokens" },
     { "text",     "e",  "echo",          OPTION_INT,    FIELD(echo),        "1",          0, 1,       NULL,
       "1: print the prompt, too" },
     { "sampling", "t",  "temperature",   OPTION_FLOAT,  FIELD(temperature), "0.8",        0, 100,     NULL,
@@ -197,6 +200,7 @@ static Tokenizer *find_tokenizer(const Session *q) {
              t ? "the 256 tokens are used as bytes" : "tokens are written and read as numbers");
     }
     free(path);
+    if (t) tokenizer_split_controls(t, q->s.splits);
     return t;
 }
 
@@ -357,10 +361,14 @@ static void end_answer(const Stream *o) {
 static void answer_message(Session *q, const char *line, size_t bytes) {
     Error e;
     const int forgotten = q->talk.forgotten;
+    const size_t controls = q->talk.controls;
     while (bytes && (line[bytes - 1] == '\n' || line[bytes - 1] == '\r')) bytes--;
     if (!bytes) return;
     if (!converse_say(&q->talk, &q->g, line, bytes, q->s.tokens, &e)) { warn("%s", e.text); return; }
     end_answer(&q->g.stream[0]);
+    if (q->talk.controls > controls)
+        message(q, "%zu control tokens in messages are read as %s\n", q->talk.controls - controls,
+                q->s.splits ? "text" : "control tokens (-sp 1: as text)");
     if (q->talk.forgotten > forgotten)
         message(q, "the context of %d tokens was full: the oldest %d messages are forgotten\n", q->g.capacity,
                 q->talk.forgotten - forgotten);
@@ -494,7 +502,12 @@ static void measure_perplexity(Session *q) {
     if (!text) fail(EXIT_INPUT, "-x %s", e.text);
     if (kind_is_json(text, bytes))
         warn("%s looks like JSON; what is measured is all of its text, with names and braces", q->s.file);
-    const size_t tokens = tokenizer_begin(q->tokenizer, &ids, tokenizer_encode(q->tokenizer, text, bytes, &ids), 0);
+    Controls controls = { 0 };
+    const size_t own = tokenizer_encode_part(q->tokenizer, text, 0, bytes, &ids, NULL, &controls),
+        tokens = tokenizer_begin(q->tokenizer, &ids, own, 0);
+    if (controls.count)
+        warn("%s spells out %zu control tokens, encoded as %s", q->s.file, controls.count,
+             q->s.splits ? "text" : "control tokens (-sp 1: as text)");
     if (tokens < 2) fail(EXIT_INPUT, "-x %s: %zu tokens; at least two are needed", q->s.file, tokens);
     free(tokenizer_decode(q->tokenizer, ids, 1, &first_bytes));
 

@@ -132,15 +132,16 @@ static int render(const Chat *c, const JsonValue *talk, int prompt, Text *text, 
                                                                        { .type = JSON_BOOL, .is.integer = 1 } };
     const JsonValue *tools = json_get(talk, "tools"), *documents = json_get(talk, "documents"),
         *more[] = { c->tokens, json_get(talk, "chat_template_kwargs") };
-    JinjaVariable v[MOST] = { { "messages", json_get(talk, "messages"), 1 }, { "tools", tools ? tools : &none, 0 },
-                              { "documents", documents ? documents : &none, 0 },
-                              { "add_generation_prompt", &truth[prompt != 0], 0 } };
+    JinjaVariable v[MOST] = { { "messages", json_get(talk, "messages"), VARIABLE_MESSAGES },
+                              { "tools", tools ? tools : &none, VARIABLE_GIVEN },
+                              { "documents", documents ? documents : &none, VARIABLE_GIVEN },
+                              { "add_generation_prompt", &truth[prompt != 0], VARIABLE_OWN } };
     const struct tm date = date_of(c);
     const int has_tools = json_is(tools, JSON_ARRAY) && tools->length;
     int n = 4;
     for (int i = 0; i < 2; i++)
         for (const JsonValue *x = json_first(more[i]); x && n < MOST; x = x->next)
-            v[n++] = (JinjaVariable){ x->key, x, 0 };
+            v[n++] = (JinjaVariable){ x->key, x, i ? VARIABLE_GIVEN : VARIABLE_OWN };
     if (n == MOST) return error_set(e, "chat_template_kwargs has too many members");
     if (jinja_run(has_tools && c->with_tools ? c->with_tools : c->form, v, n, &date, text, origins, e)) return 1;
     const Error why = *e;
@@ -356,7 +357,9 @@ static int check_written(const Finder *f, const JsonValue *list, Error *e) {
     free(seen);
     return ok;
 }
-static int write_talk(const Chat *c, const JsonValue *talk, int prompt, Text *text, Text *learned, Error *e) {
+/* given: NULL, or 1 for each byte that is of the conversation. */
+static int write_talk(const Chat *c, const JsonValue *talk, int prompt, Text *text, Text *learned, Text *given,
+                      Error *e) {
     const JsonValue *list = json_get(talk, "messages");
     Text origins = { 0 };
     text_add_bytes(text, "", 0);
@@ -374,16 +377,22 @@ static int write_talk(const Chat *c, const JsonValue *talk, int prompt, Text *te
         else ok = find_answers(&f, list, weights, e);
         free_each(f.extent, weights);
     }
+    if (given) text_add_bytes(given, f.text, f.bytes);
+    for (size_t at = 0; given && at < f.bytes; at++) given->at[at] = (f.origins[at] & ORIGIN_GIVEN) != 0;
     free(origins.at);
     return ok;
 }
-int chat_write(const Chat *c, const JsonValue *talk, int prompt, Text *text, Text *learned, Error *e) {
+static int write_checked(const Chat *c, const JsonValue *talk, int prompt, Text *text, Text *learned, Text *given,
+                         Error *e) {
     if (!c->form) return error_set(e, "%.600s; -ct NAME chooses one of %s", c->why, CHAT_NAMES);
     if (!check_talk(c, talk, e)) return 0;
     Json *memory = c->takes_parts ? json_empty() : NULL;
-    const int ok = write_talk(c, prepare(c, memory, talk), prompt, text, learned, e);
+    const int ok = write_talk(c, prepare(c, memory, talk), prompt, text, learned, given, e);
     json_free(memory);
     return ok;
+}
+int chat_write(const Chat *c, const JsonValue *talk, int prompt, Text *text, Text *learned, Error *e) {
+    return write_checked(c, talk, prompt, text, learned, NULL, e);
 }
 
 /* ---- the prompt and the end ------------------------------------------------------------------ */
@@ -483,11 +492,11 @@ uint64_t chat_hash(const Chat *c, uint64_t seed) {
  * last call's bytes, which were not more; so a conversation whose turns have added tokens takes
  * linear time. */
 static size_t tokens_before(const Tokenizer *t, const char *text, size_t bytes, const int *ids, size_t count,
-                            const TokenSeam **seam) {
+                            const TokenSeam **seam, Controls controls) {
     int *more;
     if (tokenizer_is_bytes(t)) return bytes;                        /* every byte is a token */
     while (seam[0][1].bytes <= bytes) ++*seam;
-    const size_t n = tokenizer_encode_part(t, text, (*seam)->bytes, bytes, &more, NULL);
+    const size_t n = tokenizer_encode_part(t, text, (*seam)->bytes, bytes, &more, NULL, &controls);
     size_t same = 0, at = (*seam)->ids;
     while (same < n && at + same < count && more[same] == ids[at + same]) same++;
     free(more);
@@ -504,18 +513,24 @@ static int ends_open(const Chat *c, const JsonValue *talk, const Text *text, con
         && end == text->length;
 }
 int64_t chat_encode(const Chat *c, const Tokenizer *t, const JsonValue *talk, int prompt, int **ids,
-                    unsigned char **counts, Error *e) {
-    Text text = { 0 }, learned = { 0 }, seams = { 0 };
+                    unsigned char **counts, Controls *controls, Error *e) {
+    Text text = { 0 }, learned = { 0 }, seams = { 0 }, given = { 0 };
     int64_t tokens = -1;
+    Controls own = { 0 };
     text_add_bytes(&seams, &(TokenSeam){ 0, 0 }, sizeof(TokenSeam));
-    if (chat_write(c, talk, prompt, &text, counts ? &learned : NULL, e)) {
+    if (tokenizer_splits_controls(t) && !tokenizer_finds_controls(t))
+        return error_set(e, "-sp 1: this tokenizer changes text before it looks for control tokens, so whose they are "
+                         "is not known in conversations") - 1;
+    if (write_checked(c, talk, prompt, &text, counts ? &learned : NULL, &given, e)) {
         if (counts && !prompt && ends_open(c, talk, &text, &learned)) {         /* else it would never learn to end */
             const size_t white = strspn(c->mark, " \n\t"), there = text.length >= white
                 && !memcmp(text.at + text.length - white, c->mark, white) ? white : 0;
             text_add_string(&text, c->mark + there);
             memcpy(learned.at + learned.length - sizeof text.length, &text.length, sizeof text.length);
+            while (given.length < text.length) text_add_bytes(&given, "", 1);
         }
-        const size_t n = tokenizer_encode_part(t, text.at, 0, text.length, ids, counts ? &seams : NULL),
+        own.given = (const unsigned char *)given.at;
+        const size_t n = tokenizer_encode_part(t, text.at, 0, text.length, ids, counts ? &seams : NULL, &own),
             ends = learned.length / sizeof(size_t);
         tokens = (int64_t)n;
         text_add_bytes(&seams, &(TokenSeam){ SIZE_MAX, n }, sizeof(TokenSeam));
@@ -524,12 +539,13 @@ int64_t chat_encode(const Chat *c, const Tokenizer *t, const JsonValue *talk, in
         for (size_t i = 0; i + 1 < ends; i += 2) {
             size_t at[2];
             memcpy(at, learned.at + i * sizeof *at, sizeof at);
-            const size_t from = tokens_before(t, text.at, at[0], *ids, n, &seam);
-            const size_t to = at[1] == text.length ? n : tokens_before(t, text.at, at[1], *ids, n, &seam);
+            const size_t from = tokens_before(t, text.at, at[0], *ids, n, &seam, own);
+            const size_t to = at[1] == text.length ? n : tokens_before(t, text.at, at[1], *ids, n, &seam, own);
             if (to > from) memset(*counts + from, 1, to - from);
         }
     }
-    free_each(text.at, learned.at, seams.at);
+    free_each(text.at, learned.at, seams.at, given.at);
+    controls_add(controls, &own);
     return tokens;
 }
 

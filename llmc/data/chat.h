@@ -51,10 +51,11 @@ int chat_write(const Chat *c, const JsonValue *talk, int prompt, Text *text, Tex
 
 /* The tokens of a conversation; free(*ids). counts: NULL, or *counts (tokens): 1 for tokens that
  * are learned; free it. With counts and without prompt, where a template ends an answer by the mark
- * of the next role only, that of the user follows the last one. t may not be NULL. -1 and a message
- * on error. */
+ * of the next role only, that of the user follows the last one. t may not be NULL. controls: NULL,
+ * or what is counted of control tokens that the conversation itself contains. -1 and a message on
+ * error. */
 int64_t chat_encode(const Chat *c, const Tokenizer *t, const JsonValue *talk, int prompt, int **ids,
-                    unsigned char **counts, Error *e);
+                    unsigned char **counts, Controls *controls, Error *e);
 
 /* Which messages to leave out of a conversation that is too long: the oldest questions with their
  * answers, a quarter of them and one more, so that what remains begins in the same way for some

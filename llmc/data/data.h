@@ -49,6 +49,7 @@ typedef struct {
     const char *field;                  /* NULL, "", or the key of JSON that holds the text or messages */
     const char *cache;                  /* NULL, or a folder that data_keep may have written to */
     int show;                           /* progress of long work, on stderr */
+    int splits;                 /* 1: control tokens that the texts spell out are encoded as text */
     int any_bytes;              /* 1: archives, pictures and other files that are no text are read as if they were */
 } DataRequest;
 /* *tokenizer: NULL for bytes */

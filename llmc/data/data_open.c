@@ -416,6 +416,8 @@ static Data *open_all(const char *train, const char *validation, const DataReque
         && (!apart || use_path(d, DATA_VALIDATION, validation, e));
     d->is_text = d->format == &formats[TEXT];
     if (ok && d->is_text) ok = data_encode_texts(d, request, tokenizer, e);
+    else if (ok && request && request->splits)
+        ok = error_set(e, "-sp 1: %s: found %s, whose control tokens are encoded already", train, d->format->name);
     else if (ok && request && data_trains_tokenizer(request))
         ok = error_set(e, "%s: found %s, expected text to train a tokenizer of %s tokens on (-tk)", train,
                        d->format->name, request->tokenizer);
@@ -430,6 +432,7 @@ static Data *open_all(const char *train, const char *validation, const DataReque
     if (d->has_chats) d->fingerprint = chat_hash(&d->chat, d->fingerprint);
     if (d->has_chats) d->fingerprint += FORMS_VERSION;
     if (*d->field) d->fingerprint = hash_bytes(d->fingerprint, d->field, strlen(d->field));
+    if (request && request->splits) d->fingerprint = hash_bytes(d->fingerprint, "split", 5);
     d->field = NULL;
     d->without_bos = d->fingerprint;
     if (begin) d->fingerprint = hash_bytes(d->fingerprint, &d->bos, sizeof d->bos);
@@ -447,6 +450,7 @@ Data *data_open_text(const DataRequest *request, Tokenizer **tokenizer, Error *e
     *tokenizer = NULL;
     Data *d = data_load_tokenizer(request, tokenizer, e)
             ? open_all(request->train, request->validation, request, tokenizer, e) : NULL;
+    if (d && *tokenizer) tokenizer_split_controls(*tokenizer, request->splits);     /* it may come from the cache */
     if (d) return d;
     tokenizer_free(*tokenizer);
     *tokenizer = NULL;

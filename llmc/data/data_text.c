@@ -110,10 +110,10 @@ static Tokenizer *train_tokenizer(const Data *data, const Portions *p, const Dat
 
 /* A pair's tokens: those of both texts as one; the prompt's own, as far as they are the same, do
  * not count. */
-static int64_t encode_pair(const Tokenizer *t, const Form *f, int **ids, unsigned char **counts) {
+static int64_t encode_pair(const Tokenizer *t, const Form *f, int **ids, unsigned char **counts, Controls *controls) {
     int *own;
     Text text = join_pair(f);
-    const size_t n = tokenizer_encode(t, text.at, text.length, ids),
+    const size_t n = tokenizer_encode_part(t, text.at, 0, text.length, ids, NULL, controls),
         prompt = tokenizer_encode(t, f->prompt.at, f->prompt.bytes, &own);
     size_t same = 0;
     while (same < n && same < prompt && own[same] == (*ids)[same]) same++;
@@ -125,15 +125,16 @@ static int64_t encode_pair(const Tokenizer *t, const Form *f, int **ids, unsigne
 
 /* A conversation, or a text or a pair with the token that ends it, as tokens with flags;
  * free(*tokens). -1: the chat template refuses it. */
-static int64_t encode_sample(const Data *data, const Tokenizer *t, const Document *d, uint32_t **tokens, Error *e) {
+static int64_t encode_sample(const Data *data, const Tokenizer *t, const Document *d, uint32_t **tokens,
+                             Controls *controls, Error *e) {
     int *ids = NULL;
     unsigned char *counts = NULL;
     Form f = { 0 };
     Json *json = d->is_record ? read_record(d, data->field, &f) : NULL;
     const int is_chat = f.chat != NULL;
-    const int64_t made = is_chat ? chat_encode(&data->chat, t, f.chat, 0, &ids, &counts, e)
-                       : json ? encode_pair(t, &f, &ids, &counts)
-                       : (int64_t)tokenizer_encode(t, d->at, d->bytes, &ids);
+    const int64_t made = is_chat ? chat_encode(&data->chat, t, f.chat, 0, &ids, &counts, controls, e)
+                       : json ? encode_pair(t, &f, &ids, &counts, controls)
+                       : (int64_t)tokenizer_encode_part(t, d->at, 0, d->bytes, &ids, NULL, controls);
     json_free(json);
     if (made < 0) return -1;
     const size_t begun = is_chat ? (size_t)made : tokenizer_begin(t, &ids, (size_t)made, 0), own = begun - (size_t)made,
@@ -149,22 +150,25 @@ static int64_t encode_sample(const Data *data, const Tokenizer *t, const Documen
 
 /* All of a portion; -1 and a message about the first that is refused. */
 static int64_t encode_samples(const Data *data, const Tokenizer *t, const Portion *p, Meter *meter, void **to,
-                              Error *e) {
+                              Controls *controls, Error *e) {
     const int64_t n = (int64_t)p->documents.count;
-    struct { uint32_t *tokens; int64_t count; } *done = mem_alloc(((size_t)n + 1) * sizeof *done);
+    struct { uint32_t *tokens; int64_t count; Controls controls; } *done = mem_alloc(((size_t)n + 1) * sizeof *done);
     int64_t all = 0, bad = n;
     Error why = { 0 };
     #pragma omp parallel for schedule(dynamic, 16)
     for (int64_t i = 0; i < n; i++) {
         Error mine;
-        done[i].count = encode_sample(data, t, &p->documents.at[i], &done[i].tokens, &mine);
+        done[i].count = encode_sample(data, t, &p->documents.at[i], &done[i].tokens, &done[i].controls, &mine);
         meter_add(meter, (int64_t)p->documents.at[i].bytes);
         if (done[i].count >= 0) continue;
         done[i].count = 0;
         #pragma omp critical(samples)
         if (i < bad) bad = i, why = mine;
     }
-    for (int64_t i = 0; i < n; i++) all += done[i].count;
+    for (int64_t i = 0; i < n; i++) {
+        all += done[i].count;
+        controls_add(controls, &done[i].controls);
+    }
     uint32_t *next = *to = mem_alloc(((size_t)all + 1) * sizeof *next);
     for (int64_t i = 0; i < n; next += done[i++].count) {
         if (done[i].count) memcpy(next, done[i].tokens, (size_t)done[i].count * sizeof *next);
@@ -206,14 +210,25 @@ static void widen(Segment *s) {
     s->memory = wide;
     s->width = 4;
 }
-static int encode_portion(Data *d, const Portion *p, const Tokenizer *t, Meter *meter, Error *e) {
+/* What a file spells out may be meant, as <|endoftext|> between stories, or may not. */
+static void say_controls(const Portion *p, const Tokenizer *t, const Controls *c) {
+    size_t bytes;
+    const char *first = c->count ? tokenizer_added(t, c->first, &bytes) : NULL;
+    if (!first) return;
+    warn("%s: %s spells out %zu control token%s, the first %.*s: %s", p->source->path, p->source->has_chats
+         ? "its messages or texts" : "its text", c->count, c->count > 1 ? "s" : "", (int)bytes, first,
+         tokenizer_splits_controls(t) ? "encoded as text (-sp)"
+         : "encoded as control tokens, as Transformers does; -sp 1 encodes such as text");
+}
+static int encode_portion(Data *d, const Portion *p, const Tokenizer *t, int says, Meter *meter, Error *e) {
     const int chats = p->source->has_chats;
+    Controls controls = { 0 };
     Segment *s = data_add_segment(d, p->split, p->source->path, chats ? 4 : d->is_bytes ? 1 : tokenizer_width(t));
     s->is_chats = chats;
     if (!chats) d->bytes[p->split] += s->bytes = (int64_t)p->bytes;
     if (chats) {
         Tokenizer *bytes = t ? NULL : tokenizer_bytes();
-        s->tokens = encode_samples(d, t ? t : bytes, p, meter, &s->memory, e);
+        s->tokens = encode_samples(d, t ? t : bytes, p, meter, &s->memory, &controls, e);
         tokenizer_free(bytes);
         if (s->tokens < 0) return s->tokens = 0;
     } else if (d->is_bytes) {
@@ -223,7 +238,9 @@ static int encode_portion(Data *d, const Portion *p, const Tokenizer *t, Meter *
         s->tokens = (int64_t)p->bytes;
     } else
         s->tokens = (int64_t)tokenizer_encode_documents(t, p->documents.at, p->documents.count,
-                                                        p->source->separate ? tokenizer_eos(t) : -1, meter, &s->memory);
+                                                        p->source->separate ? tokenizer_eos(t) : -1, meter, &s->memory,
+                                                        &controls);
+    if (says && t) say_controls(p, t, &controls);
     if (d->has_chats && s->width == 2) widen(s);
     return s->tokens > 0
         || error_set(e, "%s: the tokenizer makes no tokens of its %zu bytes", p->source->path, p->bytes);
@@ -236,10 +253,11 @@ static int encode(Data *d, const DataRequest *r, Tokenizer **tokenizer, const Po
     if (!*tokenizer && r && data_trains_tokenizer(r)) {
         if (!(*tokenizer = train_tokenizer(d, p, r, e))) return 0;
         d->is_bytes = 0;
+        tokenizer_split_controls(*tokenizer, r->splits);
     }
     for (int i = 0; i < p->count; i++) bytes += (int64_t)p->at[i].bytes;
     meter_begin(&meter, r && r->show && !d->is_bytes, "encoding the text", bytes, "MB");
-    for (int i = 0; i < p->count && ok; i++) ok = encode_portion(d, &p->at[i], *tokenizer, &meter, e);
+    for (int i = 0; i < p->count && ok; i++) ok = encode_portion(d, &p->at[i], *tokenizer, r && r->show, &meter, e);
     meter_end(&meter);
     return ok;
 }
@@ -265,6 +283,7 @@ int data_encode_texts(Data *d, const DataRequest *r, Tokenizer **tokenizer, Erro
             d->text_hash = source_hash(&d->texts.at[i], d->text_hash + (uint64_t)d->texts.use[i]);
         if (wanted >= 0) d->recipe_hash = hash_bytes((uint64_t)wanted, r->pattern, strlen(r->pattern));
         if (*tokenizer) d->tokenizer_hash = tokenizer_hash(*tokenizer);
+        if (r->splits) d->text_hash = hash_bytes(d->text_hash, "split", 5);
         if (*d->field) d->text_hash = hash_bytes(d->text_hash, d->field, strlen(d->field));
         d->text_hash = chat_hash(&d->chat, d->text_hash);
         if (d->bos >= 0) d->text_hash = hash_bytes(d->text_hash, &d->bos, sizeof d->bos);
@@ -286,5 +305,6 @@ int data_load_tokenizer(const DataRequest *r, Tokenizer **tokenizer, Error *e) {
                          "text", path,
                          is_folder(path) ? "a folder" : access(path, F_OK) ? strerror(errno) : "not a regular file");
     *tokenizer = *path ? tokenizer_load(path, e) : NULL;
+    if (*tokenizer) tokenizer_split_controls(*tokenizer, r->splits);
     return *tokenizer || !*path;
 }

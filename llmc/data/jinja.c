@@ -575,11 +575,15 @@ static void set_variables(Run *r, const JinjaVariable *variables, int n) {
         const JinjaVariable *v = &variables[i];
         const char *name = jinja_name(r->j, v->name);
         if (!name || !v->value) continue;
-        if (!v->is_messages) { set_name(r, name, value_of_json(w, v->value, 0, 0)); continue; }
+        if (v->kind != VARIABLE_MESSAGES) {
+            set_name(r, name, value_of_json(w, v->value, v->kind == VARIABLE_GIVEN ? ORIGIN_GIVEN : 0, 0));
+            continue;
+        }
         Value all = value_list(w, LIST);
         int number = 0;
         for (const JsonValue *x = json_first(v->value); x; x = x->next) {
-            const Value m = value_of_json(w, x, (uint32_t)++number << ORIGIN_SHIFT | ORIGIN_FIELD, 0);
+            const Value m = value_of_json(w, x, (uint32_t)++number << ORIGIN_SHIFT | ORIGIN_FIELD
+                                           | ORIGIN_GIVEN, 0);
             if (m.kind == DICT) m.is.dict->message = number;
             list_add(w, all.is.list, m);
         }

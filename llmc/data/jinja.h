@@ -24,8 +24,10 @@ int    jinja_has_key(const Jinja *j, const char *key);      /* does it have this
 int    jinja_reads(const Jinja *j, const char *name);       /* does it ask for a variable of this name? */
 int    jinja_has_generation(const Jinja *j);
 
-/* A variable; value NULL: it is not set. is_messages: its elements are messages with origins. */
-typedef struct { const char *name; const JsonValue *value; int is_messages; } JinjaVariable;
+/* A variable; value NULL: it is not set. GIVEN: it is the conversation's; MESSAGES: so, and its
+ * elements are messages with origins. */
+typedef enum { VARIABLE_OWN, VARIABLE_GIVEN, VARIABLE_MESSAGES } VariableKind;
+typedef struct { const char *name; const JsonValue *value; VariableKind kind; } JinjaVariable;
 
 /* Appends to text, and to origins a uint32_t for each byte. date: what strftime_now shows. 0 and
  * e. */

@@ -229,7 +229,7 @@ Value value_of_json(Work *w, const JsonValue *v, uint32_t origin, int depth) {
     Value all = v->type == JSON_ARRAY ? value_list(w, LIST) : value_dict(w, DICT);
     for (const JsonValue *x = json_first(v); x; x = x->next) {
         const int is_role = origin && !depth && x->key && !strcmp(x->key, "role");
-        const Value one = value_of_json(w, x, is_role ? 0 : origin, depth + 1);
+        const Value one = value_of_json(w, x, is_role ? origin & ORIGIN_GIVEN : origin, depth + 1);
         if (v->type == JSON_ARRAY) list_add(w, all.is.list, one);
         else pair_add(w, all.is.dict, value_string((Str){ .at = x->key, .bytes = x->key_length, .origin = origin }),
                       one);
@@ -281,6 +281,9 @@ static void fill_origins(Out *o, size_t bytes) {
         text_add_bytes(&o->origins, zeros, lack < sizeof zeros ? lack : sizeof zeros);
     }
 }
+static inline uint32_t with_number(uint32_t origin, uint32_t otherwise) {
+    return origin >> ORIGIN_SHIFT ? origin : origin | otherwise;
+}
 static void put(Work *w, Str s, uint32_t otherwise, uint32_t also) {
     enum { SOME = 64 };
     Out *o = w->out;
@@ -293,11 +296,11 @@ static void put(Work *w, Str s, uint32_t otherwise, uint32_t also) {
     if (!s.origins && !(s.origin | otherwise | also) && !o->origins.length) return;         /* all are 0 until now */
     fill_origins(o, o->text.length - s.bytes);
     uint32_t some[SOME];
-    const uint32_t one = (s.origin ? s.origin : otherwise) | also;
+    const uint32_t one = with_number(s.origin, otherwise) | also;
     for (size_t i = 0; i < SOME; i++) some[i] = one;
     for (size_t i = 0, n; i < s.bytes; i += n) {
         n = s.bytes - i < SOME ? s.bytes - i : SOME;
-        for (size_t k = 0; s.origins && k < n; k++) some[k] = (s.origins[i + k] ? s.origins[i + k] : otherwise) | also;
+        for (size_t k = 0; s.origins && k < n; k++) some[k] = with_number(s.origins[i + k], otherwise) | also;
         text_add_bytes(&o->origins, some, n * sizeof *some);
     }
 }

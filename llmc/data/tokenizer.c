@@ -68,6 +68,7 @@ typedef struct {
     uint64_t *heap;
     size_t symbol_capacity, waiting;
     Slot *slots;
+    Controls *controls;
     Text *seams;                                /* NULL, or TokenSeams, of places in the text that begins at `text` */
     const char *text;
 } Encoder;
@@ -327,6 +328,16 @@ static size_t neighbour(const CodeSet *set, const char *s, size_t at, size_t n, 
     return bytes && codeset_has(set, code) ? bytes : 0;
 }
 
+/* Is a control token a user's, wholly (2) or in part (1)? Each of the user's counts. */
+static int is_given(Encoder *e, const char *at, const Added *a) {
+    Controls *c = e->controls;
+    size_t given = a->bytes;
+    if (!a->is_special || !c) return a->is_special ? 2 : 0;
+    if (c->given && a->normalized && e->t->changes) return 0;
+    for (size_t i = 0; c->given && i < a->bytes; i++) given -= !c->given[(size_t)(at - e->text) + i];
+    if (given && !c->count++) c->first = a->id;
+    return given == a->bytes ? 2 : given > 0;
+}
 /* That a token after one with spaces may begin among them, and they are encoded twice, is the way
  * of Hugging Face's library. */
 static void encode(Encoder *e, const char *s, size_t n, int normalized, int first) {
@@ -340,6 +351,8 @@ static void encode(Encoder *e, const char *s, size_t n, int normalized, int firs
         size_t from = at, to = at + a->bytes;
         at = to;
         if (a->is_word && (neighbour(&t->letter, s, from, n, 1) || neighbour(&t->letter, s, to, n, 0))) continue;
+        const int given = t->splits || e->controls ? is_given(e, s + from, a) : 0;
+        if (given && t->splits) { at = given == 2 ? to : from + 1; continue; }
         for (size_t k; a->strips & 1 && (k = neighbour(&t->space, s, from, n, 1)); ) from -= k;
         for (size_t k; a->strips & 2 && (k = neighbour(&t->space, s, to, n, 0)); ) to += k;
         if (from < done) from = done;
@@ -357,16 +370,17 @@ static Encoder encoder_begin(const Tokenizer *t, size_t bytes) {
     return (Encoder){ .t = t, .slots = bytes < SLOTS ? NULL : mem_alloc(SLOTS * sizeof(Slot)) };
 }
 static void encoder_end(Encoder *e) { free_each(e->slots, e->symbols, e->heap); }
-size_t tokenizer_encode_part(const Tokenizer *t, const char *text, size_t from, size_t end, int **ids, Text *seams) {
+size_t tokenizer_encode_part(const Tokenizer *t, const char *text, size_t from, size_t end, int **ids, Text *seams,
+                             Controls *controls) {
     Encoder e = encoder_begin(t, end - from);
-    e.seams = seams, e.text = text;
+    e.seams = seams, e.text = text, e.controls = controls;
     encode(&e, text + from, end - from, 0, !from);
     encoder_end(&e);
     *ids = e.ids ? e.ids : mem_alloc(sizeof **ids);
     return e.count;
 }
 size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **ids) {
-    return tokenizer_encode_part(t, text, 0, bytes, ids, NULL);
+    return tokenizer_encode_part(t, text, 0, bytes, ids, NULL, NULL);
 }
 
 /* May documents_jobs cut documents? Words must end there, and no added token go on. */
@@ -383,6 +397,11 @@ static int is_divisible(const Tokenizer *t) {
     return begins && t->byte_level && !t->added_flags;
 }
 
+void controls_add(Controls *to, const Controls *more) {
+    if (!to || !more->count) return;
+    if (!to->count) to->first = more->first;
+    to->count += more->count;
+}
 /* The ids of a job, each `width` bytes wide. */
 static void *encode_job(Encoder *e, const Job *job, int end, int width, size_t *count) {
     e->count = 0;
@@ -404,24 +423,28 @@ static void *encode_job(Encoder *e, const Job *job, int end, int width, size_t *
 int tokenizer_width(const Tokenizer *t) { return t->vocab <= 1 << 16 ? 2 : 4; }
 
 size_t tokenizer_encode_documents(const Tokenizer *t, const Document *documents, size_t count, int end, Meter *meter,
-                                  void **ids) {
+                                  void **ids, Controls *controls) {
     const int width = tokenizer_width(t);
     Job *jobs;
     const int64_t n = (int64_t)documents_jobs(documents, count, is_divisible(t), &jobs);
-    struct { void *ids; size_t count, at; } *done = mem_alloc((size_t)n * sizeof *done);
+    struct { void *ids; size_t count, at; Controls controls; } *done = mem_alloc((size_t)n * sizeof *done);
     size_t all = 0;
     #pragma omp parallel
     {
         Encoder e = encoder_begin(t, SLOTS);
         #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < n; i++) {
+            e.controls = &done[i].controls;
             done[i].ids = encode_job(&e, &jobs[i], end, width, &done[i].count);
             meter_add(meter, (int64_t)jobs[i].bytes);
         }
         encoder_end(&e);
         free(e.ids);
     }
-    for (int64_t i = 0; i < n; i++) { done[i].at = all; all += done[i].count; }
+    for (int64_t i = 0; i < n; i++) {
+        done[i].at = all, all += done[i].count;
+        controls_add(controls, &done[i].controls);
+    }
     *ids = mem_alloc(all * (size_t)width);
     for (int64_t i = 0; i < n; i++) {
         if (done[i].count)
@@ -484,6 +507,13 @@ int tokenizer_ends(const Tokenizer *t, int *ids, int most) {
         if ((ids[n] = tokenizer_id(t, names[i])) >= 0) n++;
     return n;
 }
+void tokenizer_split_controls(Tokenizer *t, int splits)     { t->splits = splits; }
+int tokenizer_splits_controls(const Tokenizer *t)           { return t->splits; }
+int tokenizer_finds_controls(const Tokenizer *t) {
+    int finds = 1;
+    for (int i = 0; i < t->added_count && t->changes; i++) finds &= !(t->added[i].is_special && t->added[i].normalized);
+    return finds;
+}
 int tokenizer_vocab(const Tokenizer *t)    { return t->vocab; }
 int tokenizer_eos(const Tokenizer *t)      { return t->eos; }
 int tokenizer_bos(const Tokenizer *t)      { return t->bos; }
@@ -503,7 +533,8 @@ const char *tokenizer_added(const Tokenizer *t, int id, size_t *bytes) {
     return t->added[i].content.at;
 }
 uint64_t tokenizer_hash(const Tokenizer *t) {
-    return hash_bytes(t->eos_named ? (uint64_t)t->eos + 1 : 0, t->json, t->json_bytes);
+    const uint64_t h = hash_bytes(t->eos_named ? (uint64_t)t->eos + 1 : 0, t->json, t->json_bytes);
+    return t->splits ? ~h : h;
 }
 const char *tokenizer_json(const Tokenizer *t, size_t *bytes) { *bytes = t->json_bytes; return t->json; }
 

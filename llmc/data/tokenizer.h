@@ -46,7 +46,7 @@ const char *tokenizer_chat(const Tokenizer *t);
 /* the string that ends an answer in conversations that the model learns; NULL: it learns none */
 void   tokenizer_set_answer_end(Tokenizer *t, const char *end);
 const char *tokenizer_answer_end(const Tokenizer *t);
-uint64_t tokenizer_hash(const Tokenizer *t);                             /* of that text */
+uint64_t tokenizer_hash(const Tokenizer *t);            /* of that text, and of how control tokens are encoded */
 int    tokenizer_is_bytes(const Tokenizer *t);
 int    tokenizer_vocab(const Tokenizer *t);                              /* ids are 0 .. vocab-1 */
 int    tokenizer_eos(const Tokenizer *t);                   /* of a document, by its usual names; -1 if there is none */
@@ -55,12 +55,26 @@ int    tokenizer_bos(const Tokenizer *t);                           /* what the 
 int    tokenizer_first(const Tokenizer *t);     /* what begins a text without tokens: bos, else eos, else a newline */
 int    tokenizer_id(const Tokenizer *t, const char *piece);              /* -1 if no token is exactly this */
 
+/* Control tokens: special ones, such as <|im_end|>, which a text may spell out. As in Transformers,
+ * they are encoded as themselves, whoever wrote them; after split_controls(t, 1), as the text that
+ * they are, its split_special_tokens. given: NULL, or for each byte 1 if it is a user's; others are
+ * a chat template's, whose control tokens are always themselves. count, first: of those in the
+ * user's bytes, or partly in them, and the id of the first. */
+typedef struct { const unsigned char *given; size_t count; int first; } Controls;
+void   controls_add(Controls *to, const Controls *more);                /* to may be NULL */
+void   tokenizer_split_controls(Tokenizer *t, int splits);
+int    tokenizer_splits_controls(const Tokenizer *t);
+/* Can it tell whose a control token is? Not if the normalizer changes the text before that. */
+int    tokenizer_finds_controls(const Tokenizer *t);
+
 /* Returns the number of ids; free(*ids). */
 size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **ids);
 /* The same of a part of it. What comes before an added token and what follows do not change each
- * other's ids: seams, or NULL, gets all places where one ends, and `from` is 0 or such a place. */
+ * other's ids: seams, or NULL, gets all places where one ends, and `from` is 0 or such a place.
+ * controls: NULL: all bytes are a user's, and nothing is counted. */
 typedef struct { size_t bytes, ids; } TokenSeam;                        /* both of the part before it */
-size_t tokenizer_encode_part(const Tokenizer *t, const char *text, size_t from, size_t end, int **ids, Text *seams);
+size_t tokenizer_encode_part(const Tokenizer *t, const char *text, size_t from, size_t end, int **ids, Text *seams,
+                             Controls *controls);
 /* Puts the token in front of a text's ids that the tokenizer puts there, if any (tokenizer_bos); if
  * the text needs one, tokenizer_first. One rule for all texts that a model reads, but those of chat
  * templates, which write it themselves. Returns the new count. */
@@ -69,7 +83,7 @@ size_t tokenizer_begin(const Tokenizer *t, int **ids, size_t count, int needs_on
  * uint16_t or uint32_t, as wide as tokenizer_width says; free(*ids). The same ids on any number of
  * threads. */
 size_t tokenizer_encode_documents(const Tokenizer *t, const Document *documents, size_t count, int end, Meter *meter,
-                                  void **ids);
+                                  void **ids, Controls *controls);
 int    tokenizer_width(const Tokenizer *t);
 /* The bytes of a token; none for special tokens and unused ids. */
 const char *tokenizer_piece(const Tokenizer *t, int id, size_t *bytes);

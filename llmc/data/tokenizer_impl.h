@@ -9,7 +9,7 @@
 typedef struct { const char *at; size_t bytes; } Slice;
 typedef struct { uint64_t pair; int rank, id; } Merge;                  /* pair: left id << 32 | right id */
 /* A token that is written as text. strips: spaces before it (1) or after it (2) belong to it. */
-typedef struct { char *at; size_t bytes; int id, normalized, strips, is_word; Slice content; } Added;
+typedef struct { char *at; size_t bytes; int id, normalized, strips, is_word, is_special; Slice content; } Added;
 enum { NEVER, FIRST, ALWAYS };
 enum { ADDED_MOST = 256 };              /* bytes of an added token: a position of a text costs no more steps */
 #define UNDERLINE "\xE2\x96\x81"        /* U+2581, SentencePiece's space */
@@ -29,6 +29,7 @@ struct Tokenizer {
     char *json; size_t json_bytes;
     char *chat, *answer_end;            /* tokenizer_set_chat, tokenizer_set_answer_end */
     int vocab, model_tokens, bos, eos, is_bytes;
+    int splits;                         /* 1: control tokens of a text are text */
     int eos_named;                      /* eos has no usual name, but tokenizer_config.json names it */
     /* what happens to text, in this order */
     Change change[STEPS]; int changes;

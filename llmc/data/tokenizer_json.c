@@ -303,7 +303,8 @@ static int read_one_added(Tokenizer *t, const JsonValue *v, const JsonValue *voc
     a->strips = json_bool(json_get(v, "lstrip"), 0) + 2 * json_bool(json_get(v, "rstrip"), 0);
     a->is_word = json_bool(json_get(v, "single_word"), 0);
     t->added_flags |= a->strips || a->is_word;
-    t->piece[a->id] = json_bool(json_get(v, "special"), 0) ? (Slice){ "", 0 } : a->content;
+    a->is_special = json_bool(json_get(v, "special"), 0);
+    t->piece[a->id] = a->is_special ? (Slice){ "", 0 } : a->content;
     if (!known) t->symbol[a->id] = a->content;
     if (a->normalized) tokenizer_normalize(t, name, content->length, &wanted);
     else text_add_bytes(&wanted, name, content->length);

@@ -146,8 +146,10 @@ static void head_write(const ApiJob *j, Text *out) {
     const char *object = !j->q.is_chat ? "text_completion" : j->q.stream ? "chat.completion.chunk" : "chat.completion";
     text_add(out, "%s{\"id\": \"%s\", \"object\": \"%s\", \"created\": %" PRId64 ", \"model\": \"%s\", ",
              j->q.stream ? "data: " : "", j->id, object, j->created, j->api->name);
-    text_add(out, "\"system_fingerprint\": \"%s-%s\", \"seed\": %" PRId64 ", \"dropped\": %zu, \"choices\": [",
+    text_add(out, "\"system_fingerprint\": \"%s-%s\", \"seed\": %" PRId64 ", \"dropped\": %zu, ",
              MOE_VERSION, j->api->device, j->q.seed, j->q.dropped);
+    if (j->q.controls) text_add(out, "\"control_tokens\": %zu, ", j->q.controls);
+    text_add_string(out, "\"choices\": [");
 }
 static void usage_write(const ApiJob *j, Text *out) {
     text_add(out, "], \"usage\": {\"prompt_tokens\": %" PRId64 ", ", j->prompt_tokens);

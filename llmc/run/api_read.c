@@ -269,6 +269,7 @@ static int read_talk(const Api *a, ApiRequest *q, Json *json, const JsonValue *r
     int64_t tokens, all = -1;
     size_t first, gone;
     Form f;
+    Controls controls = { 0 };
     const JsonValue *given = get(root, "messages");
     if (!a->chat || !*chat_name(a->chat))
         return wrong(e, "messages", "messages: this model has no chat template that is known; /v1/completions "
@@ -279,13 +280,15 @@ static int read_talk(const Api *a, ApiRequest *q, Json *json, const JsonValue *r
     if (!read_variables(a, json, talk, root, e)) return 0;
     ApiPrompt *p = q->prompt = mem_alloc(sizeof *q->prompt);
     q->prompts = 1;
-    while ((tokens = chat_encode(a->chat, a->tokenizer, talk, 1, &p->ids, NULL, &e->e)) > (int64_t)most && q->cut
-           && (gone = chat_oldest(messages, &first))) {
+    while ((tokens = chat_encode(a->chat, a->tokenizer, talk, 1, &p->ids, NULL, &controls, &e->e)) > (int64_t)most
+           && q->cut && (gone = chat_oldest(messages, &first))) {
         json_cut(messages, first, gone);
         if (all < 0) all = tokens;
         free(p->ids);
         p->ids = NULL;
+        controls.count = 0;
     }
+    q->controls = controls.count;
     if (!tokens) error_set(&e->e, "messages: the chat template makes no tokens of them");
     if (tokens <= 0) return refuse(e, "messages", NULL);
     q->dropped = all > tokens ? (size_t)(all - tokens) : 0;

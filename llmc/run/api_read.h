@@ -34,7 +34,7 @@ typedef struct {                        /* what a request says */
     char  **stops;
     ApiPrompt *prompt;
     int     prompts;
-    size_t  dropped;                    /* tokens of the prompt that were left out */
+    size_t  dropped, controls;          /* tokens of the prompt that were left out; control tokens in messages */
 } ApiRequest;
 
 /* Reads a request (a body of JSON) into q, which api_free_request frees in any case. 0 and e: it is

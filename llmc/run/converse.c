@@ -52,9 +52,12 @@ const char *converse_end(const Conversation *v, const Tokenizer *t, int *ids, in
     const char *end = chat_end(&v->chat);
     int id = *end ? tokenizer_id(t, end) : -1, *marks = NULL;
     size_t bytes = 1;
+    Controls own = { .given = mem_alloc(strlen(end) + 1) };                 /* 0: of the template */
     /* of several tokens, the first is enough if it is special; then it is not shown, and no string
      * ends there */
-    if (id < 0 && *end && tokenizer_encode(t, end, strlen(end), &marks)) tokenizer_piece(t, marks[0], &bytes);
+    if (id < 0 && *end && tokenizer_encode_part(t, end, 0, strlen(end), &marks, NULL, &own))
+        tokenizer_piece(t, marks[0], &bytes);
+    free((void *)own.given);
     if (!bytes) id = marks[0];
     free(marks);
     for (int i = 0; i < *count; i++) if (ids[i] == id) return "";
@@ -67,7 +70,9 @@ const char *converse_end(const Conversation *v, const Tokenizer *t, int *ids, in
  * (chat_oldest) until it fits. -1 and a message if the last one alone does not. */
 static int64_t encode(Conversation *v, const Tokenizer *t, int most, int **ids, Error *e) {
     for (;;) {
-        const int64_t n = chat_encode(&v->chat, t, v->talk, 1, ids, NULL, e);
+        Controls controls = { 0 };
+        const int64_t n = chat_encode(&v->chat, t, v->talk, 1, ids, NULL, &controls, e);
+        v->controls = controls.count;
         if (n < 0 || n <= most) return n;
         free(*ids);
         *ids = NULL;

@@ -11,6 +11,7 @@ typedef struct {
     JsonValue   *talk, *messages;       /* {"messages": [...]}; the first is the system's, if there is one */
     char       **text;                  /* what the messages say; owned */
     size_t       texts;
+    size_t       controls;              /* control tokens that the messages spell out */
     int          forgotten;             /* messages that were dropped because the context was full */
 } Conversation;
 

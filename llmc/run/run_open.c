@@ -211,7 +211,7 @@ void run_open_data(Run *r) {
     Tokenizer *readable = own ? tokenizer_load(own, &why) : NULL;
     const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = readable ? own : s->tokenizer,
                                   .pattern = s->pattern, .chat = s->chat, .field = s->field, .cache = s->out,
-                                  .show = r->leads, .any_bytes = s->any_bytes,
+                                  .show = r->leads, .any_bytes = s->any_bytes, .splits = s->splits,
                                   .trained = r->from && checkpoint_has_tokenizer(r->from, trained) ? trained : NULL };
     if (r->from && is_there(s->tokenizer) && !s->allow_data && !checkpoint_has_tokenizer(r->from, s->tokenizer))
         fail(EXIT_CHECKPOINT, "%s is not the tokenizer of the run in %s, which is %s. To continue anyway: "

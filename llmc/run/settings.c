@@ -26,6 +26,9 @@ static const Option options[] = {
     { "data",      "tf", "text-field",       OPTION_TEXT,  AT(field),         "",                    0,    0,     NULL,
       "the key of JSON data that holds the text, or the messages, of each record; not given: the form says it "
       "(docs/finetune.md)" },
+    { "data",      "sp", "split-special-tokens", OPTION_INT, AT(splits),      "0",                   0,    1,     NULL,
+      "1: control tokens that texts or messages spell out, such as <|im_end|>, are encoded as text; 0: as control "
+      "tokens" },
     { "data",      "ad", "allow-data-change", OPTION_INT,  AT(allow_data),    "0",                   0,    1,     NULL,
       "1: resume even if the data changed" },
     { "data",      "ab", "any-bytes",        OPTION_INT,   AT(any_bytes),     "0",                   0,    1,     NULL,

@@ -20,7 +20,7 @@ typedef enum { SAVE_AUTO, SAVE_F32, SAVE_BF16, SAVE_F16, SAVE_F64 } SavedType;
 /* In the order of the table's groups. */
 typedef struct {
     const char *train, *val, *tokenizer, *pattern, *chat, *field;
-    int         allow_data, any_bytes, new_rows;
+    int         splits, allow_data, any_bytes, new_rows;
     const char *model, *upcycle, *scores;
     Activation  activation;
     const char *out;

@@ -149,7 +149,7 @@ static void test_threads(void) {
         Meter meter;
         meter_begin(&meter, 0, "", 1, "MB");
         omp_set_num_threads(3);
-        const size_t all = tokenizer_encode_documents(t, d, COUNT(d), 7, &meter, &many);
+        const size_t all = tokenizer_encode_documents(t, d, COUNT(d), 7, &meter, &many, NULL);
         const uint16_t *narrow = many;
         int same = all > one + 4 && tokenizer_width(t) == 2 && narrow[one] == 7 && narrow[all - 1] == 7;
         for (size_t k = 0; k < one && same; k++) same = ids[k] == narrow[k];

@@ -42,7 +42,7 @@ static void write_one(const Chat *c, const JsonValue *talk) {
     }
     if (ok) {
         fuzz_check(turns.length % (2 * sizeof at) == 0 && utf8_valid(text.at, text.length) == text.length);
-        const int64_t tokens = chat_encode(c, tokenizer, talk, 0, &ids, &counts, &e);
+        const int64_t tokens = chat_encode(c, tokenizer, talk, 0, &ids, &counts, NULL, &e);
         fuzz_check(tokens >= 0);
         for (int64_t i = 0; i < tokens; i++)
             fuzz_check(ids[i] >= 0 && ids[i] < tokenizer_vocab(tokenizer) && counts[i] <= 1);

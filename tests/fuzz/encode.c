@@ -57,7 +57,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     void *wide;
     Meter meter = { 0 };
     if (text.bytes % 8 == 0) {
-        fuzz_check(tokenizer_encode_documents(t, &document, text.bytes > 0, -1, &meter, &wide)
+        fuzz_check(tokenizer_encode_documents(t, &document, text.bytes > 0, -1, &meter, &wide, NULL)
                    == n + (text.bytes && tokenizer_bos(t) >= 0));
         free(wide);
     }

@@ -16,7 +16,7 @@ static void encode(const Tokenizer *t, const char *text, size_t bytes) {
     void *wide;
     Meter meter = { 0 };
     if (bytes) n = tokenizer_begin(t, &ids, n, 0);
-    const size_t again = tokenizer_encode_documents(t, &document, bytes > 0, -1, &meter, &wide);
+    const size_t again = tokenizer_encode_documents(t, &document, bytes > 0, -1, &meter, &wide, NULL);
     fuzz_check(again == n);
     for (size_t i = 0; i < n; i++)
         fuzz_check((tokenizer_width(t) == 2 ? ((uint16_t *)wide)[i] : (int)((uint32_t *)wide)[i]) == ids[i]);

@@ -520,6 +520,7 @@ function event_take(e, run) {
     const m = run.message, talk = run.talk;
     if ('queue' in e) say(e.queue ? some(e.queue, 'request') + ' before yours.' : 'Yours is next.');
     if (e.dropped && !run.dropped) run.dropped = e.dropped;
+    if (e.control_tokens) run.controls = e.control_tokens;
     if (e.seed != null) m.info.seed = e.seed;
     for (const c of e.choices || []) {
         const text = (c.delta ? c.delta.content : c.text) || '', tokens = tokens_of(c);
@@ -592,8 +593,9 @@ function answered(run, trouble) {
         if (trouble) trouble_show(trouble);
         const cut = run.dropped ? ' The conversation is longer than the model’s context of ' + count(state.model.smoe.context) + ' tokens: its first ' + some(run.dropped, 'token') +
             (run.dropped === 1 ? ' was' : ' were') + ' left out.' : '';
+        const spelt = run.controls ? ' Its messages spell out ' + some(run.controls, 'control token') + ' of the model.' : '';
         const seed = run.again && $('option-seed').value ? ' The seed in Settings is fixed, so the same question has the same answer.' : '';
-        say(trouble ? '' : (m.info.ended === 'stopped' ? 'Stopped.' : m.text ? 'Done.' : 'The model ended at once, without a word.') + cut + seed);
+        say(trouble ? '' : (m.info.ended === 'stopped' ? 'Stopped.' : m.text ? 'Done.' : 'The model ended at once, without a word.') + cut + spelt + seed);
     }
     send_show();
     keep();
