@@ -487,7 +487,21 @@ expect 0 'generated 24 tokens' sh -c "printf 'say 3\n/reset\n\nsay 4\n' | $infer
 expect 0 'chat template chatml\|tokens/s' sh -c "printf 'hello\n' | $infer ours -m chat -n 5"
 expect 2 'for chats' $infer tuned -ct chatml
 expect 0 'forgotten' sh -c "printf 'one\ntwo\nthree\nfour\nfive\nsix\n' | $infer tuned -m chat -c 64 -n 20"
-rm -rf chatted chosen ours base bare short ranks1 ranks2
+# Control tokens that messages spell out: counted, and with -sp 1 encoded as text.
+sed '3s/say 3/say <|endoftext|> and <|endoftext|>/; 4s/it is 4/it is <|endoftext|>/' chats.jsonl > spelt.jsonl
+expect 0 'warning: spelt.jsonl spells out 3 control tokens, the first <|endoftext|>: encoded as control tokens.*-sp 1' $train -i spelt.jsonl -e base -b 2 -t 128 -x 2 -s 0 -o spelt
+expect 0 'spells out 3 control tokens, .*: encoded as text (-sp)' $train -i spelt.jsonl -e base -b 2 -t 128 -x 2 -s 0 -sp 1 -o split
+ok "other tokens, another run" [ "$(fingerprint spelt)" != "$(fingerprint split)" ]
+expect 0 'as encoded before' $train -o split -y 1 -x 3
+expect 4 'other data' $train -o split -y 1 -x 4 -sp 0
+expect 3 '-sp 1: good.bin: .*encoded already' $train -i good.bin -e m2:c32h4e4k2f32a1 -b 2 -t 32 -x 1 -o never -sp 1
+for sp in 0 1; do
+    [ $sp = 0 ] && as="control tokens (-sp 1: as text)" || as=text
+    expect 0 "^2 control tokens in messages are read as $as\$" sh -c "printf 'hello\n<|endoftext|>a<|endoftext|>\n' | $infer spelt -m chat -n 2 -sp $sp"
+    ok "and only of the message that has them" [ "$(grep -c 'control tokens in messages' "$said")" = 1 ]
+    expect 0 "spelt.jsonl spells out 3 control tokens, encoded as $as" $infer spelt -x spelt.jsonl -sp $sp
+done
+rm -rf spelt split chatted chosen ours base bare short ranks1 ranks2
 
 # ---- damaged checkpoints -----------------------------------------------------------------------------------------------------
 

@@ -215,9 +215,8 @@ static void say_controls(const Portion *p, const Tokenizer *t, const Controls *c
     size_t bytes;
     const char *first = c->count ? tokenizer_added(t, c->first, &bytes) : NULL;
     if (!first) return;
-    warn("%s: %s spells out %zu control token%s, the first %.*s: %s", p->source->path, p->source->has_chats
-         ? "its messages or texts" : "its text", c->count, c->count > 1 ? "s" : "", (int)bytes, first,
-         tokenizer_splits_controls(t) ? "encoded as text (-sp)"
+    warn("%s spells out %zu control token%s, the first %.*s: %s", p->source->path, c->count, c->count > 1 ? "s" : "",
+         (int)bytes, first, tokenizer_splits_controls(t) ? "encoded as text (-sp)"
          : "encoded as control tokens, as Transformers does; -sp 1 encodes such as text");
 }
 static int encode_portion(Data *d, const Portion *p, const Tokenizer *t, int says, Meter *meter, Error *e) {
