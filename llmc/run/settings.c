@@ -60,8 +60,8 @@ static const Option options[] = {
     { "batch",     "d",  "total",            OPTION_LONG,  AT(total),         "0",                   0,    1e12,  NULL,
       "tokens per step, a multiple of B*T (more than B*T: gradients accumulate); 0: B*T" },
     { "batch",     "ds", "batch-stages",     OPTION_TEXT,  AT(stages),        "",                    0,    0,     NULL,
-      "1:2:3: in three thirds of the steps once, twice and three times the tokens of -d, at rates times the square "
-      "root of that" },
+      "1:2:3: the first third of the steps has the tokens of -d, the second twice as many, the last three times as many; "
+      "rates grow with the square root" },
     { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "400",                 -1000, 1e12, NULL,
       "optimizer steps; -1: one epoch, -2: two; 0: print the plan and exit" },
     { "schedule",  "k",  "schedule",         OPTION_CHOICE, AT(schedule),      "cosine",              0,    0,
@@ -86,7 +86,7 @@ static const Option options[] = {
       "Muon: momentum at the beginning and the end of a run (try 0.85 with -wm 0.95), from which it rises in the first "
       "quarter and to which it falls in the last 4 %; 0: -wm all the time" },
     { "optimizer", "wp", "expert-period",    OPTION_INT,   AT(period),        "1",                1, MUON_PERIODS, NULL,
-      "Muon: experts are updated every N steps, in turn, at N times the rate" },
+      "Muon: each expert is updated in every N-th step only, at N times the rate" },
     { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,
       "weight decay of matrices" },
     { "optimizer", "ck", "decay-kind",       OPTION_CHOICE, AT(cautious),     "plain", 0, 0, "plain|cautious|squared",
@@ -141,7 +141,7 @@ static const Option options[] = {
     { "saving",    "n",  "save-every",       OPTION_LONG,  AT(save_every),    "0",                   0,    1e12,  NULL,
       "steps between checkpoints; 0: not by steps. One is also saved by time (-nt), when stopped, and at the end" },
     { "saving",    "nt", "save-seconds",     OPTION_FLOAT, AT(save_seconds),  "120",                 0,    1e9,   NULL,
-      "seconds between checkpoints, half of that before the first; such a one is removed when the next is saved; "
+      "seconds between checkpoints (half of that before the first), each of which replaces the one before; "
       "0: not by time" },
     { "saving",    "nk", "keep",             OPTION_INT,   AT(keep),          "2",                   1,    1e6,   NULL,
       "how many of the newest checkpoints to keep" },
