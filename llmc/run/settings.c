@@ -60,8 +60,8 @@ static const Option options[] = {
     { "batch",     "d",  "total",            OPTION_LONG,  AT(total),         "0",                   0,    1e12,  NULL,
       "tokens per step, a multiple of B*T (more than B*T: gradients accumulate); 0: B*T" },
     { "batch",     "ds", "batch-stages",     OPTION_TEXT,  AT(stages),        "",                    0,    0,     NULL,
-      "1:2:3: the first third of the steps has the tokens of -d, the second twice as many, the last three times as many; "
-      "rates grow with the square root" },
+      "1:2:3: the first third of the steps has the tokens of -d, the second twice as many, the last three times as "
+      "many; rates grow with the square root" },
     { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "400",                 -1000, 1e12, NULL,
       "optimizer steps; -1: one epoch, -2: two; 0: print the plan and exit" },
     { "schedule",  "k",  "schedule",         OPTION_CHOICE, AT(schedule),      "cosine",              0,    0,
