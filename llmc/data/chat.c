@@ -488,19 +488,38 @@ uint64_t chat_hash(const Chat *c, uint64_t seed) {
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
 /* How many of the first tokens are those of the first `bytes` bytes of the text. The token in which
- * this prefix ends, if it ends within one, belongs to what follows. *seam: the last seam before the
- * last call's bytes, which were not more; so a conversation whose turns have added tokens takes
- * linear time. */
+ * this prefix ends, if it ends within one, belongs to what follows, and *within is 1. *seam: the
+ * last seam before the last call's bytes, which were not more; so a conversation whose turns have
+ * added tokens takes linear time. */
 static size_t tokens_before(const Tokenizer *t, const char *text, size_t bytes, const int *ids, size_t count,
-                            const TokenSeam **seam, Controls controls) {
+                            const TokenSeam **seam, Controls controls, int *within) {
     int *more;
+    *within = 0;
     if (tokenizer_is_bytes(t)) return bytes;                        /* every byte is a token */
     while (seam[0][1].bytes <= bytes) ++*seam;
     const size_t n = tokenizer_encode_part(t, text, (*seam)->bytes, bytes, &more, NULL, &controls);
     size_t same = 0, at = (*seam)->ids;
     while (same < n && at + same < count && more[same] == ids[at + same]) same++;
     free(more);
+    *within = same < n;
     return at + same;
+}
+/* How many tokens there are up to the end of what is learned. A token that joins this end with
+ * what follows ("|>" and a new line, in an own BPE) is learned, as in Transformers' mask; an answer
+ * would have no end otherwise. */
+static size_t tokens_until(const Tokenizer *t, const char *text, size_t bytes, size_t all, const int *ids, size_t count,
+                           const TokenSeam **seam, Controls controls) {
+    enum { MOST = 32 };                         /* bytes of such a token beyond the end */
+    int within;
+    if (bytes == all) return count;
+    const size_t first = tokens_before(t, text, bytes, ids, count, seam, controls, &within);
+    for (size_t more = 1; within && more <= MOST && bytes + more <= all; more++) {
+        const TokenSeam *at = *seam;
+        const size_t n = bytes + more == all ? count
+            : tokens_before(t, text, bytes + more, ids, count, &at, controls, &within);
+        if (!within || bytes + more == all) return n;
+    }
+    return first;
 }
 
 /* Does the last message end with the text, as an answer that is learned? */
@@ -539,8 +558,9 @@ int64_t chat_encode(const Chat *c, const Tokenizer *t, const JsonValue *talk, in
         for (size_t i = 0; i + 1 < ends; i += 2) {
             size_t at[2];
             memcpy(at, learned.at + i * sizeof *at, sizeof at);
-            const size_t from = tokens_before(t, text.at, at[0], *ids, n, &seam, own);
-            const size_t to = at[1] == text.length ? n : tokens_before(t, text.at, at[1], *ids, n, &seam, own);
+            int within;
+            const size_t from = tokens_before(t, text.at, at[0], *ids, n, &seam, own, &within),
+                to = tokens_until(t, text.at, at[1], text.length, *ids, n, &seam, own);
             if (to > from) memset(*counts + from, 1, to - from);
         }
     }

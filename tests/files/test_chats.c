@@ -328,6 +328,29 @@ static void test_variables(void) {
     remove(path), remove(damaged), chat_close(&c), free_each(path, damaged);
 }
 
+/* A token of the end of an answer and of the new line behind it is learned. */
+static void test_joined_end(void) {
+    static const char form[] = "{% for m in messages %}{{ m.role }}: {{ m.content }} \\o.\n{% endfor %}",
+        talk[] = "{\"role\": \"user\", \"content\": \"hi.\"}, {\"role\": \"assistant\", \"content\": \"yes\"}, "
+                 "{\"role\": \"user\", \"content\": \"b\"}";
+    Error e;
+    Chat c;
+    Tokenizer *t = tokenizer_load("tests/reference/tokenizers/qwen2.json", &e);
+    char *path = scratch_put("joined.jinja", form, sizeof form - 1);
+    Json *json = say(talk);
+    int *ids = NULL;
+    unsigned char *counts = NULL;
+    const int joined = t ? tokenizer_id(t, ".\n") : -1;
+    const int64_t n = t && chat_open(&c, path, NULL, &e)
+        ? chat_encode(&c, t, json_root(json), 0, &ids, &counts, NULL, &e) : -1;
+    int learned = 0, last = -1;
+    for (int64_t i = 0; i < n; i++) if (counts[i]) learned++, last = ids[i];
+    check(n > 0 && learned > 2 && last == joined && joined >= 0, "the token of the end is learned: %d of %lld, %d is "
+          "%d %s", learned, (long long)n, last, joined, n < 0 ? e.text : "");
+    if (n >= 0) chat_close(&c);
+    free_each(ids, counts, path), json_free(json), tokenizer_free(t);
+}
+
 /* Where templates write dates, training has one and a chat today's. */
 static void test_dates(void) {
     Error e;
@@ -716,7 +739,7 @@ void test_chats(void) {
     PART(test_oldest()); PART(test_goldens()); PART(test_own_templates()); PART(test_unknown());
     PART(test_learned()); PART(test_keys()); PART(test_variables());
     PART(test_shown()); PART(test_all_controls()); PART(test_split_documents());
-    PART(test_dates()); PART(test_bad_lines()); PART(test_lone()); PART(test_no_calls());
+    PART(test_joined_end()); PART(test_dates()); PART(test_bad_lines()); PART(test_lone()); PART(test_no_calls());
     PART(test_weights());
     PART(test_unanswered(ONE "]}", 0));
     PART(test_unanswered(ONE ", {\"role\": \"assistant\", \"content\": \"y\"}]}", 1));
