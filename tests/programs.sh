@@ -191,6 +191,10 @@ same_run staged staged3 "stages on two ranks"
 expect 2 'ds 1:2:x: a stage is a number' $some -ds 1:2:x -o none
 expect 2 'ds 1:2:3: a run of 2 steps' $some -ds 1:2:3 -x 2 -o none
 printf '# mine\r\n\n-i text.txt\r\nval=val.txt\n  --seq = 16\nb 4\n' > mine.txt
+expect 0 'in llama.cpp  *| other text: of this family it knows -rs topk-softmax only' $train -i text.txt -e m2:c32h2e4k2f32 -rs softmax-topk -x 0
+expect 0 'in llama.cpp  *| other text: of this family it knows -rs softmax-topk only' $train -i text.txt -e m2:c32h2e4k2f32n2 -x 0
+expect 0 'n1, qwen3_moe' $train -i text.txt -e m2:c32h2e4k2f32 -x 0
+ok "the default is what llama.cpp computes" [ -z "$(grep 'in llama.cpp' "$said")" ]
 expect 0 '= 8 x 16 x 1 micro' $train --config=mine.txt -b 8 -d 128 $model -x 0
 expect 0 '= 4 x 16 x 1 micro' $train $model -cf mine.txt -x 0
 printf 'tensorboard = 1\n' >> mine.txt                  # of an earlier version

@@ -154,6 +154,13 @@ const char *family_name(Family f)         { return row_of(f) < ROWS ? rows[row_o
 const char *family_architecture(Family f) { return row_of(f) < ROWS ? rows[row_of(f)].architecture : ""; }
 const Config *family_defaults(Family f)   { return &rows[row_of(f)].missing; }
 
+const char *family_gguf_scores(const Config *c) {
+    const Family f = c->experts > 1 ? config_family(c) : FAMILY_SMOE;
+    if (f == FAMILY_QWEN3_MOE) return c->scores == TOPK_SOFTMAX ? NULL : "topk-softmax";
+    if (f == FAMILY_OLMOE || f == FAMILY_QWEN2_MOE) return c->scores == SOFTMAX_TOPK ? NULL : "softmax-topk";
+    return NULL;
+}
+
 int family_upcycle(Config *c, const char *fields, Error *e) {
     if (!config_upcycle(c, fields, e)) return 0;
     if (c->family != FAMILY_SMOE) c->family = 0;

@@ -20,6 +20,10 @@ const char *family_name(Family f);                                  /* "jetmoe",
 const char *family_architecture(Family f);                          /* "JetMoeForCausalLM", ... */
 const Config *family_defaults(Family f);                            /* what keys mean that are missing */
 
+/* -rs with which llama.cpp computes what this program does, if it has one way only for the family
+ * (whatever norm_topk_prob says) and c another; else NULL. As scripts/gguf.py. */
+const char *family_gguf_scores(const Config *c);
+
 /* config_upcycle to a mixture that a family expresses. */
 int family_upcycle(Config *c, const char *fields, Error *e);
 #endif

@@ -427,6 +427,9 @@ void run_print_plan(const Run *r) {
     if (config_family(c) == FAMILY_SMOE)
         line("|   form                | smoe, of this project: Transformers opens it with trust_remote_code=True "
              "(modeling_smoe.py)");
+    if (family_gguf_scores(c))
+        line("|   in llama.cpp        | other text: of this family it knows -rs %s only (docs/serve.md)",
+             family_gguf_scores(c));
     if (*r->s.upcycle && !r->from)
         line("|   upcycled            | every expert is a copy of an MLP of %s, a dense %s; "
                    "routers are new", r->s.model, family_name(config_family(&r->dense)));
