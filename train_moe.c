@@ -169,14 +169,17 @@ static int train(Run *r) {
     if (p->unvalidated && !between_steps(r)) return 0;
     while (p->step < s->steps) {
         const double start = now();
+        const int is_first = p->step == r->first_step;
         int bad_tensor;
         if (r->takes_signals) requests_step(p->step + 1);
+        if (is_first) run_time_start(r, "first step");
         group_phase(r->parallel.group, "a training step", step_limit(r));
         const Waits before = r->dev->waits();
         train_step(r);
         StepStats t = step_stats(r, start, &bad_tensor);
         const Waits after = r->dev->waits();
         r->waits += after.syncs - before.syncs + after.reads - before.reads;
+        if (is_first) run_report_start(r);
         log_step(&r->log, &t, t.step == r->first_step + 1 || validates(r, t.step) || shows_sample(r, t.step));
         run_forewarn(r, &t);
         run_follow_course(r, &t);
@@ -200,11 +203,13 @@ static int train(Run *r) {
  * process. */
 static void run_rank(void *all, int local) {
     Run *r = (Run *)all + local;
+    run_time_start(r, "ranks");
     parallel_connect(&r->parallel, r->dev, r->local_devices.first + local, r->processes, local);
     r->leads = r->parallel.rank == 0;
     r->takes_signals = local == 0;
     run_plan(r);
     parallel_form_nodes(&r->parallel, r->dev);
+    run_time_start(r, "memory");
     run_allocate(r);
     run_start_or_resume(r);
     run_begin_log(r);
@@ -230,13 +235,19 @@ int main(int argc, char **argv) {
     threads_settle(argv);
     r->started = now();
     r->arguments = argv;
+    run_time_start(r, "settings and folder");
     settings_parse(&r->s, argc, argv);
     run_find_launch(r);
     run_open_folder(r);
+    run_time_start(r, "device");
     run_choose_device(r);
+    run_time_start(r, "data");
     run_open_data(r);
+    run_time_start(r, "plan");
     run_choose_model(r);
+    run_time_start(r, "ranks");
     run_join_ranks(r);
+    run_time_start(r, "plan");
     run_plan(r);
     run_plan_saves(r);
     if (r->leads) run_print_plan(r);

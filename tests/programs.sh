@@ -833,6 +833,14 @@ pair r22 -x 40 -v 20 -n 20; end_both 0 0 "two processes of two ranks"
 same_run r4 r22 "4 ranks in two processes instead of one"
 ok "only the first process prints" [ ! -s "$work/log2" ]
 ok "the secret is in a file that only its owner reads" [ "$(ls -l r22.secret | cut -c1-10)" = -rw------- ]
+ok "where the time of the start went is an event" grep -q '"event": "begun", "settings and folder": [0-9.e-]*, .*"ranks": .*"weights": .*"first step": [0-9.]*, "seconds": ' r22/log.jsonl
+ok "a short start is no line" [ "$(grep -c '^the start took' "$work/log")" = 0 ]
+port=$((port + 1))
+start $shared -b 3 -ng 2 -pn 2 -ps 127.0.0.1 -pp $port -pr 0 -pt 2 -o later -x 1
+sleep 5.5
+$shared -b 3 -ng 2 -pn 2 -ps 127.0.0.1 -pp $port -pr 1 -pt 2 -o later -x 1 > "$work/log2" 2>&1 < /dev/null & other=$!
+end_both 0 0 "a process that starts 5 s later"
+ok "a long start says what it waited for" grep -q '^the start took [0-9.]* s:.* ranks [0-9.]*' "$work/log"
 expect 2 'export MOE_SECRET=' $shared -b 3 -ng 2 -pn 2 -pr 0 -ps 192.0.2.1 -x 40 -o new
 MOE_SECRET=0123456789abcdef; export MOE_SECRET
 pair r23 -x 2 -v 20; end_both 0 0 "two processes with MOE_SECRET"

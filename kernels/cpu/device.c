@@ -18,7 +18,11 @@ static void *alloc(size_t bytes) {
 #if defined(MADV_HUGEPAGE)
     if (p && align == HUGE_PAGE) madvise(p, bytes, MADV_HUGEPAGE);
 #endif
-    return p ? memset(p, 0, bytes) : NULL;
+    /* the first to touch a page waits while the system clears it: all threads do */
+    #pragma omp parallel for if (bytes > 16 * HUGE_PAGE)
+    for (size_t at = 0; at < (p ? bytes : 0); at += HUGE_PAGE)
+        memset((char *)p + at, 0, bytes - at < HUGE_PAGE ? bytes - at : HUGE_PAGE);
+    return p;
 }
 static void release(void *p) { free(p); }
 /* The number after `name` in a file of such lines; name "": the first of the file. -1: none. */

@@ -12,6 +12,10 @@
 #include "report.h"
 #include "saves.h"
 
+/* Seconds that the parts of the start took, by their names; one of them is running. */
+enum { START_PARTS = 16 };
+typedef struct { struct { const char *name; double seconds; } part[START_PARTS]; int count, running; } StartTimes;
+
 /* A run, for one rank. The ranks of a process share data, tokenizer and checkpoint. */
 typedef struct {
     Settings      s;
@@ -48,6 +52,7 @@ typedef struct {
     int64_t       counted;              /* targets of the step that count, of all ranks: its loss is their mean */
     uint64_t     *keys;                 /* (run_most_micro_batches) of their dropout */
     double        started, session;     /* time of the program's start; seconds trained in this session */
+    StartTimes    start_times;
     double        validated;            /* seconds that the last validation took; 0: none yet */
     Saves         saves;
     int64_t       first_step, waits;    /* of this session; how often the host waited for the device in its steps */
@@ -82,6 +87,10 @@ void run_announce(const Run *r, const char *what, const char *folder, double byt
 void run_claim_folder(Run *r);
 void run_check_memory(const Run *r);    /* fails with the same message on all ranks */
 _Noreturn void run_out_of_memory(const Run *r);
+
+/* The next part of the start begins, or one goes on that was interrupted. */
+void run_time_start(Run *r, const char *name);
+void run_report_start(Run *r);          /* after the first step, the last part: where the time went, in the log */
 
 /* Reports. */
 void run_begin_log(Run *r);

@@ -133,6 +133,38 @@ void run_begin_log(Run *r) {
         log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
 }
 
+/* ---- where the time of the start goes -------------------------------------------------------- */
+
+/* Until it changes, `seconds` of the running part is minus the time at which it began. */
+void run_time_start(Run *r, const char *name) {
+    StartTimes *s = &r->start_times;
+    const double t = now();
+    int i = 0;
+    if (s->count) s->part[s->running].seconds += t;
+    while (i < s->count && strcmp(s->part[i].name, name)) i++;
+    if (i == s->count) s->part[s->count++].name = name;
+    s->part[i].seconds -= i ? t : r->started;
+    s->running = i;
+}
+/* A short start is only an event of the log. */
+void run_report_start(Run *r) {
+    enum { LONG = 5 };                                      /* seconds */
+    StartTimes *s = &r->start_times;
+    double all = 0;
+    Text line = { 0 }, e = event("begun");
+    s->part[s->running].seconds += now();
+    for (int i = 0; i < s->count; i++) {
+        const double seconds = s->part[i].seconds;
+        all += seconds;
+        event_double(&e, s->part[i].name, seconds);
+        if (seconds >= 0.05) text_add(&line, "%s %s %.1f", line.at ? "," : "", s->part[i].name, seconds);
+    }
+    event_double(&e, "seconds", all);
+    log_event(&r->log, &e);
+    if (all >= LONG) log_line(&r->log, "the start took %.1f s:%s", all, line.at);
+    free(line.at);
+}
+
 /* ---- steps ----------------------------------------------------------------------------------- */
 
 /* The first steps include warm-up. */

@@ -153,6 +153,7 @@ void run_start_or_resume(Run *r) {
     const Settings *s = &r->s;
     Progress *p = &r->progress;
     Error e;
+    run_time_start(r, "weights");
     if (r->from) {
         run_announce(r, "reading", checkpoint_path(r->from), checkpoint_bytes(checkpoint_path(r->from)));
         if (!checkpoint_load(r->from, &r->model, &r->optimizer, &e))
@@ -182,10 +183,12 @@ void run_start_or_resume(Run *r) {
         else if (*s->upcycle) upcycle(r);
         else if (!hf_load_weights(&r->model, s->model, &e)) fail_with(&e, EXIT_INPUT);
         else add_rows(r);
+        run_time_start(r, "optimizer");
         optimizer_start(&r->optimizer, &r->model);
         group_barrier(r->parallel.group);                    /* wait until every rank has validated its input */
         if (r->leads) run_claim_folder(r);
     }
+    run_time_start(r, "files");
     if (r->from && p->data != data_fingerprint(r->data)) {
         if (r->leads && p->best.step >= 0)
             warn("the data changed, so the best validation loss so far (%.6f) counts no more", p->best.loss);
