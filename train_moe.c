@@ -216,12 +216,6 @@ static void run_rank(void *all, int local) {
     r->finished = train(r);
     run_end_log(r);
     saver_close(r->saves.saver);
-    if (r->finished && r->saves.lost_best >= 0)
-        fail(EXIT_DISK, "the weights with the best validation loss, of step %lld, could not be saved",
-             (long long)r->saves.lost_best);
-    if (r->finished && r->progress.diverged)
-        fail(EXIT_NUMERICS, "the run has diverged at step %lld, and did not recover",
-             (long long)r->progress.diverged);
     for (int i = 0; i < PHASES; i++) replay_free(&r->replay_micro[i], r->dev);
     /* NCCL does not close while a recording holds its operations */
     for (int i = 0; i < MUON_PERIODS; i++) replay_free(&r->replay_update[i], r->dev);
@@ -260,5 +254,11 @@ int main(int argc, char **argv) {
     threads_run(r->local_devices.count, run_rank, ranks);
     checkpoint_close(r->from);
     group_leave(r->processes);
+    if (ranks[0].finished && ranks[0].saves.lost_best >= 0)
+        fail(EXIT_DISK, "the weights with the best validation loss, of step %lld, could not be saved",
+             (long long)ranks[0].saves.lost_best);
+    if (ranks[0].finished && ranks[0].progress.diverged)
+        fail(EXIT_NUMERICS, "the run has diverged at step %lld, and did not recover",
+             (long long)ranks[0].progress.diverged);
     return ranks[0].finished ? EXIT_DONE : EXIT_STOPPED;
 }

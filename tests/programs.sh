@@ -833,6 +833,7 @@ pair r22 -x 40 -v 20 -n 20; end_both 0 0 "two processes of two ranks"
 same_run r4 r22 "4 ranks in two processes instead of one"
 ok "only the first process prints" [ ! -s "$work/log2" ]
 ok "the secret is in a file that only its owner reads" [ "$(ls -l r22.secret | cut -c1-10)" = -rw------- ]
+pair r22wild -x 60 -v 100 -l 10 -k constant; end_both 9 9 "two processes whose run diverges"
 ok "where the time of the start went is an event" grep -q '"event": "begun", "settings and folder": [0-9.e-]*, .*"ranks": .*"weights": .*"first step": [0-9.]*, "seconds": ' r22/log.jsonl
 ok "a short start is no line" [ "$(grep -c '^the start took' "$work/log")" = 0 ]
 port=$((port + 1))

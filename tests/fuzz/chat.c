@@ -42,11 +42,17 @@ static void write_one(const Chat *c, const JsonValue *talk) {
     }
     if (ok) {
         fuzz_check(turns.length % (2 * sizeof at) == 0 && utf8_valid(text.at, text.length) == text.length);
-        const int64_t tokens = chat_encode(c, tokenizer, talk, 0, &ids, &counts, NULL, &e);
+        Controls controls = { 0 };
+        const int64_t tokens = chat_encode(c, tokenizer, talk, 0, &ids, &counts, &controls, &e);
         fuzz_check(tokens >= 0);
         for (int64_t i = 0; i < tokens; i++)
             fuzz_check(ids[i] >= 0 && ids[i] < tokenizer_vocab(tokenizer) && counts[i] <= 1);
-        free(ids), free(counts);
+        int *split;                                         /* control tokens of the conversation as text */
+        tokenizer_split_controls(tokenizer, 1);
+        const int64_t n = chat_encode(c, tokenizer, talk, 0, &split, NULL, NULL, &e);
+        tokenizer_split_controls(tokenizer, 0);
+        fuzz_check(n >= 0 && (controls.count || (n == tokens && !memcmp(split, ids, (size_t)n * sizeof *ids))));
+        free(ids), free(counts), free(split);
     } else fuzz_check(*e.text);
     free(text.at), free(again.at), free(turns.at);
 }
