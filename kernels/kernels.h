@@ -169,6 +169,7 @@ typedef struct {
     const int *token;                       /* (B) */
     Norm query_norm, key_norm;              /* (D) of every head, or, if joint, (Q*G*D) (G*D) of all heads together */
     int  joint;
+    floatX *own_keys;           /* (rows of the cache + 1, G*D)  shift_keys after rotation; row r is of row r - 1 */
 } NewHeads;
 
 /* How the next token is drawn: from the most likely tokens that reach probability top_p together,
@@ -637,9 +638,12 @@ struct Device {
  * out: out (N,O) = residual + scale (bias + sum_k weight[n,k] inp[slot n*K+k] w[expert]^T).   inp
  *   (N*K,C)  w (E,O,C) bias (O), or NULL. scale 0: none. choice: that of the last `in`, or NULLs:
  *   one expert. out may be residual.
- * attention: `heads`, as bias_forward, columns_add and the norms; rope(q), rope of the keys in kv,
- *   cache_store(kv), attention_cached. kv (B,2,G,D)  row (B). position, row, token and the cache
- *   must be complete before the PREVIOUS operation is queued: this one reads them early. */
+ * attention: `heads`, as bias_forward, columns_add and the norms; rope(q), rope of the keys in kv;
+ *   of own_keys, unless NULL, shift_keys with before = row row[b] of it, and the key as it was is
+ *   stored in row row[b] + 1; cache_store(kv), attention_cached. kv (B,2,G,D)  row (B). position,
+ *   row, token, own_keys and the cache must be complete before the PREVIOUS operation is queued:
+ *   this one reads them early. Of own_keys only what shift_keys moves is read and stored; with it D
+ *   is a multiple of 8. */
 struct DecodeOperations {
     int  (*fits)(int N, int C, int F, int E, int K);
     void (*in )(OUT floatX *out, OUT floatX *plain, OUT Choice choice, const floatX *inp, Norm norm, Router router,

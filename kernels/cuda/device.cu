@@ -176,7 +176,7 @@ PART(device) {
     static DecodeOperations decode;
     DEVICE(decode_layer)(&decode);
     DEVICE(decode_heads)(&decode);
-    if (decode.fits) d->decode = &decode;
+    d->decode = &decode;
 #if defined(PRECISION_BF16)
     DEVICE(hopper)(d);                                      // after the functions that it replaces
     static Fp8Operations fp8;

@@ -22,7 +22,8 @@ int layers_decode(const Model *m) {
     const DecodeOperations *decode = m->dev->decode;
     const int N = m->batch.N, C = c->channels, mixtures = config_mixtures(c);
     return decode && m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced
-        && !c->kv_rank && !c->key_shift && !c->sinks && !c->expert_bias && c->activation != CLAMPED
+        && !c->kv_rank && !(c->key_shift && c->head_size % 8) && !c->sinks && !c->expert_bias
+        && c->activation != CLAMPED
         && (!mixtures || decode->fits(N, C, c->width, c->experts, c->topk))
         && (mixtures == c->layers || decode->fits(N, C, config_dense_width(c), 1, 1))
         && (!c->shared_width || decode->fits(N, C, c->shared_width, 1, 1))
@@ -40,7 +41,8 @@ static void attention_layer_decode(Model *m, int l, floatX *out, const floatX *r
                             .E = c->attention_experts, .K = c->attention_topk };
     const Choice choice = { a->att.expert, a->att.weight };
     const NewHeads heads = { p->query_bias, p->kv_bias, p->value_gate ? NULL : p->value_embed, m->batch.tokens,
-                             norm_of(m, p->query_norm), norm_of(m, p->key_norm), c->qk_norm == NORM_ALL };
+                             norm_of(m, p->query_norm), norm_of(m, p->key_norm), c->qk_norm == NORM_ALL,
+                             m->own_keys[l] };
 
     /* 1 to 3. */
     dev->decode->in(a->q, a->kv, choice, resid, norm_of(m, p->att_norm), router, p->query, p->kv, p->output,

@@ -193,6 +193,9 @@ static void decoding(const Device *dev) {
         { "d2:c512h8f320n0",             1, 1100, 1070, 300 },   /* windows in the first layer: heads of 64, */
         { "m1:c512h4q2e4k4f96a1n0",      2, 1100, 1070, 33 },    /* of 128, */
         { "d1:c640h8q2f1024n0",          2, 600,  580,  130 },   /* and of 80 */
+        { "m2:c512h8e4k4f64n1j1",        1, 300,  280,  0   },   /* keys of the token before: heads of 64, */
+        { "m2:c512h4q2e4k4f64n1v1g1j1",  2, 300,  280,  0   },   /* of 128, */
+        { "d2:c640h8q2f320n2j1",         2, 300,  280,  0   },   /* and of 80 */
         { "d1:c512h8f320n0",             1, 8400, 8390, 100 },  /* a longer cache than the clusters' without a window */
     };
     for (size_t i = 0; i < (quick ? 2 : sizeof large / sizeof *large); i++) {

@@ -25,4 +25,5 @@ void check_sharded_update(const Device *dev);
 void check_singular_values(const Device *dev);                  /* of what orthogonalize makes */
 void check_rounded_routing(const Device *dev, int try);
 void check_unused_rows(const Device *dev);
+void check_new_heads(const Device *dev);                        /* of devices with DecodeOperations */
 #endif

@@ -1,7 +1,9 @@
 /* properties.c: what operations promise beyond single cases. AdamW and Muon: stochastic rounding
  * without bias. AdamW: shards that add up to the whole. route_round: whole tiles, the best tokens
- * kept, weights that still sum to one, whatever the router says. */
+ * kept, weights that still sum to one, whatever the router says. Fused decoding: what the single
+ * operations make of new heads. */
 #include "ops.h"
+#include "llmc/model/rope.h"
 #include "llmc/model/routers.h"
 #include <math.h>
 
@@ -370,4 +372,89 @@ void check_unused_rows(const Device *dev) {
     dev->release(on_device[0]), dev->release(on_device[1]), dev->release(tokens), dev->release(rows),
         dev->release(dweight);
     free(x), free(got);
+}
+
+/* ---- new heads when text is generated -------------------------------------------------------- */
+
+enum { NEW_B = 2, NEW_G = 2, NEW_Q = 2, NEW_STEPS = 5 };
+typedef struct {                                            /* what a layer keeps, and what it makes of a token */
+    floatX *q, *kv, *cache, *own, *out;
+    size_t q_size, kv_size, cache_size, own_size;
+} NewHeadsOf;
+static NewHeadsOf new_heads(const Device *dev, int T, int D) {
+    const size_t GD = (size_t)(NEW_G * D), rows = (size_t)(NEW_B * T), X = dev->floatX_size;
+    NewHeadsOf h = { .q_size = NEW_B * NEW_Q * GD, .kv_size = NEW_B * 2 * GD, .cache_size = rows * 2 * GD,
+                     .own_size = (rows + 1) * GD };
+    h.q = dev->alloc(h.q_size * X), h.kv = dev->alloc(h.kv_size * X), h.out = dev->alloc(h.q_size * X);
+    h.cache = dev->alloc(h.cache_size * X), h.own = dev->alloc(h.own_size * X);
+    return h;
+}
+/* The same by single operations. scratch: two of (B,G*D). */
+static void new_heads_singly(const Device *dev, const NewHeadsOf *h, const NewHeads *heads, floatX *const scratch[2],
+                             const real *table, const int *position, const int *row, int T, int D) {
+    enum { B = NEW_B, G = NEW_G, Q = NEW_Q };
+    const int GD = G * D;
+    dev->norm_rope_forward(h->q, NULL, table, position, heads->query_norm, B, Q*GD, Q*G, D);
+    dev->norm_rope_forward(h->kv, NULL, table, position, heads->key_norm, B, 2*GD, G, D);
+    if (heads->own_keys) {
+        dev->columns_take(scratch[0], h->kv, B, 2*GD, 0, GD);
+        dev->embed_forward(scratch[1], row, h->own, B, GD);
+        dev->shift_keys(h->kv, scratch[0], scratch[1], position, B, G, D);
+        dev->cache_store((floatX *)((char *)h->own + (size_t)GD * dev->floatX_size), scratch[0], row, B, GD);
+    }
+    dev->cache_store(h->cache, h->kv, row, B, 2*GD);
+    dev->attention_cached(h->out, h->q, h->cache, NULL, position, 0, HEADS_GROUPED, B, T, G, Q, D);
+}
+static double of_new_heads(const Device *dev, const floatX *a, const floatX *b, size_t n) {
+    double *x = mem_alloc(n * sizeof *x), *y = mem_alloc(n * sizeof *y);
+    dev->to_double(x, a, n), dev->to_double(y, b, n);
+    const double error = relative_error(x, y, n);
+    free(x), free(y);
+    return error;
+}
+/* Two sequences: the first tokens, one of which has none before it, and the last ones that fit. The
+ * tokens between them are zeros. Without and with keys of the token before. */
+static void check_new_heads_of(const Device *dev, int T, int D, int shifts) {
+    enum { B = NEW_B, G = NEW_G, Q = NEW_Q, REALS = 4 };
+    const Config c = { .head_size = D, .rope_theta = 100 };
+    const size_t X = dev->floatX_size, GD = (size_t)(G * D);
+    NewHeadsOf fused = new_heads(dev, T, D), single = new_heads(dev, T, D);
+    floatX *weight = dev->alloc((size_t)D * X), *scratch[2] = { dev->alloc(B * GD * X), dev->alloc(B * GD * X) };
+    real *table = dev->alloc((size_t)(T * D) * dev->real_size);
+    int *at = dev->alloc(2 * B * sizeof *at);
+    double *x = mem_alloc(fused.q_size * REALS * sizeof *x);
+    const Norm norm = { weight, 1e-6f };
+    const NewHeads heads = { .query_norm = norm, .key_norm = norm, .own_keys = shifts ? fused.own : NULL };
+    rope_table(dev, table, &c, T);
+    for (int d = 0; d < D; d++) x[d] = 1 + 0.1 * normal();
+    dev->from_double(weight, x, (size_t)D);
+    for (int t = 0; t < NEW_STEPS; t++) {
+        const int now = t < 2 ? t : T - NEW_STEPS + t, host[2 * B] = { now, now, now, T + now };
+        dev->upload(at, host, sizeof host);
+        for (int kv = 0; kv < 2; kv++) {
+            const size_t n = kv ? fused.kv_size : fused.q_size;
+            for (size_t i = 0; i < n; i++) x[i] = normal();
+            dev->from_double(kv ? fused.kv : fused.q, x, n);
+            dev->copy(kv ? single.kv : single.q, kv ? fused.kv : fused.q, n * X);
+        }
+        dev->decode->attention(fused.out, fused.cache, fused.q, fused.kv, &heads, table, at, at + B, 0, HEADS_GROUPED,
+                               B, T, G, Q, D);
+        new_heads_singly(dev, &single, &heads, scratch, table, at, at + B, T, D);
+        check_error(of_new_heads(dev, fused.out, single.out, fused.q_size), X == 2 ? 0.01 : 1e-5,
+                    "%s decode->attention: as single operations, T=%d D=%d, step %d, keys %s", dev->name, T, D, t,
+                    shifts ? "of the token before" : "as they are");
+    }
+    check_error(of_new_heads(dev, fused.cache, single.cache, fused.cache_size), X == 2 ? 0.01 : 1e-5,
+                "%s decode->attention: its cache, T=%d D=%d", dev->name, T, D);
+    dev->release(weight), dev->release(scratch[0]), dev->release(scratch[1]), dev->release(table), dev->release(at);
+    NewHeadsOf both[] = { fused, single };
+    for (int i = 0; i < 2; i++)
+        dev->release(both[i].q), dev->release(both[i].kv), dev->release(both[i].out), dev->release(both[i].cache),
+            dev->release(both[i].own);
+    free(x);
+}
+void check_new_heads(const Device *dev) {
+    static const struct { int T, D; } sizes[] = { { 300, 8 }, { 300, 40 }, { 100, 64 }, { 100, 128 } };
+    for (size_t i = 0; i < COUNT(sizes) && dev->decode; i++)
+        for (int shifts = 0; shifts < 2; shifts++) check_new_heads_of(dev, sizes[i].T, sizes[i].D, shifts);
 }

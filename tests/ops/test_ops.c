@@ -300,6 +300,7 @@ static void check_device(const Device *dev) {
     if (in_part()) PART(check_singular_values(dev));
     if (in_part()) PART(check_rounded_update(dev));
     if (in_part()) PART(check_unused_rows(dev));
+    if (in_part()) PART(check_new_heads(dev));
     PART(check_rounded_routings(dev, quick && dev->is_gpu ? 4 : 40));
 }
 void test_kernels(void) {

@@ -10,7 +10,8 @@
 //                          before has ended: where they are is known long before.
 //
 // For decode_attention both prepare the new rows, every block its queries for itself: biases,
-// norms, rotation (NewHeads); and store the newest key and value. attention_cached finds that done.
+// norms, rotation, keys of the token before (NewHeads); and store the newest key and value.
+// attention_cached finds that done.
 //
 // Timeline of a block; W: wait_for_previous returns, T: let_next_start (decode/layer.cu):
 //
@@ -161,6 +162,13 @@ __device__ static inline void rotate_pair(floatX &low, floatX &high, real cosine
     high = X(im * cosine + re * sine);
 }
 
+// Elements d and d + D/2 of a key that shift_keys replaces: where those of the token before are as
+// they were; the next row is for those of this token. NULL: they stay.
+__device__ static inline floatX *own_pair(const Newest &newest, const Shape &h, NewKind kind, int b, int g, int d) {
+    floatX *const own = newest.heads.own_keys;
+    return own && kind == KEY && d >= h.D / 4 ? own + ((size_t)newest.row[b] * h.G + g) * h.D + d : NULL;
+}
+
 // ---- any heads: splits merged through memory ----------------------------------------------------
 
 // A key is read by `lanes` lanes of a warp, 16 bytes each. A block computes `width` of the result's
@@ -202,7 +210,7 @@ template <bool WIDE> __device__ static inline Vec load_some(const floatX *p, int
 
 // The queries, prepared and rotated if there is a table, to shared memory (HEADS,D); the newest key
 // and value to the cache, if this block has the last keys. A pair is D/2 elements apart.
-template <int HEADS> __device__ static inline void
+template <int HEADS, bool WIDE> __device__ static inline void
 store_new_rows(floatX *queries, floatX *cache, const SplitBlock<HEADS> &at, const floatX *q, const Newest &newest,
                int position, bool has_newest) {
     __shared__ real rstd[HEADS + 1];
@@ -227,6 +235,11 @@ store_new_rows(floatX *queries, floatX *cache, const SplitBlock<HEADS> &at, cons
         if (kind != QUERY && !has_newest) continue;
         floatX *to = kind == QUERY ? queries + m*D
                                    : cache + newest.row[at.b]*at.pitch() + at.g*D + (kind == KEY ? 0 : at.values());
+        if (floatX *const own = WIDE ? own_pair(newest, at.h, kind, at.b, at.g, d) : NULL) {
+            own[at.values()] = low;
+            own[at.values() + half] = high;
+            if (position) low = own[0], high = own[half];
+        }
         to[d] = low;
         to[half + d] = high;
     }
@@ -359,7 +372,7 @@ decode_split_kernel(floatX *out, float *partials, const floatX *q, floatX *cache
             prefetch_line(key + min(at.mine, h.D - 1));
             prefetch_line(key + at.values() + min(at.column + at.mine, h.D - 1));
         }
-    store_new_rows(queries, cache, at, q, newest, newest_at, begin < end && end > newest_at);
+    store_new_rows<HEADS, WIDE>(queries, cache, at, q, newest, newest_at, begin < end && end > newest_at);
     __syncthreads();
 
     Softmax<HEADS> softmax;
@@ -488,9 +501,8 @@ void decode_cluster_kernel(floatX *out, const floatX *q, floatX *cache, const in
     enum { HALF = D / 2 };
     typedef ClusterShared<HEADS, D> S;
     __shared__ S s;
-    const int split = blockIdx.x, splits = gridDim.x, g = blockIdx.y;
-    const int b = blockIdx.z / groups, head0 = blockIdx.z % groups * HEADS;
-    const int tid = threadIdx.x, pitch = 2 * h.G * D;
+    const int split = blockIdx.x, splits = gridDim.x, g = blockIdx.y, b = blockIdx.z / groups;
+    const int head0 = blockIdx.z % groups * HEADS, tid = threadIdx.x, pitch = 2 * h.G * D;
     auto head = [&](int m) {
         const int j = min(head0 + m, h.Q - 1);
         return h.order == HEADS_TILED ? j * h.G + g : g * h.Q + j;
@@ -510,9 +522,11 @@ void decode_cluster_kernel(floatX *out, const floatX *q, floatX *cache, const in
     const float2 bias = pair_of(r.bias, d, HALF, 0), added = pair_of(r.added, d, HALF, 0),
         norm = pair_of(r.norm, d, HALF, 1);
     const bool norms = newest.heads.query_norm.weight;
-    float2 rotation = { 1, 0 };
-    if (kind != VALUE) rotation = *(const float2 *)(newest.table + (size_t)(seen - 1) * D + 2*d);
+    const float2 rotation = kind == VALUE ? make_float2(1, 0)
+                                          : *(const float2 *)(newest.table + (size_t)(seen - 1) * D + 2*d);
     const int64_t row = newest.row[b];
+    floatX *const own = own_pair(newest, h, kind, b, g, d);
+    const floatX low_before = own && seen > 1 ? own[0] : X(0), high_before = own && seen > 1 ? own[HALF] : X(0);
     wait_for_previous();
     let_next_start();                                               // not earlier: decode_out reads the expert choice
     floatX low = r.x[d], high = r.x[HALF + d];
@@ -522,8 +536,9 @@ void decode_cluster_kernel(floatX *out, const floatX *q, floatX *cache, const in
         low = prepared(low, bias.x, added.x, scale, norm.x);
         high = prepared(high, bias.y, added.y, scale, norm.y);
         if (kind != VALUE) rotate_pair(low, high, rotation.x, rotation.y);
-        s.rows[m][d] = low;
-        s.rows[m][HALF + d] = high;
+        if (own && split == 0) own[pitch / 2] = low, own[pitch / 2 + HALF] = high;
+        if (own && seen > 1) low = low_before, high = high_before;
+        s.rows[m][d] = low, s.rows[m][HALF + d] = high;
         if (kind != QUERY && split == 0) {
             floatX *const to = cache + row * pitch + g * D + (kind == KEY ? 0 : pitch / 2);
             to[d] = low;

@@ -301,13 +301,16 @@ static inline float4 load_shared_floats(uint32_t address) {
 }
 static inline void store_global(void *to, const uint32_t (&x)[4]) { memcpy(to, x, sizeof x); }
 
+/* ---- a cluster of one block, as which all are emulated --------------------------------------- */
+
+static inline void cluster_arrive(void) {}
+static inline void cluster_wait(void) { __syncthreads(); }
+template <typename T> static inline T *of_block(T *there, int) { return there; }
+
 /* ---- nothing to do here ---------------------------------------------------------------------- */
 
 static inline void let_next_start(void) {}
 static inline void wait_for_previous(void) {}
-static inline void cluster_arrive(void) {}
-static inline void cluster_wait(void) {}
-template <typename T> static inline T *of_block(T *there, int) { return there; }
 static inline void prefetch_line(const void *) {}
 static inline void fence_barrier_init(void) {}
 static inline void fence_async_proxy(void) {}
