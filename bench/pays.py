@@ -20,21 +20,20 @@ MARKS = (0.1, 0.25, 0.5, 0.75, 1)       # of the twin's training time
 
 class Run:
     def __init__(self, path):
-        self.rate, self.model, self.tokens, seconds, ms = path.parent.name, "?", 0, {}, 0.0
+        self.rate, self.model, seconds, ms = path.parent.name, "?", {}, 0.0
         self.points, self.complete = [], False              # [(seconds, loss)]
         for line in path.read_text().splitlines():
             e = json.loads(line)
             if e["event"] == "start":
                 self.model, self.parameters, self.active = e["model"], e["parameters"], e["active"]
-                self.name, self.per_step = e["options"]["model"], int(e["options"]["total"])
+                self.name, self.text = e["options"]["model"], e["train_tokens"]
             elif e["event"] == "step":
                 ms += e["ms"]
                 seconds[e["step"]] = ms / 1e3
-                self.tokens += self.per_step
             elif e["event"] == "val" and e["step"] in seconds and isinstance(e["loss"], float) and math.isfinite(e["loss"]):
                 self.points.append((seconds[e["step"]], e["loss"]))
             elif e["event"] == "end":
-                self.complete = True
+                self.complete, self.tokens, self.steps = True, e["tokens"], e["steps"]
         self.seconds = ms / 1e3
         self.last = self.points[-1][1] if self.points else math.inf
 

@@ -10,14 +10,14 @@
 #   BATCH=64  SEQ=1024  TOTAL=65536         -b, -t, -d
 #   EVERY=25  VAL=4                         -v and -m: validations give the curves
 #   DEVICE=cuda  RANKS=1                    -dv and -ng
-#   RECIPE="-wo muon -w2 0.95 -u 100"       other options of both; TWIN_RECIPE, MIXTURE_RECIPE: of one
+#   RECIPE="-wo muon -k cosine -w2 0.95 -u 100"       other options of both; TWIN_RECIPE, MIXTURE_RECIPE: of one
 set -eu
 folder=${1:-out-pays}
 DATA=${DATA:-data/linux} TOKENS=${TOKENS:-16384} TWIN=${TWIN:-d6:c512h8f1536} MIXTURE=${MIXTURE:-m6:c512e128k6f256}
 RATES=${RATES:-4e-3} BATCH=${BATCH:-64} SEQ=${SEQ:-1024} TOTAL=${TOTAL:-65536}
 TWIN_RATES=${TWIN_RATES:-$RATES} MIXTURE_RATES=${MIXTURE_RATES:-$RATES} MIXTURE_STEPS=${MIXTURE_STEPS:-${STEPS:-2030}} STEPS=${STEPS:-4240}
 EVERY=${EVERY:-25} VAL=${VAL:-4} DEVICE=${DEVICE:-cuda} RANKS=${RANKS:-1}
-RECIPE=${RECIPE--wo muon -w2 0.95 -u 100} TWIN_RECIPE=${TWIN_RECIPE-} MIXTURE_RECIPE=${MIXTURE_RECIPE-}
+RECIPE=${RECIPE--wo muon -k cosine -w2 0.95 -u 100} TWIN_RECIPE=${TWIN_RECIPE-} MIXTURE_RECIPE=${MIXTURE_RECIPE-}
 train=${TRAIN_MOE:-./train_moe} tools=$(dirname -- "$0")
 [ $# -le 1 ] || { echo "usage: $0 [FOLDER]" >&2; exit 2; }
 command -v python3 > /dev/null || { echo "$0: needs python3 for the table and the picture; it was not found" >&2; exit 1; }

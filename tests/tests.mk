@@ -12,7 +12,7 @@ JOBS := $(or $(JOBS),$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
 # Parts that need nothing of each other, so that make -j2 runs two at a time. run_tests is two of them.
 TEST_PARTS := test_groups test_cases test_programs test_faults test_report test_web test_smoe test_readers
 .PHONY: run_tests test $(TEST_PARTS) test_tutorial tutorial test_gpu \
-        faults sanitize races cuda_check emulate quick bench pays ladder mutate fuzz fuzz_targets platforms ci size
+        faults sanitize races cuda_check emulate quick bench pays race ladder mutate fuzz fuzz_targets platforms ci size
 
 #: make run_tests     the tests;                                          then ./run_tests --help
 run_tests: $B/run_tests
@@ -118,6 +118,9 @@ bench: bench_moe
 #: make pays          a mixture and its dense twin on a GPU: losses over time, and a picture (settings: bench/pays.sh)
 pays: train_moe
 	@sh bench/pays.sh
+#: make race          the preset race on a GPU: losses over seconds of training, and a picture (rules: docs/race.md)
+race: train_moe
+	@sh bench/race.sh
 #: make ladder        times of all rungs of kernels/ladder on the GPU of this machine, or on its CPU
 ladder: run_tests bench_moe
 	@./run_tests ladder
