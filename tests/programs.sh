@@ -410,6 +410,17 @@ expect 2 'has experts already' $train -i text.txt -j val.txt -e mixed -up e4k2 -
 expect 2 'needs a dense model in a folder' $train -i text.txt -j val.txt -e d2 -up e4k2 -o never
 expect 2 'width is ' $train -i text.txt -j val.txt -e plain -up e4k2f7 -o never
 expect 2 '-up makes the model of a new run' $train -o mixed -y 1 -up e4k2
+# A folder called as a preset is a folder. Presets are for much text; a plan only says so. Tables do not go with what would break them.
+expect 0 'plain is the model of the folder of this name' $train -i text.txt -j val.txt -e plain -x 0
+expect 2 'race is for 10 million training tokens.* has [0-9]*,.*Without -e' $train -i text.txt -e race -o never
+expect 0 '| preset race: -e m6:[a-z0-9]* .*-k wsd' $train -i text.txt -e race -x 0
+expect 0 'cpu.* a step of 65536 tokens takes minutes' $train -i text.txt -e race -x 0
+expect 0 'race: no experts in 8 bits' $train -i text.txt -e race -x 0 -gm a100
+expect 0 '-pe  expert-precision | fp8-all' $train -i text.txt -e race -x 0 -gm h100
+expect 0 'table of bigrams  .* rows of 512; ' $train -i text.txt -e race -x 0 -gm h100
+expect 0 'DOES NOT FIT.*t[0-9]* for t200 in -e: ' $train -i text.txt -e m2:c2048e2f64t200 -b 1 -t 32 -x 0 -gm 1.5
+expect 0 'reads the text [0-9.]* times, and tables' $train -i text.txt -j val.txt -tk 300 -e d1:c32h2f32v1t2 -b 40 -t 32 -d 1280 -x 60 -v 60 -m 1 -s 0 -o tables
+expect 3 '-nr 1: which rows of its table of bigrams' $train -i text.txt -j val.txt -e tables -tk more.json -nr 1 -o never
 expect 0 'fingerprint' $plain -e folder -x 20 -o half
 rm -rf half/state/step-00000020 half/tokens.cache && rm -rf x1 && mv folder x1
 expect 0 'resuming' $train -o half -y 1
@@ -1131,6 +1142,26 @@ sys.exit(len(paths) != 4 or any(len(p.getAttribute("d").split()) != 10 or "nan" 
     expect 1 'failed; see' $pays RATES=1e-3 RECIPE="-zz 1" sh "$root/bench/pays.sh" pays1
     expect 1 'no text at nowhere' $pays DATA=nowhere sh "$root/bench/pays.sh" pays2
 else skipped "python3 is not installed: bench/pays.sh"; fi
+
+# The race, with a stand-in: a tiny model on a CPU. Steps are chosen, given or kept; curves of others are drawn, too; what the rules fix is refused.
+if command -v python3 > /dev/null; then
+    race="env RACE_DATA=stand TOKENS=300 BATCH=2 SEQ=32 VAL=2 TIMED=12 DEVICE=cpu TRAIN_MOE=$train sh $root/bench/race.sh -o race -e d1:c32h1f32"
+    mkdir -p stand && cp text.txt stand/train.txt && cp val.txt stand/val.txt
+    expect 0 '^# d1:c32h1f32,0.2: .* steps, .* last loss ' $race -n 0.2
+    ok "steps are chosen" sh -c '[ "$(grep -c "\"event\": \"step\"" race/d1:c32h1f32/0.2/log.jsonl)" -ge 20 ]'
+    expect 0 '^d1:c32h1f32-sd2,28steps .* [0-9.]*$' $race -x 28 -sd 2
+    expect 0 '28steps: complete, kept' $race -x 28 -sd 2
+    ok "a curve has its validations: name, seconds, loss" [ "$(grep -c '^d1:c32h1f32-sd2,28steps [0-9.]* [0-9.]*$' race/race.txt)" = 14 ]
+    ok "the picture has a curve for each run and each recorded one" python3 -c '
+import sys, xml.dom.minidom as m
+paths = m.parse("race/race.svg").getElementsByTagName("path")
+recorded = {line.split()[0] for line in open(sys.argv[1]) if line.strip() and line[0] != "#"}
+sys.exit(len(paths) != 2 + len(recorded) or any("nan" in p.getAttribute("d") for p in paths))' "$root/bench/results/race-modded-nanogpt.txt"
+    expect 2 '-b: the rules say' $race -b 3
+    expect 2 '-ds needs -x' $race -ds 1:2
+    expect 1 'no train.txt and val.txt' env RACE_DATA=nowhere DEVICE=cpu TRAIN_MOE="$train" sh "$root/bench/race.sh" -o race
+    expect 1 'no race here, which needs a GPU.*no such device' env RACE_DATA=stand DEVICE=cuda-none TRAIN_MOE="$train" sh "$root/bench/race.sh" -o race
+else skipped "python3 is not installed: bench/race.sh"; fi
 
 # The benchmark of operations gets through all of them, and none writes outside of its buffers; that of a step prints its table to
 # the last line.

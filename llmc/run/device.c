@@ -59,7 +59,8 @@ const Device *device_imagine(const char *name, const char *memory, int gpus, Err
     double gigabytes = strtod(memory, &end);
     int i = 0;
     while (i < (int)(sizeof known / sizeof *known) && strcasecmp(memory, known[i].name)) i++;
-    if (i < (int)(sizeof known / sizeof *known)) gigabytes = known[i].gigabytes;
+    const char *const gpu = i < (int)(sizeof known / sizeof *known) ? known[i].name : NULL;
+    if (gpu) gigabytes = known[i].gigabytes;
     else if (*memory && (*end || !(gigabytes > 0 && gigabytes <= 1024))) {         /* 4090 is a name without its rtx */
         Text names = { 0 };
         for (i = 0; i < (int)(sizeof known / sizeof *known); i++) text_add(&names, " %s", known[i].name);
@@ -70,6 +71,7 @@ const Device *device_imagine(const char *name, const char *memory, int gpus, Err
     d = *device_find(strstr(name, "f32") ? "cpu-f32" : "cpu-bf16");
     d.name = strstr(name, "f32") ? "cuda-f32" : "cuda-bf16";
     d.is_gpu = 1;
+    if (gpu && *gpu != 'h') d.fp8 = NULL;                   /* only Hoppers have experts in 8 bits */
     d.memory = imagined_memory;
     d.count = imagined_count;
     imagined_bytes = (size_t)(1e9 * gigabytes);

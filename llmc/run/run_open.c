@@ -1,5 +1,6 @@
 /* run_open.c: the start of a run (run.h): settings, folder, device, data, model, ranks. */
 #include "run.h"
+#include "presets.h"
 #include "llmc/files/config_json.h"
 #include "llmc/files/foreign.h"
 #include "llmc/files/hf.h"
@@ -204,6 +205,26 @@ static void keep_chat_template(Run *r) {
     if (own.ours || (!own.form && !own.unknown)) tokenizer_set_chat(r->tokenizer, chat_jinja(data_chat(r->data)));
     chat_close(&own);
 }
+/* A preset that the user names is for much text and a GPU. */
+static void check_preset(const Run *r) {
+    const Settings *s = &r->s;
+    const int64_t tokens = data_tokens(r->data, DATA_TRAIN);
+    if (is_folder(s->model) && preset_named(s->model) != SUITS && r->leads)
+        warn("-e %s is the model of the folder of this name here, not the preset (--help model)", s->model);
+    if (!s->preset || !settings_given(s, "e")) return;
+    if (tokens < LARGE_TEXT && !run_only_plans(r) && !s->check && !s->overfit)
+        fail(EXIT_USAGE, "-e %s is for %d million training tokens or more, which are read once; %s has %lld, and it "
+             "would learn them by heart. Without -e, model and options suit this text", s->preset,
+             LARGE_TEXT / 1000000, s->train, (long long)tokens);
+    if (!r->leads) return;
+    if (!r->dev->is_gpu)
+        warn("-e %s is for a GPU: on %s a step of %lld tokens takes minutes, and 8 bits make it slower, so experts are "
+             "not in 8 bits unless -pe says so. Without -e, model and options suit this machine", s->preset,
+             r->dev->name, (long long)s->total);
+    else if (!settings_fp8(s, r->dev) && !settings_given(s, "pe"))
+        warn("-e %s: no experts in 8 bits (-pe), which need a Hopper GPU such as an H100, and swiglu: a step takes "
+             "longer", s->preset);
+}
 void run_open_data(Run *r) {
     Error e, why;
     Settings *s = &r->s;
@@ -237,7 +258,10 @@ void run_open_data(Run *r) {
         ? hf_origin_open(r->from ? s->out : s->model, is_folder(s->model) ? s->model : s->out) : NULL;
     if (!r->tokenizer && data_is_text(r->data)) r->tokenizer = tokenizer_bytes();
     keep_chat_template(r);
-    if (!r->restored) settings_suit(&r->s, r->dev->is_gpu, data_tokens(r->data, DATA_TRAIN));
+    if (!r->restored) {
+        settings_suit(&r->s, r->dev, data_tokens(r->data, DATA_TRAIN));
+        check_preset(r);
+    }
     if (data_is_fallback(r->data))
         warn("tinyshakespeare is missing: training on this project's own text instead. "
              "The losses are NOT tinyshakespeare's. To fetch it: sh data/tinyshakespeare/fetch.sh");
@@ -293,6 +317,10 @@ static void load_config(Run *r) {
     if (more > 0 && (!s->new_rows || *s->upcycle))
         fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d. -nr 1 adds rows for them%s", s->model,
              config_ids(c), config_ids(c) + more, *s->upcycle ? ", but not with -up: in a run before" : "");
+    if (more > 0 && c->bigram)
+        fail(EXIT_INPUT, "-nr 1: which rows of its table of bigrams (t) a pair has depends on the size of the "
+             "vocabulary, so %s takes no new tokens. A model without the table does; or train one with this tokenizer "
+             "(-tk) from the start", s->model);
     if (!hf_check_weights(r->dev, c, s->model, &e)) fail_with(&e, EXIT_INPUT);
     r->dense = *c;
     r->new_rows = more > 0 ? more : 0;

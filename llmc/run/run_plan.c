@@ -31,10 +31,14 @@ static void bound_validation(Run *r) {
 }
 
 /* The choices of a plan that cost or save memory. automatic: -r auto. */
-typedef struct { int batch, automatic, master, level, shards, ranks; Recompute recompute; Dtype moments; } Economy;
+typedef struct {
+    int batch, automatic, master, level, shards, ranks, bigram;
+    Recompute recompute;
+    Dtype moments;
+} Economy;
 static Economy as_set(const Run *r) {
     return (Economy){ r->s.batch, 0, r->s.master, r->parallel.level, r->parallel.shards, r->parallel.ranks,
-                      r->recompute, r->s.moments };
+                      r->config.bigram, r->recompute, r->s.moments };
 }
 static void set_sharding(const Run *r, Parallel *p, int level, int shards) {
     p->level = level;
@@ -46,16 +50,18 @@ static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *c
     Model m;
     Optimizer o;
     Parallel p = r->parallel;
+    Config c = r->config;
+    c.bigram = e.bigram;
     p.ranks = e.ranks;
     set_sharding(r, &p, e.level, e.shards);
     if (e.automatic) e.recompute = recompute_numbered(0);
-    model_plan_training(&m, r->dev, &r->config, e.batch, r->s.seq, &e.recompute,
+    model_plan_training(&m, r->dev, &c, e.batch, r->s.seq, &e.recompute,
                         run_most_micro_batches(r) * r->s.batch / e.batch, r->s.gradients,
                         p.ranks > 1 || p.ordered ? &p : NULL);
     optimizer_plan(&o, &m, e.master, e.moments, settings_muon(&r->s));
     const int length = r->s.seq > 2 ? r->s.seq : 2;
     const size_t kept = m.arena.total,
-        samples = r->s.sample_every > 0 ? decoder_bytes(r->dev, &r->config, 1, length, &m) : 0;
+        samples = r->s.sample_every > 0 ? decoder_bytes(r->dev, &c, 1, length, &m) : 0;
     if (e.automatic && kept + samples > capacity) e.recompute = recompute_choose(&m, kept + samples - capacity);
     const size_t total = e.automatic ? kept - recompute_saves(&m, e.recompute) : kept;
     if (chosen) *chosen = e.recompute;
@@ -225,14 +231,21 @@ static void shrink(const Run *r, Economy *e, size_t capacity) {
     do e->batch = smaller_batch(r, e->batch);
     while (e->batch > 1 && memory_with(r, *e, capacity, NULL) > capacity);
 }
+/* What a table of bigrams takes, with its gradient and moments. */
+static size_t bigram_memory(const Run *r) {
+    const Economy now = as_set(r);
+    Economy without = now;
+    without.bigram = 0;
+    return r->config.bigram ? memory_with(r, now, 0, NULL) - memory_with(r, without, 0, NULL) : 0;
+}
 /* The options with which the run would fit, the largest saving first, and what else would help.
  * free() it. */
 static char *would_fit(const Run *r, size_t capacity) {
-    enum { REMEDIES = 6 };
+    enum { REMEDIES = 7 };
     const int could = r->s.recompute == 0 || r->s.recompute == 1;           /* more may be recomputed than is */
     Economy now = as_set(r);
     now.automatic = r->s.recompute < 0;
-    Economy small_batch = now, lean = now, again = now, both = now, shards = now, all = now;
+    Economy small_batch = now, lean = now, again = now, both = now, shards = now, all = now, table = now;
     lean.master = both.master = 0, lean.moments = both.moments = FLOATX;
     again.automatic = both.automatic = all.automatic = 1;
     Economy least = both;
@@ -240,13 +253,16 @@ static char *would_fit(const Run *r, size_t capacity) {
     shrink(r, &small_batch, capacity);
     shrink(r, &least, capacity);
     shards.level = all.level = MOST_SHARDED, shards.shards = all.shards = r->parallel.ranks;
-    char smaller[96];
+    char smaller[96], fewer[48] = "";
+    if (r->from || !table.bigram) table.batch = 0;          /* a resumed run has its model */
+    else do table.bigram /= 2; while (table.bigram && memory_with(r, table, capacity, NULL) > capacity);
+    snprintf(fewer, sizeof fewer, "t%d for t%d in -e", table.bigram, now.bigram);
     snprintf(smaller, sizeof smaller, "-b %d (with -d %lld the step stays the same)", small_batch.batch,
              (long long)tokens_per_step(r));
     struct { const char *options; Economy with; int again; size_t bytes; } remedy[REMEDIES] = {
         { "-mw 0 -mo bf16", lean, 0, 0 }, { "-r auto", again, 1, 0 }, { "-r auto -mw 0 -mo bf16", both, 1, 0 },
         { smaller, small_batch, 0, 0 }, { r->node < r->parallel.ranks ? "-z 3 -zn 0" : "-z 3", shards, 0, 0 },
-        { r->node < r->parallel.ranks ? "-z 3 -zn 0 -r auto" : "-z 3 -r auto", all, 1, 0 } };
+        { r->node < r->parallel.ranks ? "-z 3 -zn 0 -r auto" : "-z 3 -r auto", all, 1, 0 }, { fewer, table, 0, 0 } };
     for (int i = 0; i < REMEDIES; i++) {
         const Economy *with = &remedy[i].with;
         const int needs_bf16 = with->moments != now.moments, needs_ranks = with->level != now.level
@@ -281,8 +297,11 @@ static _Noreturn void lacks_memory(const Run *r, int rank, double capacity) {
     if (r->parallel.ranks > 1 && capacity > 0)
         snprintf(has, sizeof has, " with %s; it has %.1f MB",
                  sharding_name(r, r->parallel.level, r->parallel.shards, name), capacity / 1e6);
-    fail(EXIT_MEMORY, "%s%s does not have the %.1f MB that this run needs%s%s. %s%s", where, r->dev->name,
-         (double)need / 1e6, has, r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
+    char table[96] = "";
+    if (r->config.bigram) snprintf(table, sizeof table, ", %.1f MB of it the table of bigrams (t)",
+                                   (double)bigram_memory(r) / 1e6);
+    fail(EXIT_MEMORY, "%s%s does not have the %.1f MB that this run needs%s%s%s. %s%s", where, r->dev->name,
+         (double)need / 1e6, has, r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "", table,
          r->s.recompute < 0 ? "Backward already recomputes all that it can (-r auto). " : "",
          would_fit(r, (size_t)capacity));
 }
@@ -410,6 +429,23 @@ static void print_chat(const Run *r) {
         text_print(stdout, "The first conversation; what is learned of it is between [[ and ]]:\n%s\n", text.at);
     free(text.at);
 }
+static void print_preset(const Settings *s) {
+    Text options = { 0 };
+    if (!s->preset) return;
+    settings_preset(s->preset, &options);
+    line("| preset %s: %s", s->preset, options.at);
+    free(options.at);
+}
+/* Tables of what follows tokens and pairs learn a text that is read again better than any other. */
+static void warn_of_readings(const Run *r) {
+    const Config *c = &r->config;
+    const double samples = (double)stages_before(&r->stages, r->s.steps, r->s.steps) * (double)samples_per_step(r),
+        readings = samples / (double)data_epoch_samples(r->data, r->s.seq);
+    if ((c->value_embeddings || c->bigram) && readings > 1.3 && !r->s.overfit)
+        warn("-x %lld reads the text %.1f times, and tables of tokens and pairs (v, t in -e) learn it by heart: beyond "
+             "1.3 readings they lose more than they gain. -x -1 reads it once; -e plain has no tables",
+             (long long)r->s.steps, readings);
+}
 void run_print_plan(const Run *r) {
     const Config *c = &r->config;
     const Arena *a = &r->model.arena;
@@ -418,6 +454,7 @@ void run_print_plan(const Run *r) {
     char descriptor[128];
     config_descriptor(c, descriptor);
     rule();
+    print_preset(&r->s);
     settings_print(&r->s);
     line("| data: %s", data_description(r->data));
     line("|   training tokens     | %lld   validation tokens %lld",
@@ -440,6 +477,9 @@ void run_print_plan(const Run *r) {
     if (c->fp8) print_precision(&r->model);
     line("|   layers, channels    | %d, %d; %d x %d query heads of %d, %d kv heads; vocabulary %d",
            c->layers, c->channels, c->query_heads, c->kv_heads, c->head_size, c->kv_heads, c->vocab);
+    if (c->bigram)
+        line("|   table of bigrams    | %d rows of %d; %.2f MB with gradients, moments and activations",
+             config_bigram_rows(c), c->channels, (double)bigram_memory(r) / 1e6);
     if (c->kv_rank)
         line("|   latent attention    | latents of %d for keys and values, %d for queries (0: none); %d of a head "
              "rotated, values of %d", c->kv_rank, c->query_rank, c->rotated, config_value_size(c));
@@ -460,4 +500,5 @@ void run_print_plan(const Run *r) {
     rule();
     if (r->s.steps == 0) print_chat(r);
     fflush(stdout);
+    warn_of_readings(r);
 }

@@ -1,6 +1,7 @@
 /* settings.c: see settings.h. */
 #include "settings.h"
 #include "device.h"
+#include "presets.h"
 #include "llmc/data/bpe.h"
 #include "llmc/data/chat.h"
 #include "llmc/data/data.h"
@@ -34,7 +35,8 @@ static const Option options[] = {
     { "data",      "ab", "any-bytes",        OPTION_INT,   AT(any_bytes),     "0",                   0,    1,     NULL,
       "1: train on the bytes of files that are no text: archives, pictures, binaries" },
     { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4:z1",               0,    0,     NULL,
-      "descriptor such as m4, d12, m12:e64k8f256, or a folder with a model to train further" },
+      "descriptor such as m4, d12, m12:e64k8f256; a preset, plain or race, for much text on a GPU; or a folder with a "
+      "model to train further" },
     { "model",     "nr", "new-rows",     OPTION_INT,   AT(new_rows),      "0",                   0,    1,     NULL,
       "1: for tokens (-tk) that the model of a folder has no rows for they are added, each the mean of the others" },
     { "model",     "up", "upcycle",      OPTION_TEXT,  AT(upcycle),       "",                    0,    0,     NULL,
@@ -100,7 +102,7 @@ static const Option options[] = {
       "AdamW: decay rate of the second moment" },
     { "optimizer", "wv", "value-rate",       OPTION_FLOAT, AT(value_rate),    "75",                  0,    1e6,   NULL,
       "multiple of the learning rate for tables of values (field v)" },
-    { "optimizer", "wb", "bigram-rate",      OPTION_FLOAT, AT(bigram_rate),   "4",                   0,    1e6,   NULL,
+    { "optimizer", "wb", "bigram-rate",      OPTION_FLOAT, AT(bigram_rate),   "0.3",                  0,    1e6,   NULL,
       "the same for the table of bigrams (field t)" },
     { "optimizer", "mw", "master-weights",   OPTION_INT,   AT(master),        "1",                   0,    1,     NULL,
       "bf16 devices: 1: f32 master copy of the weights; 0: stochastic rounding, 4 bytes per parameter less" },
@@ -229,7 +231,18 @@ static const char defaults_of[] =
 static void explain(Options o, const char *topic);
 static Options table(const Settings *s) { return (Options){ options, SETTINGS, (void *)s, (char *)s->given, explain }; }
 
-void settings_parse(Settings *s, int argc, char **argv) { options_parse(table(s), argc, argv, usage, NULL, 0); }
+/* A preset's word gives way to its model: that is what a run is resumed and repeated with. */
+static void take_preset(Settings *s) {
+    const Suit suit = is_folder(s->model) ? SUITS : preset_named(s->model);
+    if (suit == SUITS) return;
+    s->preset = preset_name[suit];
+    s->model = suited[0].of[suit];
+}
+void settings_parse(Settings *s, int argc, char **argv) {
+    s->preset = NULL;
+    options_parse(table(s), argc, argv, usage, NULL, 0);
+    take_preset(s);
+}
 int  settings_given(const Settings *s, const char *letter) { return option_given(table(s), letter); }
 static const char *const always[] = { "i", "e", "o", "b", "t", "x", "l", "wo", NULL };
 void settings_print(const Settings *s) {
@@ -292,76 +305,46 @@ int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
     return 1;
 }
 
-/* Less text than this is seen many times: a small model. More is seen about once. The options' own
- * defaults suit a CPU and a small text; docs/recipe.md has the experiments behind both ends. A
- * folder with a model is trained further, by AdamW. */
-enum { LARGE_TEXT = 10000000 };
-void settings_suit(Settings *s, int gpu, int64_t tokens) {
-    static const struct { const char *letter, *small_gpu, *large_cpu, *large_gpu; } defaults[] = {
-        { "e",  "m6:z1", "m4:z1", "m6:c512e128k6f256" },
-        { "b",  "64",    "32",    "64" },       { "t",  "256",   "128",   "1024" },
-        { "d",  "0",     "0",     "65536" },    { "x",  "800",   "1000",  "-1" },
-        { "w2", "0.99",  "0.95",  "0.95" },     { "c",  "2",     "0.1",   "0.1" },
-        { "q",  "0",     "0.1",   "0.1" },      { "dr", "0.3",   "0",     "0" },
-        { "v",  "25",    "200",   "250" },      { "s",  "400",   "400",   "1000" },
-        { "l",  "4e-3",  "4e-3",  "4e-3" },     { "wm", "0.9",   "0.9",   "0.9" },
-        { "wp", "1",     "1",     "2" }, };
-    const int large = tokens >= LARGE_TEXT;
-    if (settings_given(s, "v")) options_default(table(s), "vs", "0");
-    for (size_t i = 0; i < sizeof defaults / sizeof *defaults && (gpu || large); i++)
-        options_default(table(s), defaults[i].letter,
-                        !large ? defaults[i].small_gpu : gpu ? defaults[i].large_gpu : defaults[i].large_cpu);
-    if (is_folder(s->model)) options_default(table(s), "wo", "adamw");
-    if (is_folder(s->model) && *s->upcycle) options_default(table(s), "l", "3e-4");
-    else if (s->optimizer != MUON) options_default(table(s), "l", !gpu ? "1e-3" : large ? "6e-4" : "2e-3");
+/* ---- presets, and what else suits ------------------------------------------------------------ */
+
+void settings_preset(const char *name, Text *out) {
+    for (int i = 0; i < SUITED; i++) {
+        const char *value = suited[i].of[preset_named(name)], *letter = suited[i].letter;
+        if (strcmp(value, option_row(table(&(Settings){ 0 }), letter)->init))
+            text_add(out, "%s-%s %s", i ? " " : "", letter, value);
+    }
+}
+static void explain_presets(Text *out) {
+    text_add(out, "\nTwo words stand for a model and for options with which it learns fast, on a GPU, from %d million "
+             "tokens or more.\nOptions given beside them take precedence (docs/recipe.md).\n", LARGE_TEXT / 1000000);
+    for (Suit i = PLAIN; i < SUITS; i++) {
+        text_add(out, "\n  %-6s %s\n         ", preset_name[i], preset_purpose[i]);
+        settings_preset(preset_name[i], out);
+        text_add(out, "\n");
+    }
 }
 
-/* --help -i DATA: the values that a run would have. */
-static void explain_here(Options o) {
-    Settings *s = o.settings;
-    Error e;
-    char why_cpu[256] = "";
-    LocalDevices local = { .count = 1 };
-    const int absent = *s->gpu_memory || (!strncmp(s->device, "cuda", 4) && !device_usable(s->device));
-    const Device *dev = absent ? device_imagine(s->device, s->gpu_memory, 1, &e)
-                               : device_choose(s->device, &local, why_cpu);
-    if (!dev) fail_with(&e, EXIT_USAGE);
-    Config c;
-    Tokenizer *bytes;
-    const int is_model = is_folder(s->model);
-    const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = "",
-                                  .chat = *s->chat ? s->chat : "chatml", .field = s->field, .any_bytes = 1 };
-    if (is_model && !hf_load_config(s->model, &c, &e)) fail_with(&e, EXIT_INPUT);
-    Data *data = data_open_text(&request, &bytes, &e);
-    if (!data) fail_with(&e, EXIT_INPUT);
-    /* a token of a BPE is about four bytes */
-    const int64_t tokens = data_tokens(data, DATA_TRAIN) / ((*s->tokenizer || is_model) && data_is_text(data) ? 4 : 1);
-    settings_suit(s, dev->is_gpu, tokens);
-    if (is_model && (!*s->upcycle || data_has_chats(data)))
-        settings_fine_tune(s, dev->is_gpu, c.channels, c.context, data_has_chats(data));
-    if (is_model && data_has_chats(data)) settings_fit_rows(s, tokens / s->seq + 1);
-    char *text = text_format("%s\nBrackets contain what holds here: for %s: about %lld training "
-                             "tokens (%s), on %s%s%s.", usage, s->train, (long long)tokens, tokens < LARGE_TEXT
-                             ? "less than 10 million, which are seen many times: a small model"
-                             : "10 million or more, which are seen about once: a larger model, shorter validations",
-                             dev->name, *why_cpu ? ", because " : "", why_cpu);
-    options_help(o, text, 1);
-    data_close(data);
-    free(text);
+int settings_fp8(const Settings *s, const Device *dev) {
+    return dev->is_gpu && dev->fp8 && dev->fp8->fits(FP8_BLOCK, FP8_BLOCK) && s->activation == SWIGLU;
 }
-static void explain(Options o, const char *topic) {
-    if (!strcmp(topic, "model")) {
-        Text t = { 0 };
-        config_explain(&t);
-        fputs(t.at, stdout);
-        free(t.at);
-    } else if (*topic) fail(EXIT_USAGE, "--help %s: there is no such topic; there is: model", topic);
-    else if (settings_given(o.settings, "i")) explain_here(o);
-    else {
-        char *text = text_format("%s\n%s", usage, defaults_of);
-        options_help(o, text, 0);
-        free(text);
-    }
+/* Number types that this device does not have, or that other options exclude, are left alone. */
+static int is_possible(const Settings *s, const Device *dev, const char *letter) {
+    if (!strcmp(letter, "pe")) return settings_fp8(s, dev);
+    if (!strcmp(letter, "mw") || !strcmp(letter, "mo")) return dev->floatX_size == 2 && !s->ordered;
+    return 1;
+}
+void settings_suit(Settings *s, const Device *dev, int64_t tokens) {
+    const int large = tokens >= LARGE_TEXT, gpu = dev->is_gpu, folder = is_folder(s->model);
+    if (settings_given(s, "v")) options_default(table(s), "vs", "0");
+    if (!s->preset && large && gpu && !settings_given(s, "e")) s->preset = preset_name[PLAIN];
+    const Suit suit = s->preset ? preset_named(s->preset) : large ? gpu ? PLAIN : MUCH_ON_CPU : LITTLE_ON_GPU;
+    const SuitedModels most = s->preset ? OWN : folder ? ANY : DESCRIBED;
+    for (int i = 0; i < SUITED && (s->preset || gpu || large); i++)
+        if (suited[i].models <= most && is_possible(s, dev, suited[i].letter))
+            options_default(table(s), suited[i].letter, suited[i].of[suit]);
+    if (folder) options_default(table(s), "wo", "adamw");
+    if (folder && *s->upcycle) options_default(table(s), "l", "3e-4");
+    else if (s->optimizer != MUON) options_default(table(s), "l", !gpu ? "1e-3" : large ? "6e-4" : "2e-3");
 }
 
 /* The rate is that of OLMoE's instruction tuning, 2e-5 at 2048 channels, two epochs (arXiv
@@ -387,6 +370,56 @@ void settings_fit_rows(Settings *s, int64_t rows) {
     const int64_t steps = s->steps > 0 ? s->steps : -s->steps * rows / s->batch;
     snprintf(text, sizeof text, "%d", steps && steps < 100 ? (int)steps / 10 : 10);
     options_default(table(s), "u", text);
+}
+
+/* --help -i DATA: the values that a run would have. */
+static void explain_here(Options o) {
+    Settings *s = o.settings;
+    Error e;
+    char why_cpu[256] = "";
+    LocalDevices local = { .count = 1 };
+    const int absent = *s->gpu_memory || (!strncmp(s->device, "cuda", 4) && !device_usable(s->device));
+    const Device *dev = absent ? device_imagine(s->device, s->gpu_memory, 1, &e)
+                               : device_choose(s->device, &local, why_cpu);
+    if (!dev) fail_with(&e, EXIT_USAGE);
+    Config c;
+    Tokenizer *bytes;
+    take_preset(s);
+    const int is_model = is_folder(s->model);
+    const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = "",
+                                  .chat = *s->chat ? s->chat : "chatml", .field = s->field, .any_bytes = 1 };
+    if (is_model && !hf_load_config(s->model, &c, &e)) fail_with(&e, EXIT_INPUT);
+    Data *data = data_open_text(&request, &bytes, &e);
+    if (!data) fail_with(&e, EXIT_INPUT);
+    /* a token of a BPE is about four bytes */
+    const int64_t tokens = data_tokens(data, DATA_TRAIN) / ((*s->tokenizer || is_model) && data_is_text(data) ? 4 : 1);
+    settings_suit(s, dev, tokens);
+    if (is_model && (!*s->upcycle || data_has_chats(data)))
+        settings_fine_tune(s, dev->is_gpu, c.channels, c.context, data_has_chats(data));
+    if (is_model && data_has_chats(data)) settings_fit_rows(s, tokens / s->seq + 1);
+    char *text = text_format("%s\nBrackets contain what holds here: for %s: about %lld training "
+                             "tokens (%s), on %s%s%s.", usage, s->train, (long long)tokens, tokens < LARGE_TEXT
+                             ? "less than 10 million, which are seen many times: a small model"
+                             : "10 million or more, which are seen about once: a larger model, shorter validations",
+                             dev->name, *why_cpu ? ", because " : "", why_cpu);
+    options_help(o, text, 1);
+    data_close(data);
+    free(text);
+}
+static void explain(Options o, const char *topic) {
+    if (!strcmp(topic, "model")) {
+        Text t = { 0 };
+        config_explain(&t);
+        explain_presets(&t);
+        fputs(t.at, stdout);
+        free(t.at);
+    } else if (*topic) fail(EXIT_USAGE, "--help %s: there is no such topic; there is: model", topic);
+    else if (settings_given(o.settings, "i")) explain_here(o);
+    else {
+        char *text = text_format("%s\n%s", usage, defaults_of);
+        options_help(o, text, 0);
+        free(text);
+    }
 }
 
 MuonOptions settings_muon(const Settings *s) {

@@ -55,14 +55,19 @@ typedef struct {
     int         overfit, check;
     const char *address, *gpu_memory;
     int         ranks, processes, process, port, join_seconds, silence_seconds, show_all;
+    const char *preset;                     /* whose model -e is (presets.h); NULL: of none */
     char        given[SETTINGS];            /* 1: given by the user */
 } Settings;
 
 void settings_parse(Settings *s, int argc, char **argv);        /* errors end the program with EXIT_USAGE */
 int  settings_given(const Settings *s, const char *letter);
+/* Less text than this is seen many times: a small model. More is seen about once. */
+enum { LARGE_TEXT = 10000000 };
 /* Sets what the user did not give to defaults for this machine and this many tokens of training
- * data. The table's defaults are for little text on a CPU. */
-void settings_suit(Settings *s, int gpu, int64_t tokens);
+ * data. The table's defaults are for little text on a CPU. Without -e this may be a preset. */
+void settings_suit(Settings *s, const Device *dev, int64_t tokens);
+void settings_preset(const char *name, Text *out);              /* the command line that a preset stands for */
+int  settings_fp8(const Settings *s, const Device *dev);        /* are a preset's experts in 8 bits? only on GPUs */
 /* The same for a folder's model of these channels and this context; chats: on conversations. */
 void settings_fine_tune(Settings *s, int gpu, int channels, int context, int chats);
 void settings_fit_rows(Settings *s, int64_t rows);      /* then, of conversations that fill `rows` rows of -t tokens */

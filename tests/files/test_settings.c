@@ -3,6 +3,7 @@
 #include "tests/test.h"
 #include "llmc/model/schedule.h"
 #include "llmc/run/options.h"
+#include "llmc/run/presets.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/settings.h"
 #include <math.h>
@@ -230,17 +231,18 @@ static const Option table[] = {
 };
 enum { ROWS = COUNT(table) };
 
-static int split(const char *line, char *argv[16]) {
-    static char words[256];
+enum { WORDS = 64 };
+static int split(const char *line, char *argv[WORDS]) {
+    static char words[512];
     int n = 0;
     snprintf(words, sizeof words, "program %s", line);
-    for (char *word = strtok(words, " "); word && n < 15; word = strtok(NULL, " ")) argv[n++] = word;
+    for (char *word = strtok(words, " "); word && n < WORDS - 1; word = strtok(NULL, " ")) argv[n++] = word;
     argv[n] = NULL;
     return n;
 }
 static void parse_line(void *line) {
     Small s;
-    char given[ROWS], *argv[16];
+    char given[ROWS], *argv[WORDS];
     const char *word;
     const Options o = { table, ROWS, &s, given, NULL };
     options_parse(o, split(line, argv), argv, "usage", &word, 1);
@@ -309,7 +311,7 @@ static void options(void) {
     }
 
     Small s, again;
-    char given[ROWS], value[64], *argv[16];
+    char given[ROWS], value[64], *argv[WORDS];
     const char *word = NULL;
     const int n = split("-c 7 out --rate=0.00123456789 -l 9000000000000000", argv);
     const Options o = { table, ROWS, &s, given, NULL }, other = { table, ROWS, &again, given, NULL };
@@ -344,27 +346,96 @@ static void options(void) {
     check(!strcmp(value, "0.1"), "a number is written with as few digits as possible: %s", value);
 }
 
+/* A CPU, a GPU without products of 8 bits, and one with them. */
+enum { A_CPU, A_GPU, A_HOPPER };
+static Device machine(int which) {
+    Device d = *device_find(which ? "cpu-bf16" : "cpu-f32");
+    d.is_gpu = which > 0;
+    if (which == A_GPU) d.fp8 = NULL;
+    return d;
+}
+static void suit(Settings *s, const char *arguments, int which, int64_t tokens) {
+    char *argv[WORDS];
+    const Device d = machine(which);
+    settings_parse(s, split(arguments, argv), argv);
+    settings_suit(s, &d, tokens);
+}
+
 /* What is given stays; the rest suits the machine and the text. */
+#define PLAIN_MODEL "m6:c512e128k4f256"
 static void defaults(void) {
-    static const struct { const char *arguments; int gpu; int64_t tokens; const char *model; Updates optimizer;
+    static const struct { const char *arguments; int on; int64_t tokens; const char *model; Updates optimizer;
                           float lr; int batch; } cases[] = {
-        { "", 0, 1000000, "m4:z1", MUON, 6e-3f, 24 }, { "", 0, 100000000, "m4:z1", MUON, 4e-3f, 32 },
-        { "", 1, 1000000, "m6:z1", MUON, 4e-3f, 64 }, { "", 1, 100000000, "m6:c512e128k6f256", MUON, 4e-3f, 64 },
-        { "-wo adamw -e d12",   1, 100000000, "d12", ADAMW, 6e-4f, 64 },
-        { "-wo adamw -b 3",     0, 1000000,   "m4:z1", ADAMW, 1e-3f, 3 },
-        { "-wo adamw",          1, 1000000,   "m6:z1", ADAMW, 2e-3f, 64 },
-        { "-l 1e-4 -wo muon",   1, 100000000, "m6:c512e128k6f256", MUON, 1e-4f, 64 },
-        { "-e tests", 0, 1000000, "tests", ADAMW, 1e-3f, 24 }, { "-e tests", 1, 100000000, "tests", ADAMW, 6e-4f, 64 },
+        { "", A_CPU, 1000000, "m4:z1", MUON, 6e-3f, 24 }, { "", A_CPU, 100000000, "m4:z1", MUON, 4e-3f, 32 },
+        { "", A_GPU, 1000000, "m6:z1", MUON, 4e-3f, 64 }, { "", A_GPU, 100000000, PLAIN_MODEL, MUON, 5e-3f, 64 },
+        { "-wo adamw -e d12",   A_GPU, 100000000, "d12", ADAMW, 6e-4f, 64 },
+        { "-wo adamw -b 3",     A_CPU, 1000000,   "m4:z1", ADAMW, 1e-3f, 3 },
+        { "-wo adamw",          A_GPU, 1000000,   "m6:z1", ADAMW, 2e-3f, 64 },
+        { "-l 1e-4 -wo muon",   A_GPU, 100000000, PLAIN_MODEL, MUON, 1e-4f, 64 },
+        { "-e tests", A_CPU, 1000000, "tests", ADAMW, 1e-3f, 24 },
+        { "-e tests", A_GPU, 100000000, "tests", ADAMW, 6e-4f, 64 },
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
-        char *argv[16];
         Settings s;
-        settings_parse(&s, split(cases[i].arguments, argv), argv);
-        settings_suit(&s, cases[i].gpu, cases[i].tokens);
+        suit(&s, cases[i].arguments, cases[i].on, cases[i].tokens);
         check(!strcmp(s.model, cases[i].model) && s.optimizer == cases[i].optimizer && s.lr == cases[i].lr
-              && s.batch == cases[i].batch && s.period == (cases[i].gpu && cases[i].tokens == 100000000 ? 2 : 1),
-              "\"%s\", %s, %lld tokens: -e %s -wo %d -wp %d -l %g -b %d", cases[i].arguments, cases[i].gpu
+              && s.batch == cases[i].batch && s.period == (cases[i].on && cases[i].tokens == 100000000 ? 2 : 1),
+              "\"%s\", %s, %lld tokens: -e %s -wo %d -wp %d -l %g -b %d", cases[i].arguments, cases[i].on
               ? "a GPU" : "a CPU", (long long)cases[i].tokens, s.model, s.optimizer, s.period, (double)s.lr, s.batch);
+    }
+}
+
+/* A preset's values are those of its words on a GPU that has what they need. Number types are left
+ * alone where a machine, another option or another model may not go with them. */
+static void preset_defaults(void) {
+    static const struct { const char *arguments; int on; int64_t tokens; const char *preset; Schedule schedule;
+                          Precision precision; int master; Dtype moments; } cases[] = {
+        { "",            A_HOPPER, 100000000, "plain", WSD,    FP8_ALWAYS, 0, FLOATX },
+        { "-e plain",    A_HOPPER, 100000000, "plain", WSD,    FP8_ALWAYS, 0, FLOATX },
+        { "-e race",     A_HOPPER, 100000000, "race",  WSD,    FP8_ALWAYS, 0, FLOATX },
+        { "-e race",     A_HOPPER, 1000,      "race",  WSD,    FP8_ALWAYS, 0, FLOATX },
+        { "-e race",     A_GPU,    100000000, "race",  WSD,    PRECISE,    0, FLOATX },
+        { "-e race",     A_CPU,    100000000, "race",  WSD,    PRECISE,    1, REAL },
+        { "-e race -k cosine -mw 1", A_HOPPER, 100000000, "race", COSINE, FP8_ALWAYS, 1, FLOATX },
+        { "-e race -pe fp8", A_CPU, 100000000, "race", WSD,    FP8_IF_FASTER, 1, REAL },
+        { "-e race -rp 1",   A_HOPPER, 100000000, "race", WSD, FP8_ALWAYS, 1, REAL },
+        { "-fa gelu",    A_HOPPER, 100000000, "plain", WSD,    PRECISE,    0, FLOATX },
+        { "-e d6",       A_HOPPER, 100000000, NULL,    WSD,    PRECISE,    1, REAL },
+        { "-e tests",    A_HOPPER, 100000000, NULL,    COSINE, PRECISE,    1, REAL },
+        { "",            A_HOPPER, 1000,      NULL,    COSINE, PRECISE,    1, REAL },
+        { "",            A_CPU,    100000000, NULL,    COSINE, PRECISE,    1, REAL },
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        Settings s;
+        suit(&s, cases[i].arguments, cases[i].on, cases[i].tokens);
+        check(cases[i].preset ? s.preset && !strcmp(s.preset, cases[i].preset) : !s.preset,
+              "\"%s\": the preset is %s", cases[i].arguments, s.preset ? s.preset : "none");
+        check(s.schedule == cases[i].schedule && s.precision == cases[i].precision && s.master == cases[i].master
+              && s.moments == cases[i].moments, "\"%s\", machine %d: -k %d -pe %d -mw %d -mo %d", cases[i].arguments,
+              cases[i].on, (int)s.schedule, (int)s.precision, s.master, (int)s.moments);
+    }
+}
+/* A preset's command line is the preset, and so is the file of settings of its run. */
+static void preset_words(void) {
+    for (int race = 0; race < 2; race++) {
+        const char *word = race ? "race" : "plain";
+        Settings of_word, of_options, of_file;
+        Text options = { 0 }, by_word = { 0 }, by_options = { 0 }, by_file = { 0 }, file = { 0 };
+        char arguments[8] = "-e ";
+        suit(&of_word, strcat(arguments, word), A_HOPPER, 100000000);
+        settings_preset(word, &options);
+        suit(&of_options, options.at, A_CPU, 1000);
+        settings_json(&of_word, &by_word), settings_json(&of_options, &by_options);
+        check(!strcmp(by_word.at, by_options.at), "%s is %s", word, options.at);
+        settings_write(&of_word, &file);
+        char *path = scratch_put("settings.txt", file.at, file.length), *again = text_format("-cf %s", path);
+        suit(&of_file, again, A_CPU, 1000);
+        settings_json(&of_file, &by_file);
+        check(!strcmp(by_word.at, by_file.at), "the settings of a run of %s repeat it", word);
+        check(!strcmp(of_word.model, suited[0].of[preset_named(word)]) && preset_named(of_word.model) == SUITS,
+              "-e is %s", of_word.model);
+        free(options.at), free(by_word.at), free(by_options.at), free(by_file.at), free(file.at), free(path);
+        free(again);
     }
 }
 
@@ -379,10 +450,8 @@ static void fine_tuning_defaults(void) {
         { "-l 0.5", 1, 2048, 4096,  0, 0,     0.5f, 64, 256, 800, 10 },
         { "-x 50",  1, 4096, 4096, 1, 1000, 1e-5f, 8, 2048, 50, 5 }, };
     for (size_t i = 0; i < COUNT(cases); i++) {
-        char *argv[16];
         Settings s;
-        settings_parse(&s, split(cases[i].argument, argv), argv);
-        settings_suit(&s, cases[i].gpu, 1000);
+        suit(&s, cases[i].argument, cases[i].gpu, 1000);
         settings_fine_tune(&s, cases[i].gpu, cases[i].channels, cases[i].context, cases[i].chats);
         if (cases[i].chats) settings_fit_rows(&s, cases[i].rows);
         check(s.lr == cases[i].lr && s.batch == cases[i].batch && s.seq == cases[i].seq && s.steps == cases[i].steps
@@ -394,5 +463,6 @@ static void fine_tuning_defaults(void) {
 void test_settings(void) {
     PART(schedules()); PART(stages()); PART(batch_stages()); PART(momenta()); PART(sampling()); PART(odd_logits());
     PART(windows()); PART(options()); PART(defaults());
+    PART(preset_defaults()); PART(preset_words());
     PART(fine_tuning_defaults());
 }
