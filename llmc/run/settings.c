@@ -310,7 +310,8 @@ int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
 void settings_preset(const char *name, Text *out) {
     for (int i = 0; i < SUITED; i++) {
         const char *value = suited[i].of[preset_named(name)], *letter = suited[i].letter;
-        if (strcmp(value, option_row(table(&(Settings){ 0 }), letter)->init))
+        const Option *row = option_row(table(&(Settings){ 0 }), letter);
+        if (strcmp(value, row->init) && strcmp(row->group, "reports"))
             text_add(out, "%s-%s %s", i ? " " : "", letter, value);
     }
 }

@@ -424,7 +424,7 @@ static void preset_words(void) {
         char arguments[8] = "-e ";
         suit(&of_word, strcat(arguments, word), A_HOPPER, 100000000);
         settings_preset(word, &options);
-        suit(&of_options, options.at, A_CPU, 1000);
+        suit(&of_options, options.at, A_HOPPER, 100000000);
         settings_json(&of_word, &by_word), settings_json(&of_options, &by_options);
         check(!strcmp(by_word.at, by_options.at), "%s is %s", word, options.at);
         settings_write(&of_word, &file);
