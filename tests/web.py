@@ -20,6 +20,12 @@ import time
 
 CHATML = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
           "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+# As Qwen2.5's: it says how calls are to be written, and writes earlier ones.
+CALLING = ("{% if tools %}{{ '<|im_start|>system\\nAnswer <tool_call>{\"name\": <function-name>, \"arguments\": <args-json-object>}</tool_call>\\n' + "
+           "tools[0].function.name + '<|im_end|>\\n' }}{% endif %}{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+           "{% if message.tool_calls %}{{ '<tool_call>' + message.tool_calls[0].function.arguments | tojson + '</tool_call>' }}{% else %}"
+           "{{ message['content'] }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 passed = failed = 0
 
@@ -192,6 +198,65 @@ def test_chat(folder, server):
         other = Server(folder, "-v", "0", *option)
         check(chat_of(other) == name and other.end() == 0, what)
     return talks
+
+
+def test_tools(folder):
+    """A model that has learned to call a function."""
+    server = Server(folder, "-v", "0", "-t", "0", model="calls")
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}]
+    ask = [{"role": "user", "content": "Go"}]
+    said = server.complete(messages=ask, tools=tools, logprobs=True)["choices"][0]
+    call = (said["message"].get("tool_calls") or [{}])[0]
+    check(said["finish_reason"] == "tool_calls" and said["message"]["content"] is None and call.get("type") == "function" and call["id"]
+          and call["function"]["name"] == "add" and json.loads(call["function"]["arguments"]) == {"a": 1}, f"a call is read out of the answer: {said['message']}")
+    check("".join(t["token"] for t in said["logprobs"]["content"]) == CALL, "its tokens are as they were")
+    stream = server.generate(messages=ask, tools=tools)[2]
+    found = [t for c in choices(stream) for t in c["delta"].get("tool_calls", [])]
+    check(text_of(stream) == "" and len(found) == 1 and found[0]["index"] == 0 and json.loads(found[0]["function"]["arguments"]) == {"a": 1}
+          and ended(stream) == [("tool_calls", "stop")], f"in a stream, too: {found}")
+    plain = server.complete(messages=ask, tools=tools, tool_choice="none", max_tokens=20)["choices"][0]
+    check("tool_calls" not in plain["message"], "with the choice none they are not offered")
+    earlier = [*ask, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "tool_call_id": call["id"], "content": "2"}]
+    text = "<|im_start|>user\nGo<|im_end|>\n<|im_start|>assistant\n<tool_call>{\"a\": 1}</tool_call><|im_end|>\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n"
+    check(server.complete(messages=earlier, max_tokens=1)["usage"]["prompt_tokens"] == len(text), "a call of before and its answer are written by the template")
+    for key, more in ("tool_choice", {"tool_choice": "required"}), ("parallel_tool_calls", {"parallel_tool_calls": False}), ("tools", {"tools": [3]}):
+        check(server.complete(**{"messages": ask, "tools": tools, **more}, expected=400)["param"] == key, f"{more} is refused")
+    check(server.end() == 0, "the server ends")
+
+
+def test_client(folder, talks):
+    """The same by the client that most programs have."""
+    try:
+        import openai
+    except ImportError:
+        print("skip web       no openai package for this python3: its client was not tried (pip install openai)")
+        return
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{talks.port}/v1", api_key="none", max_retries=0)
+    name = client.models.list().data[0].id
+    how = {"model": name, "messages": [{"role": "user", "content": "Hi"}], "seed": 1, "max_tokens": 20}
+    whole = client.chat.completions.create(**how, logprobs=True, top_logprobs=2).choices[0]
+    parts = list(client.chat.completions.create(**how, stream=True, stream_options={"include_usage": True}))
+    check("".join(e.choices[0].delta.content or "" for e in parts if e.choices) == whole.message.content and parts[-1].usage.completion_tokens == 20
+          and len(whole.logprobs.content[0].top_logprobs) == 2, "openai: a chat, as a whole and as a stream")
+    cut = client.chat.completions.create(**how, stop=[re.search(r"[ -~]", whole.message.content)[0]]).choices[0]
+    check(cut.finish_reason == "stop" and whole.message.content.startswith(cut.message.content) and client.models.retrieve(name).id == name, "openai: stop, models")
+    text = client.completions.create(model=name, prompt="The ", max_tokens=5, n=2, logprobs=1, seed=1)
+    check(len(text.choices) == 2 and text.usage.completion_tokens == 10 and len(text.choices[1].logprobs.tokens) == 5, "openai: completions")
+    for kind, body in (openai.NotFoundError, {"model": "gpt-4"}), (openai.BadRequestError, {"extra_body": {"foo": 1}}):
+        try:
+            client.chat.completions.create(**{**how, **body})
+            check(False, "openai: errors")
+        except kind as e:
+            check(e.param in ("model", "foo") and e.code and e.body["message"], f"openai: {e}")
+    server = Server(folder, "-wa", "0.0.0.0")
+    locked = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="wrong", max_retries=0)
+    try:
+        locked.models.list()
+        check(False, "openai: a wrong key")
+    except openai.AuthenticationError as e:
+        check(e.code == "invalid_api_key", "openai: a wrong key is its AuthenticationError")
+    right = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=server.token, max_retries=0)
+    check(right.models.list().data[0].id == "run" and server.end() == 0, "openai: and the right one opens")
 
 
 class Stream:
@@ -975,6 +1040,11 @@ def main():
             train("-i", "chats.jsonl", "-ct", "chatml", "-e", "m2:c32h2e4k2f32a1x1", "-b", "4", "-t", "128", "-x", "30", "-s", "0", "-o", "run-chat")
             pathlib.Path(folder, "run-chat", "chat_template.jinja").write_text(CHATML)
             os.symlink("run-chat", os.path.join(folder, "chat"))
+            pathlib.Path(folder, "calls.jsonl").write_text(200 * (json.dumps({"tools": [{"type": "function", "function": {"name": "add"}}], "messages": [
+                {"role": "user", "content": "Go"}, {"role": "assistant", "content": CALL}]}) + "\n"))
+            pathlib.Path(folder, "calling.jinja").write_text(CALLING)
+            train("-i", "calls.jsonl", "-ct", "calling.jinja", "-e", "m2:c64h2e4k2f64", "-b", "4", "-t", "256", "-x", "100", "-l", "4e-3", "-s", "0", "-o", "run-calls")
+            os.symlink("run-calls", os.path.join(folder, "calls"))
         server = Server(folder, "-v", "0")
         if options.l:
             measure(server)
@@ -987,6 +1057,9 @@ def main():
             test_token(folder)
             test_closed(folder)
         talks = test_chat(folder, server) if not model else None
+        if talks:
+            test_tools(folder)
+            test_client(folder, talks)
         test_browser(folder, server, talks)
         if talks:
             check(talks.end() == 0, "the other server ends, too")

@@ -3,6 +3,7 @@
  * change is the next piece of a stream, or waits for the end. */
 #define _DEFAULT_SOURCE
 #include "api.h"
+#include "calls.h"
 #include "converse.h"
 #include "llmc/ranks/secret.h"
 #include <inttypes.h>
@@ -157,22 +158,26 @@ static void usage_write(const ApiJob *j, Text *out) {
     text_add(out, "\"total_tokens\": %" PRId64 "}}", j->prompt_tokens + j->tokens);
 }
 /* Text (bytes) and the first `count` tokens of the list as a choice. why NULL: it goes on. */
-static void choice_write(const ApiJob *j, const View *v, const char *text, size_t bytes, int count, const char *why,
-                         Text *out) {
+static void choice_write(const ApiJob *j, const Generator *g, const char *text, size_t bytes, int count,
+                         const char *why, Text *out) {
     const ApiRequest *q = &j->q;
-    const int is_delta = q->is_chat && q->stream;
+    const int is_delta = q->is_chat && q->stream, calls = why && j->calls.length;
+    const char *drawn = g->stream[0].text.at;
     text_add(out, "{\"index\": %d, %s", j->choice, !q->is_chat ? "\"text\": " : is_delta ? "\"delta\": {"
              : "\"message\": {\"role\": \"assistant\", \"refusal\": null, \"content\": ");
     if (is_delta && !why && j->begun == 1) text_add_string(out, "\"role\": \"assistant\", ");
     if (is_delta && !why) text_add_string(out, "\"content\": ");
-    if (!is_delta || !why) text_add_json(out, text, bytes);
+    if (calls && !is_delta && !bytes) text_add_string(out, "null");
+    else if (!is_delta || !why) text_add_json(out, text, bytes);
+    if (calls) text_add(out, "%s\"tool_calls\": %s", is_delta ? "" : ", ", j->calls.at);
     text_add_string(out, q->is_chat ? "}, \"logprobs\": " : ", \"logprobs\": ");
     if (!q->logprobs || (q->stream && !count)) text_add_string(out, "null");
-    else if (q->is_chat) chat_odds_write(j, text, count, out);
-    else text_odds_write(j, text, count, out);
-    if (q->experts) experts_write(j, v, count, out);
+    else if (q->is_chat) chat_odds_write(j, drawn, count, out);
+    else text_odds_write(j, drawn, count, out);
+    if (q->experts) experts_write(j, &g->view, count, out);
+    const char *reason = calls ? "tool_calls" : why && strcmp(why, "stop") ? "length" : "stop";
     text_add_string(out, ", \"finish_reason\": ");
-    if (why) text_add(out, "\"%s\", \"ended\": \"%s\"}", strcmp(why, "stop") ? "length" : "stop", why);
+    if (why) text_add(out, "\"%s\", \"ended\": \"%s\"}", reason, why);
     else text_add_string(out, "null}");
 }
 static void event_end(const ApiJob *j, Text *out) {
@@ -186,7 +191,8 @@ static void piece_write(ApiJob *j, Generator *g, size_t ready, int end, Text *ou
     while (count < j->listed && (end || j->token[count].from < j->sent + ready)) count++;
     if (!ready && !count && j->begun > 1) return;
     head_write(j, out);
-    choice_write(j, &g->view, o->text.at ? o->text.at : "", ready, count, NULL, out);
+    if (j->calls.length) choice_write(j, g, j->rest.at ? j->rest.at : "", j->rest.length, count, NULL, out);
+    else choice_write(j, g, o->text.at ? o->text.at : "", ready, count, NULL, out);
     event_end(j, out);
     j->begun = 2;
     j->characters += characters(o->text.at, ready);
@@ -196,21 +202,28 @@ static void piece_write(ApiJob *j, Generator *g, size_t ready, int end, Text *ou
     if (count) memmove(j->token, j->token + count, (size_t)j->listed * sizeof *j->token);
     if (!j->listed) g->view.record.length = 0;
 }
+/* Did a stop string take all of a token's text away? */
+static int was_cut(const ApiJob *j, const ApiToken *t, size_t ready) { return t->bytes && t->from >= j->sent + ready; }
 /* A choice is complete. Returns 1 if it was the last. */
 static int choice_end(ApiJob *j, Generator *g, const char *why, Text *out) {
     const Stream *o = &g->stream[0];
     const size_t ready = stream_ready(o, 1);
-    const ApiToken *last = j->token + j->listed - 1;
-    for (; j->listed && o->ended && last->bytes && last->from >= j->sent + ready; last--) j->listed--;
+    const char *text = o->text.at ? o->text.at : "";
+    char id[64];
+    while (j->listed && o->ended && was_cut(j, &j->token[j->listed - 1], ready)) j->listed--;
     j->tokens += g->tokens;
+    j->calls.length = j->rest.length = 0;
+    snprintf(id, sizeof id, "%s-%d", j->id, j->choice);
+    if (j->q.calls) calls_read(text, ready, id, j->q.stream, &j->calls, &j->rest);
     if (j->q.stream) {
         piece_write(j, g, ready, 1, out);
         head_write(j, out);
-        choice_write(j, &g->view, "", 0, 0, why, out);
+        choice_write(j, g, "", 0, 0, why, out);
         event_end(j, out);
     } else {
+        const Text *rest = j->calls.length ? &j->rest : NULL;
         text_add_string(&j->choices, j->choice ? ", " : "");
-        choice_write(j, &g->view, o->text.at ? o->text.at : "", ready, j->listed, why, &j->choices);
+        choice_write(j, g, rest ? rest->at : text, rest ? rest->length : ready, j->listed, why, &j->choices);
     }
     j->begun = 0;
     if (++j->choice < j->q.prompts * j->q.n) return 0;
@@ -335,7 +348,7 @@ int api_step(ApiJob *j, Generator *g, int expired, Text *out) {
     const int reads = j->read < prompt_of(j)->count;
     const char *why = expired ? "time" : reads ? NULL : o->ended ? "stop" : j->left ? NULL
                     : j->fills ? "context" : "length";
-    if (j->q.stream && j->begun && !why && !reads) piece_write(j, g, stream_ready(o, 0), 0, out);
+    if (j->q.stream && !j->q.calls && j->begun && !why && !reads) piece_write(j, g, stream_ready(o, 0), 0, out);
     return why && choice_end(j, g, why, out);
 }
 
@@ -363,7 +376,7 @@ void api_close(ApiJob *j) {
     if (!j) return;
     api_free_request(&j->q);
     odds_free(&j->odds);
-    free_each(j->token, j->choices.at, j);
+    free_each(j->token, j->choices.at, j->calls.at, j->rest.at, j);
 }
 
 char *api_name(const char *folder) {

@@ -33,6 +33,7 @@ typedef struct {                        /* an answer on its way */
     TextStyle style;
     int     end[MOST_ENDS], ends;
     Text    choices;                    /* complete ones, if they are not streamed */
+    Text    calls, rest;                /* of functions, in a choice that has ended; its text without them */
 } ApiJob;
 
 /* Reads a request (a body of JSON). NULL and e: it is refused. */

@@ -1,5 +1,6 @@
 /* api_read.c: see api_read.h. */
 #include "api_read.h"
+#include "calls.h"
 #include "llmc/data/forms.h"
 #include "stream.h"
 #include <limits.h>
@@ -41,16 +42,14 @@ static const struct { const char *key; int in; } others[] = {
     { "prompt", COMPLETION }, { "messages", CHAT }, { "chat_template_kwargs", CHAT }, { "reasoning_effort", CHAT },
     { "user", BOTH }, { "metadata", BOTH }, { "store", BOTH }, { "service_tier", BOTH }, { "safety_identifier", BOTH },
     { "prompt_cache_key", BOTH }, { "prompt_cache_retention", BOTH }, { "prediction", CHAT },
-    { "parallel_tool_calls", CHAT },
+    { "tools", CHAT }, { "tool_choice", CHAT }, { "parallel_tool_calls", CHAT },
 };
 /* Known, and done in one way only: accepted if that is asked for. */
 static const struct { const char *key; int in; const char *only, *why; } single[] = {
     { "logit_bias", BOTH, "{}", "single tokens cannot be made likelier here" },
     { "suffix", COMPLETION, "\"\"", "texts are continued here, not filled in" },
-    { "tools", CHAT, "[]", "calls are not read out of answers here: describe the functions in a message" },
-    { "tool_choice", CHAT, "\"none\"", "calls are not read out of answers here" },
-    { "functions", CHAT, "[]", "calls are not read out of answers here: describe the functions in a message" },
-    { "function_call", CHAT, "\"none\"", "calls are not read out of answers here" },
+    { "functions", CHAT, "[]", "the old form of tools" },
+    { "function_call", CHAT, "\"none\"", "the old form of tool_choice" },
     { "response_format", CHAT, "{\"type\": \"text\"}",
       "answers follow no grammar here: ask for the form in a message" },
     { "modalities", CHAT, "[\"text\"]", "answers are text" },
@@ -246,6 +245,68 @@ static int read_prompts(const Api *a, ApiRequest *q, const JsonValue *v, ApiErro
     return 1;
 }
 
+/* What is offered to the model: functions, if the form of its calls is known; else NULL. */
+static int read_tools(const Api *a, ApiRequest *q, const JsonValue *root, const JsonValue **tools, ApiError *e) {
+    const JsonValue *given = get(root, "tools"), *choice = get(root, "tool_choice"),
+        *several = get(root, "parallel_tool_calls");
+    const char *how = choice ? json_string(choice, "") : "auto";
+    *tools = NULL;
+    if (strcmp(how, "auto") && strcmp(how, "none")) {
+        error_set(&e->e, "tool_choice: the model cannot be made to call: expected auto or none");
+        return refuse(e, "tool_choice", "unsupported_value");
+    }
+    if (given && given->type != JSON_ARRAY) return wrong(e, "tools", "tools: expected a list");
+    if (!given || !given->length || !strcmp(how, "none")) return 1;
+    if (!calls_known(a->chat->with_tools ? a->chat->tools : a->chat->text)) {
+        error_set(&e->e, "tools: the form of this model's calls is not known here, so they could not be read out of "
+                  "its answers: describe the functions in a message");
+        return refuse(e, "tools", "unsupported_value");
+    }
+    if (several && !json_bool(several, 0)) {
+        error_set(&e->e, "parallel_tool_calls: the model may call several times: expected true");
+        return refuse(e, "parallel_tool_calls", "unsupported_value");
+    }
+    *tools = given;
+    q->calls = 1;
+    return 1;
+}
+static int has_plain_keys(const JsonValue *object) {
+    for (const JsonValue *v = json_first(object); v; v = v->next) if (strlen(v->key) != v->key_length) return 0;
+    return json_is(object, JSON_OBJECT);
+}
+/* Calls of earlier answers: OpenAI has arguments as a string of JSON, templates as an object. */
+static JsonValue *calls_of(Json *json, const JsonValue *calls) {
+    JsonValue *list = json_make(json, JSON_ARRAY);
+    Error none;
+    for (const JsonValue *call = json_first(calls); call; call = call->next) {
+        const JsonValue *function = json_get(call, "function"), *given = json_get(function, "arguments");
+        const JsonValue *object = json_is(given, JSON_STRING)
+            ? json_parse_inner(json, given->is.string, given->length, &none) : NULL;
+        if (!json_is(object, JSON_OBJECT) || !has_plain_keys(call) || !has_plain_keys(function)) {
+            json_append(list, NULL, json_copy(json, call));
+            continue;
+        }
+        JsonValue *own = json_append(list, NULL, json_make(json, JSON_OBJECT)),
+            *inner = json_make(json, JSON_OBJECT);
+        for (const JsonValue *v = json_first(call); v; v = v->next)
+            json_append(own, v->key, v == function ? inner : json_copy(json, v));
+        for (const JsonValue *v = json_first(function); v; v = v->next)
+            json_append(inner, v->key, json_copy(json, v == given ? object : v));
+    }
+    return list;
+}
+static const JsonValue *messages_of(Json *json, const JsonValue *given) {
+    if (!json_is(given, JSON_ARRAY)) return given;
+    JsonValue *list = json_make(json, JSON_ARRAY);
+    for (const JsonValue *m = json_first(given); m; m = m->next) {
+        const JsonValue *calls = has_plain_keys(m) ? get(m, "tool_calls") : NULL;
+        const int has_calls = json_is(calls, JSON_ARRAY);
+        JsonValue *own = json_append(list, NULL, has_calls ? json_make(json, JSON_OBJECT) : json_copy(json, m));
+        for (const JsonValue *v = has_calls ? json_first(m) : NULL; v; v = v->next)
+            json_append(own, v->key, v == calls ? calls_of(json, v) : json_copy(json, v));
+    }
+    return list;
+}
 /* Values for the template: those of chat_template_kwargs, and how much it is to think. */
 static int read_variables(const Api *a, Json *json, JsonValue *talk, const JsonValue *root, ApiError *e) {
     static const char effort[] = "reasoning_effort";
@@ -270,12 +331,14 @@ static int read_talk(const Api *a, ApiRequest *q, Json *json, const JsonValue *r
     size_t first, gone;
     Form f;
     Controls controls = { 0 };
-    const JsonValue *given = get(root, "messages");
+    const JsonValue *given = get(root, "messages"), *tools;
     if (!a->chat || !*chat_name(a->chat))
         return wrong(e, "messages", "messages: this model has no chat template that is known; /v1/completions "
                      "continues texts, and -ct names a template");
     if (!given) return wrong(e, "messages", "messages: missing");
-    if (!form_read_chat(&f, json, given, NULL, &e->e)) return refuse(e, "messages", NULL);
+    if (!read_tools(a, q, root, &tools, e)) return 0;
+    if (!form_read_chat(&f, json, messages_of(json, given), tools, &e->e))
+        return refuse(e, strncmp(e->e.text, "\"tools\"", strlen("\"tools\"")) ? "messages" : "tools", NULL);
     JsonValue *talk = json_copy(json, f.chat), *messages = (JsonValue *)json_get(talk, "messages");
     if (!read_variables(a, json, talk, root, e)) return 0;
     ApiPrompt *p = q->prompt = mem_alloc(sizeof *q->prompt);

@@ -26,6 +26,7 @@ typedef struct { char *text; size_t bytes; int *ids, count; } ApiPrompt;        
 typedef struct {                        /* what a request says */
     int     is_chat, stream, echo, logprobs, experts;
     int     usage, cut;                 /* usage: at the end of a stream; cut: "truncation": "auto" */
+    int     calls;                      /* functions were offered: calls are read out of the answer */
     int     likely;                     /* alternatives of each token, if logprobs */
     int     tokens, n, top_k, best_of;  /* tokens: at most; 0: as many as fit, unless `limited` */
     int     limited;                    /* 1: tokens is from the request */

@@ -1,8 +1,9 @@
 /* api.c: bodies of requests to the API. The first byte says whether it is a chat, and which
  * tokenizer. A request is accepted, and then all of it is within its bounds, or refused with a
- * message, in an answer that is JSON. */
+ * message, in an answer that is JSON. Then as what a model wrote, which may have calls in it. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/run/api.h"
+#include "llmc/run/calls.h"
 
 const int fuzz_is_json = 1;
 static const char *const names[] = { "", "gpt2", "llama2" };
@@ -45,6 +46,15 @@ static void check_request(const Api *a, const ApiRequest *q) {
     for (char **stop = q->stops; stop && *stop; stop++, stops++) fuzz_check(**stop);
     fuzz_check(stops <= API_STOPS + 1);
 }
+static void read_calls(Part text) {
+    Text calls = { 0 }, rest = { 0 };
+    Error e;
+    const int n = calls_read(text.at, text.bytes, "x", 1, &calls, &rest);
+    Json *json = n ? json_parse(calls.at, calls.length, &e) : NULL;
+    fuzz_check(n ? json && json_root(json)->length == (size_t)n && rest.length < text.bytes
+                 : !calls.length && !rest.length);
+    json_free(json), free(calls.at), free(rest.at);
+}
 void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };
     const unsigned how = fuzz_choice(&rest, 2 * TOKENIZERS);
@@ -63,4 +73,5 @@ void fuzz_one(const uint8_t *data, size_t size) {
         json_free(json), free(body.at);
     }
     api_free_request(&q);
+    read_calls(rest);
 }

@@ -387,9 +387,10 @@ static void decoding(const char *descriptor, int scores) {
     decoding_of(&c, descriptor);
 }
 
-/* Greedy text with a penalty, token by token as the formula says: of the logits after all tokens so
- * far, those of tokens that are among them are divided by it, negative ones multiplied. */
-static void repetition_penalty(float penalty) {
+/* Greedy text with penalties, token by token as the formula says: of the logits after all tokens so
+ * far, those of tokens that are among them are divided by the first, negative ones multiplied; from
+ * those that were drawn, presence and as many times frequency as they were are subtracted. */
+static void penalties(float penalty, float presence, float frequency) {
     enum { PROMPT = 5, NEW = 30, ALL = PROMPT + NEW };
     static const volatile sig_atomic_t never = 0;
     const Config c = config_of("m2:c32h4e4k2f32a4x2n0", TOPK_SOFTMAX, SWIGLU, 0);
@@ -401,8 +402,8 @@ static void repetition_penalty(float penalty) {
     model_plan_inference(&m, dev, &c, 1, ALL, 0, NULL);
     check(model_allocate(&m), "memory");
     model_initialize(&m, 5);
-    Generator g = { .dev = dev, .penalty = penalty, .sequences = 1, .interrupted = &never, .silent = 1,
-                    .weights_of = &m };
+    Generator g = { .dev = dev, .penalty = penalty, .presence = presence, .frequency = frequency, .sequences = 1,
+                    .interrupted = &never, .silent = 1, .weights_of = &m };
     check(generator_open(&g, &c, ALL, &(TextStyle){ 0 }), "memory");
     for (int i = 0; i < PROMPT; i++) ids[i] = (int)(random_uniform(3, (uint64_t)i) * c.vocab);
     generator_read(&g, ids, PROMPT, NULL, 0);
@@ -415,17 +416,18 @@ static void repetition_penalty(float penalty) {
         dev->to_double(logits, m.s.logits, V);
         for (size_t v = 0; v < V; v++) if (logits[v] > logits[plain]) plain = (int)v;
         for (size_t v = 0; v < V; v++) {
-            int seen = 0;
-            for (int i = 0; i < t; i++) seen |= ids[i] == (int)v;
+            int seen = 0, drawn = 0;
+            for (int i = 0; i < t; i++) seen |= ids[i] == (int)v, drawn += i >= PROMPT && ids[i] == (int)v;
             if (seen) logits[v] = logits[v] < 0 ? logits[v] * (double)penalty : logits[v] / (double)penalty;
+            logits[v] -= (drawn > 0) * (double)presence + drawn * (double)frequency;
         }
         for (size_t v = 0; v < V; v++) if (logits[v] > logits[best]) best = (int)v;
         ids[t] = best;
         changed += best != plain;
         same += g.window[t] == best;
     }
-    check(same == NEW && changed > 0, "penalty %g: %d of %d tokens as by the formula, which chose %d others",
-          (double)penalty, same, (int)NEW, changed);
+    check(same == NEW && changed > 0, "penalties %g, %g, %g: %d of %d tokens as by the formula, which chose %d others",
+          (double)penalty, (double)presence, (double)frequency, same, (int)NEW, changed);
     generator_close(&g), model_free(&m), free(logits);
 }
 
@@ -690,8 +692,11 @@ void test_model(void) {
     PART(descriptors());
     PART(gradients());
     PART(bf16());
-    PART(repetition_penalty(1.5f));
-    PART(repetition_penalty(0.8f));
+    PART(penalties(1.5f, 0, 0));
+    PART(penalties(0.8f, 0, 0));
+    PART(penalties(1, 0.7f, 0));
+    PART(penalties(1, 0, 0.4f));
+    PART(penalties(1.2f, -0.3f, 0.2f));
     PART(memory_promise());
     PART(rounded_gradients());
     PART(forgetting());
