@@ -48,7 +48,8 @@ static const Option table[] = {
     { "text",     "r",  "sequences",     OPTION_INT,    FIELD(sequences),   "1",          1, 4096,    NULL,
       "texts generated in parallel" },
     { "text",     "m",  "mode",          OPTION_CHOICE, FIELD(mode),        "generate",   0, 0,     "generate|chat|web",
-      "chat answers every line of stdin; /help, /reset, /quit. web serves a page to talk to the model" },
+      "chat answers every line of stdin; /help, /reset, /quit. web serves a page to talk to the model, and an API in "
+      "OpenAI's forms" },
     { "text",     "ct", "chat-template", OPTION_TEXT,   FIELD(chat),        "",           0, 0,       NULL,
       "how a chat is written; not given: by the template in the folder; without one each line is continued. A Jinja "
       "file, a folder, or one of " CHAT_NAMES },

@@ -336,7 +336,8 @@ function talk_show() {
         $('messages').append(node('div', { class: 'hello' }, node('h2', {}, text ? 'Begin a text' : 'Ask something'), text
             ? 'The model continues what you write. Click any word of it to see what else it could have been.'
             : 'Click any word of an answer to see what else it could have been, and which experts read it.'));
-    $('prompt').placeholder = text ? 'Write on, or send nothing to let the model continue' : 'Message';
+    const touch = matchMedia('(pointer: coarse)').matches;
+    $('prompt').placeholder = (text ? 'Write on, or send nothing to let the model continue' : 'Message') + (touch ? '' : ' (Enter sends, Shift+Enter begins a line)');
     $('prompt').setAttribute('aria-label', text ? 'Text' : 'Message');
     $('title').textContent = title_of(talk);
     $('system').value = talk.system || '';
@@ -846,7 +847,8 @@ function listen() {
     $('composer').onsubmit = e => { e.preventDefault(); if (state.run) stop(); else send(); };
     $('prompt').oninput = grow;
     $('prompt').onkeydown = e => {
-        if (e.key === 'Enter' && !e.shiftKey && !e.isComposing) { e.preventDefault(); send(); }
+        // on a phone there is no Shift beside Enter
+        if (e.key === 'Enter' && !e.shiftKey && !e.isComposing && !matchMedia('(pointer: coarse)').matches) { e.preventDefault(); send(); }
         const own = e.key === 'ArrowUp' && !$('prompt').value && state.here.kind === 'chat' && state.here.messages.filter(m => m.role === 'user').pop();
         if (own) { e.preventDefault(); edit(own); }
     };
