@@ -323,6 +323,11 @@ static int read_variables(const Api *a, Json *json, JsonValue *talk, const JsonV
     json_append(talk, "chat_template_kwargs", all);
     return 1;
 }
+/* The key of a request that an error about its conversation is about. */
+static const char *blamed(const Error *e) {
+    return strstr(e->text, "chat_template_kwargs") ? "chat_template_kwargs"
+         : !strncmp(e->text, "\"tools\"", 7) || !strncmp(e->text, "it has \"tools\"", 14) ? "tools" : "messages";
+}
 /* The tokens of a conversation, up to where the answer begins. With "truncation": "auto", if they
  * are more than three quarters of the context, the oldest questions go with their answers. */
 static int read_talk(const Api *a, ApiRequest *q, Json *json, const JsonValue *root, ApiError *e) {
@@ -338,7 +343,7 @@ static int read_talk(const Api *a, ApiRequest *q, Json *json, const JsonValue *r
     if (!given) return wrong(e, "messages", "messages: missing");
     if (!read_tools(a, q, root, &tools, e)) return 0;
     if (!form_read_chat(&f, json, messages_of(json, given), tools, &e->e))
-        return refuse(e, strncmp(e->e.text, "\"tools\"", strlen("\"tools\"")) ? "messages" : "tools", NULL);
+        return refuse(e, blamed(&e->e), NULL);
     JsonValue *talk = json_copy(json, f.chat), *messages = (JsonValue *)json_get(talk, "messages");
     if (!read_variables(a, json, talk, root, e)) return 0;
     ApiPrompt *p = q->prompt = mem_alloc(sizeof *q->prompt);
@@ -353,7 +358,7 @@ static int read_talk(const Api *a, ApiRequest *q, Json *json, const JsonValue *r
     }
     q->controls = controls.count;
     if (!tokens) error_set(&e->e, "messages: the chat template makes no tokens of them");
-    if (tokens <= 0) return refuse(e, "messages", NULL);
+    if (tokens <= 0) return refuse(e, tokens < 0 ? blamed(&e->e) : "messages", NULL);
     q->dropped = all > tokens ? (size_t)(all - tokens) : 0;
     return fit(a, q, p, (size_t)tokens, "messages", e);
 }
