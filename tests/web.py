@@ -118,6 +118,11 @@ def split(data):
     return (int(found[1]) if found else 0), head.decode("latin-1"), body
 
 
+def shown(text):
+    """As infer_moe prints it."""
+    return text + "\n" * (text[-1:] != "\n")
+
+
 def path_of(path, body):
     return path or ("/v1/chat/completions" if "messages" in body else "/v1/completions")
 
@@ -318,7 +323,7 @@ def test_answers(server, folder):
     text = text_of(said)
     there = subprocess.run([ROOT / "infer_moe", os.path.join(folder, "model"), "-i", "The ", "-n", "40", "-s", "7", "-t", "0.7", "-v", "0"],
                            capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout.decode(errors="replace")
-    check(text == there and len(text) > 20, f"the text is that of infer_moe -i: {text!r} {there!r}")
+    check(shown(text) == there and len(text) > 20, f"the text is that of infer_moe -i: {text!r} {there!r}")
     check(ended(said) == [("length", "length")], f"it ends at its length: {ended(said)}")
     experts = [e for c in choices(said) for e in c["experts"]]
     check(len(experts) == 44 and all(len(e) == 4 and all(0 <= x < 4 for x in e) for e in experts), "every token of prompt and text has its experts")
@@ -342,11 +347,11 @@ def test_answers(server, folder):
         check(text_of(said) == plain[:plain.index(end)] and ended(said) == [("stop", "stop")], f"{what} ends it: {text_of(said)!r} {stops}")
     there = subprocess.run([ROOT / "infer_moe", os.path.join(folder, "model"), "-i", "The ", "-n", "40", "-s", "7", "-t", "0.7", "-v", "0", "-st",
                             json.dumps(["none", stop])], capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout.decode(errors="replace")
-    check(there == text[:text.index(stop, 4)], f"and that of infer_moe -st, which may be a list, too: {there!r}")
+    check(there == shown(text[:text.index(stop, 4)]), f"and that of infer_moe -st, which may be a list, too: {there!r}")
     several = server.complete(**how, n=2, echo=True)["choices"]
     there = subprocess.run([ROOT / "infer_moe", os.path.join(folder, "model"), "-i", "The ", "-n", "40", "-s", "7", "-t", "0.7", "-v", "0", "-r", "2"],
                            capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout.decode(errors="replace")
-    check(there == "".join(f"--- {i + 1} of 2\n{c['text']}" + "\n" * (c["text"][-1] != "\n") for i, c in enumerate(several)),
+    check(there == "".join(f"--- {i + 1} of 2\n" + shown(c["text"]) for i, c in enumerate(several)),
           f"several choices are the texts of infer_moe -r: {there!r} {several}")
     said = server.generate(**how, n=2)[2]
     check([text_of(said, i) for i in (0, 1)] == [c["text"][4:] for c in several], "one after another in a stream")
@@ -853,15 +858,25 @@ def test_page(browser, server):
     set_option(page, "max_tokens", 60000)
     send(page, "", waits=False)
     check(page.until(TEXT + ".length > 300"), "a long text streams")
-    check(page.until("/Writing: .* per second/.test(" + STATE + ")"), "with its speed: " + page.get(STATE))
-    send(page, "more", waits=False)
-    check("Still writing" in page.get(STATE) and page.get("document.getElementById('prompt').value") == "more", "Enter meanwhile is not ignored in silence")
     other = open_page(browser, server.link)
     other.click("#new-text")
     set_option(other, "max_tokens", 30)
     check(send(other, "Two"), "another client is served meanwhile")
     page.key("Escape", 27)
+    check(page.until(IDLE), "Escape stops it, unless it has ended")
+    # an answer that goes on for as long as the test likes
+    page.call("Page.bringToFront")
+    page.get("window.real = fetch; window.fetch = async (path, how) => new Response(new ReadableStream({ start(c) { window.more = () => c.enqueue(new TextEncoder().encode("
+             "'data: {\"choices\": [{\"text\": \"a\", \"logprobs\": {\"tokens\": [\"a\"], \"token_logprobs\": [-1]}}]}\\n\\n')); "
+             "how.signal.onabort = () => c.error(new DOMException('', 'AbortError')); more(); } }))")
+    send(page, "", waits=False)
+    page.until("/Writing/.test(" + STATE + ")")
+    check(page.until("(more(), /Writing: .* per second/.test(" + STATE + "))"), "what goes on has its speed: " + page.get(STATE))
+    send(page, "more", waits=False)
+    check("Still writing" in page.get(STATE) and page.get("document.getElementById('prompt').value") == "more", "Enter meanwhile is not ignored in silence")
+    page.key("Escape", 27)
     check(page.until("/^Stopped/.test(" + STATE + ")"), "Escape stops")
+    page.get("window.fetch = real")
     n = page.get(TEXT + ".length")
     time.sleep(0.3)
     check(page.get(TEXT + ".length") == n and page.get(IDLE), "and nothing more comes")
