@@ -2,7 +2,7 @@
  * operation to its limit? Also of a layer: bench_moe -step layers.
  *
  * The work runs on a Device that is the given one with one addition: every operation notes what it
- * computes and moves (tests/ops/operations.h), and marks the moment at which it ends. On a CPU that
+ * computes and moves (kernels/operations.h), and marks the moment at which it ends. On a CPU that
  * is the time; on a GPU an event in the queue, so that the host runs ahead and nothing waits
  * between operations. The limit of an operation is the longer of flop / peak and the time of a copy
  * that moves as many bytes; both are measured just before. Data that is already in a cache can beat
@@ -80,7 +80,7 @@ static double visible(int B, int T) { return (double)B * T; }
     }
 #define COMPOUND(op, ...) COMPOSED(op, op, __VA_ARGS__)
 #define FP8(op, ...) COMPOSED(fp8_##op, fp8->op, __VA_ARGS__)
-#include "tests/ops/operations.h"
+#include "kernels/operations.h"
 
 /* ---- timing any work ------------------------------------------------------------------------- */
 
@@ -91,7 +91,7 @@ static Device noting(const Device *dev) {
 #define OPERATION(op, ...) d.op = noted_##op;
 #define COMPOUND OPERATION
 #define FP8(op, ...) fp8.op = noted_fp8_##op;
-#include "tests/ops/operations.h"
+#include "kernels/operations.h"
     if (dev->add_norm_backward == compound_add_norm_backward) d.add_norm_backward = compound_add_norm_backward;
     return d;
 }

@@ -1,6 +1,7 @@
 /* device.c: see device.h. */
 #include "device.h"
 #include "llmc/base/text.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -45,36 +46,64 @@ int device_usable(const char *name) {
     return 0;
 }
 
+/* Memory in GB; bytes per second and flop per second of dense bf16 products with f32 sums, as their
+ * makers say; GB/s and TFLOP/s. kernels: how its products are computed. */
+typedef enum { PORTABLE, HOPPER, BLACKWELL } Kernels;
+typedef struct { const char *name; double gigabytes, bandwidth, teraflops; Kernels kernels; } Gpu;
+static const Gpu known[] = {
+    { "a10", 24, 600, 125, PORTABLE }, { "a30", 24, 933, 165, PORTABLE }, { "a40", 48, 696, 150, PORTABLE },
+    { "a6000", 48, 768, 155, PORTABLE }, { "a100", 80, 2039, 312, PORTABLE }, { "l4", 24, 300, 121, PORTABLE },
+    { "l40", 48, 864, 181, PORTABLE }, { "l40s", 48, 864, 362, PORTABLE }, { "rtx3060", 12, 360, 25, PORTABLE },
+    { "rtx3090", 24, 936, 71, PORTABLE }, { "rtx4090", 24, 1008, 165, PORTABLE },
+    { "rtx5090", 32, 1792, 209, PORTABLE }, { "h100", 80, 3350, 989, HOPPER }, { "h200", 141, 4800, 989, HOPPER },
+    { "b200", 180, 8000, 2250, BLACKWELL }, };
+/* A name; or numbers: GB, or GB:GB/s:TFLOP/s. 0: neither. */
+static int gpu_named(const char *text, Gpu *gpu) {
+    char *end;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strcasecmp(text, known[i].name)) return *gpu = known[i], 1;
+    *gpu = (Gpu){ .gigabytes = strtod(text, &end) };
+    if (*end == ':') gpu->bandwidth = strtod(end + 1, &end);
+    if (*end == ':' && gpu->bandwidth > 0) gpu->teraflops = strtod(end + 1, &end);
+    return !*end && gpu->gigabytes > 0 && gpu->gigabytes <= 1024 && (!gpu->bandwidth == !gpu->teraflops);
+}
+/* Parts of what the maker says that our kernels reach. Measured on an H200, with its own kernels
+ * and with the portable ones; of other GPUs nothing is (docs/LOG.md, "Time in the plan"). */
+int device_rates(const char *memory, int head_size, Rates *rates) {
+    static const Rates reached[] = { [PORTABLE]  = { 0.7,  0.48, 0.48, 0.48, 0.3,  0.85, 8e-6 },
+                                     [HOPPER]    = { 0.73, 0.6,  0.96, 0.57, 0.3,  0.84, 8e-6 },
+                                     [BLACKWELL] = { 0.7,  0.2,  0.2,  0.2,  0.12, 0.85, 8e-6 } };
+    Gpu gpu;
+    if (!gpu_named(memory, &gpu) || !(gpu.teraflops > 0)) return 0;
+    const Rates *part = &reached[gpu.kernels];
+    const double flop = 1e12 * gpu.teraflops;
+    *rates = (Rates){ flop * part->dense, flop * part->routed, flop * part->fp8, flop * part->muon,
+                      flop * part->attention * sqrt(head_size / 64.0), 1e9 * gpu.bandwidth * part->bytes, part->start };
+    return 1;
+}
+
 static size_t imagined_bytes;
 static int imagined_gpus;
 static size_t imagined_memory(void) { return imagined_bytes; }
 static int imagined_count(void) { return imagined_gpus; }
 const Device *device_imagine(const char *name, const char *memory, int gpus, Error *e) {
-    static const struct { const char *name; int gigabytes; } known[] = {
-        { "a10", 24 }, { "a30", 24 }, { "a40", 48 }, { "a6000", 48 }, { "a100", 80 }, { "l4", 24 }, { "l40", 48 },
-        { "l40s", 48 }, { "rtx3060", 12 }, { "rtx3090", 24 }, { "rtx4090", 24 }, { "rtx5090", 32 }, { "h100", 80 },
-        { "h200", 141 }, { "b200", 180 }, };
     static Device d;
-    char *end;
-    double gigabytes = strtod(memory, &end);
-    int i = 0;
-    while (i < (int)(sizeof known / sizeof *known) && strcasecmp(memory, known[i].name)) i++;
-    const char *const gpu = i < (int)(sizeof known / sizeof *known) ? known[i].name : NULL;
-    if (gpu) gigabytes = known[i].gigabytes;
-    else if (*memory && (*end || !(gigabytes > 0 && gigabytes <= 1024))) {         /* 4090 is a name without its rtx */
+    Gpu gpu = { 0 };
+    if (*memory && !gpu_named(memory, &gpu)) {
         Text names = { 0 };
-        for (i = 0; i < (int)(sizeof known / sizeof *known); i++) text_add(&names, " %s", known[i].name);
-        error_set(e, "-gm %s: expected the memory of a GPU in GB, or one of%s", memory, names.at);
+        for (size_t i = 0; i < sizeof known / sizeof *known; i++) text_add(&names, " %s", known[i].name);
+        error_set(e, "-gm %s: expected the memory of a GPU in GB, or one of%s; or its GB, GB/s and TFLOP/s of bf16: "
+                  "80:2000:312", memory, names.at);
         free(names.at);
         return NULL;
     }
-    d = *device_find(strstr(name, "f32") ? "cpu-f32" : "cpu-bf16");
+        d = *device_find(strstr(name, "f32") ? "cpu-f32" : "cpu-bf16");
     d.name = strstr(name, "f32") ? "cuda-f32" : "cuda-bf16";
     d.is_gpu = 1;
-    if (gpu && *gpu != 'h') d.fp8 = NULL;                   /* only Hoppers have experts in 8 bits */
+    if (gpu.name && gpu.kernels != HOPPER) d.fp8 = NULL;    /* only Hoppers have experts in 8 bits */
     d.memory = imagined_memory;
     d.count = imagined_count;
-    imagined_bytes = (size_t)(1e9 * gigabytes);
+    imagined_bytes = (size_t)(1e9 * gpu.gigabytes);
     imagined_gpus = gpus > 0 ? gpus : 1;
     return &d;
 }

@@ -3,6 +3,7 @@
 #define DEVICE_H
 #include "kernels/kernels.h"
 #include "llmc/base/base.h"
+#include "llmc/model/cost.h"
 
 /* The GPUs that this process drives, one thread each: `count` of the machine's GPUs from number
  * `first`. Of the run's `locals` processes here this is number `local`. A CPU is one device. */
@@ -19,6 +20,9 @@ const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[
  * name: cuda, or the name of a device for GPUs; memory: of the GPU, as a name (h100) or in GB (80),
  * "" if it is not known. NULL if the memory is neither. */
 const Device *device_imagine(const char *name, const char *memory, int gpus, Error *e);
+/* The rates of such a GPU for heads of this size; 0: its memory alone is known. memory: as above,
+ * or GB:GB/s:TFLOP/s, such as 80:2000:312. */
+int           device_rates(const char *memory, int head_size, Rates *rates);
 int           device_usable(const char *name);              /* would device_choose find it? */
 
 /* Bytes per second, read plus written, of large copies on the device. 0: no 512 MB are left. */

@@ -146,7 +146,7 @@ static const char *score_text(char text[16], double z) {
     return text;
 }
 /* "3:07" minutes and seconds, "5h03" hours and minutes, "2.4 days". */
-static void duration_text(char text[32], double seconds) {
+void duration_text(char text[32], double seconds) {
     const double minutes = seconds / 60;
     if (minutes < 60) snprintf(text, 32, "%d:%02d", (int)(seconds + 0.5) / 60, (int)(seconds + 0.5) % 60);
     else if (minutes < 48 * 60) snprintf(text, 32, "%dh%02d", (int)minutes / 60, (int)minutes % 60);

@@ -48,6 +48,7 @@ void log_event(Log *l, Text *e);
 void log_step(Log *l, const StepStats *s, int keep_line);   /* keep_line: the next step must not overwrite it */
 /* On a terminal, before there is a time to show: what the session's first step does. */
 void log_first_step(Log *l, int64_t step, int64_t steps, int micro, int micro_batches, int64_t tokens);
+void duration_text(char text[32], double seconds);       /* "3:07" minutes and seconds, "5h03", "2.4 days" */
 void log_validation(Log *l, const ValidationStats *v);
 /* load (routers, E). show: also a table on the terminal. */
 void log_loads(Log *l, int64_t step, const Model *m, const int *load, int show);

@@ -79,6 +79,7 @@ void run_join_ranks(Run *r);            /* connects to the other processes, whic
 void run_plan(Run *r);                  /* batch, model and optimizer; allocates nothing */
 void run_plan_saves(Run *r);            /* does the host have memory for a copy of what is saved? */
 void run_print_plan(const Run *r);
+int  run_estimate(const Run *r, Text *out);  /* lines of the plan: how long it would take. 0: no rates are known */
 int  run_check_gradients(const Run *r);     /* -gc 1, instead of training; returns an exit code */
 void run_allocate(Run *r);
 void run_start_or_resume(Run *r);       /* weights, state and progress; from here on the folder belongs to this run */

@@ -421,6 +421,22 @@ static void print_precision(const Model *m) {
            m->fp8_passes ? "all products" : "none: smaller than what was measured to be faster (-pe fp8-all)",
            (double)m->batch.N * m->config.topk / m->config.experts);
 }
+static void print_time(const Run *r) {
+    Text t = { 0 };
+    if (!run_estimate(r, &t)) {
+        if (r->dev->is_gpu)
+            line("|   time                | not known: -gm NAME, such as h100, or GB:GB/s:TFLOP/s, gives an estimate");
+        return;
+    }
+    for (char *at = t.at, *end; *at; at = end + 1) {
+        end = at + strcspn(at, "\n");
+        const int last = !*end;
+        *end = 0;
+        line("|   %-19s | %s", at == t.at ? "time" : "", at);
+        if (last) break;
+    }
+    free(t.at);
+}
 /* Of a dry run: what a conversation looks like, and what of it is learned. */
 static void print_chat(const Run *r) {
     enum { MOST = 2000 };
@@ -497,6 +513,7 @@ void run_print_plan(const Run *r) {
         if (a->category[i]) line("|   %-27s | %10.2f MB", mem_category_name[i], (double)a->category[i] / 1e6);
     if (ranks > 1) print_levels(r);
     print_fit(r);
+    if (run_only_plans(r)) print_time(r);
     rule();
     if (r->s.steps == 0) print_chat(r);
     fflush(stdout);

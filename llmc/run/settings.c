@@ -198,7 +198,8 @@ static const Option options[] = {
     { "ranks",     "pt", "silence-seconds",  OPTION_INT,   AT(silence_seconds), "10",                1,    1e6,   NULL,
       "a process that is silent for longer is lost" },
     { "planning",  "gm", "gpu-memory",       OPTION_TEXT,  AT(gpu_memory),    "",                    0,    0,     NULL,
-      "with -x 0: plan for a GPU you don't have, by its name (h100) or memory in GB (80)" },
+      "with -x 0: plan for a GPU you don't have, by its name (h100), memory in GB (80), or GB:GB/s:TFLOP/s of bf16 "
+      "(80:2000:312)" },
     { "planning",  "as", "all-settings",     OPTION_INT,   AT(show_all),      "0",                   0,    1,     NULL,
       "1: the start table has every setting, not only those that were given or chosen" },
 };
@@ -325,6 +326,15 @@ static void explain_presets(Text *out) {
     }
 }
 
+int64_t settings_steps(const Settings *s, const Device *dev, int64_t tokens) {
+    Settings other = *s;
+    Options o = table(&other);
+    const Option *row = option_row(o, "x");
+    other.given[row - options] = 0;
+    options_default(o, "x", row->init);
+    settings_suit(&other, dev, tokens);
+    return other.steps;
+}
 int settings_fp8(const Settings *s, const Device *dev) {
     return dev->is_gpu && dev->fp8 && dev->fp8->fits(FP8_BLOCK, FP8_BLOCK) && s->activation == SWIGLU;
 }

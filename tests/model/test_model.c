@@ -725,5 +725,6 @@ void test_model(void) {
     PART(training());
     test_fp8();
     test_recompute();
+    test_cost();
     test_relay();
 }

@@ -33,7 +33,7 @@ static const Device *unused;                /* so that all parameters are used *
 #define COMPOUND OPERATION
 #define FP8(name, parameters, arguments, flop, bytes, ...) \
     COUNT(fp8_##name, fp8->name, parameters, arguments, flop, bytes)
-#include "operations.h"
+#include "kernels/operations.h"
 
 Cost case_cost(const Case *c, const Device *dev) {
     Device counting = *dev;
@@ -42,7 +42,7 @@ Cost case_cost(const Case *c, const Device *dev) {
 #define OPERATION(name, ...) counting.name = count_##name;
 #define COMPOUND OPERATION
 #define FP8(name, ...) fp8.name = count_fp8_##name;
-#include "operations.h"
+#include "kernels/operations.h"
     costed = c, counting.fp8 = &fp8;
     cost = (Cost){ 0, 0 };
     unit.fx = (double)dev->floatX_size, unit.re = (double)dev->real_size, unit.elements = unit.by_muon = 0;

@@ -1,4 +1,5 @@
 /* operations.h: what each operation computes and moves, as one list for all that visit operations:
+ * llmc/model/cost.c, for the time of a step that is planned;
  * cases.c, for the limits that bench_moe compares times with, and bench/step.c, which times the
  * calls of a training step. An entry:
  *

@@ -1,0 +1,56 @@
+/* run_time.c: the time of a run that is only planned (run.h): tokens per second, hours, tokens for
+ * each parameter. Counted and divided by rates: llmc/model/cost.h. */
+#include "run.h"
+#include "llmc/base/text.h"
+#include "llmc/model/cost.h"
+
+/* Of a GPU that is not here by its name; of this machine measured. 0: neither. */
+static int find_rates(const Run *r, Rates *rates) {
+    const Settings *s = &r->s;
+    if (*s->gpu_memory) return device_rates(s->gpu_memory, r->config.head_size, rates);
+    if (r->dev->is_gpu && !device_usable(s->device)) return 0;
+    return rates_measure(r->dev, &r->config, s->seq, rates);
+}
+/* Of all ranks. Sums of gradients run beside backward; what of them is not hidden was 1 to 4 % on
+ * the GPUs of a host. Ranks on a CPU share it. */
+static StepCost step_cost(const Run *r, const Rates *rates) {
+    const Settings *s = &r->s;
+    const double busy = r->dev->is_gpu ? 1 : r->local_devices.count, shown = r->parallel.ranks > 1 ? 0.97 : 1;
+    const Work w = { .B = s->batch, .T = s->seq, .micro_batches = r->micro_batches, .recompute = r->recompute,
+                     .gradients = s->gradients, .moments = s->moments, .master = s->master, .muon = settings_muon(s),
+                     .dropout = s->dropout, .rounds = r->config.rounding };
+    StepCost c = cost_of_step(&r->config, r->dev, &w, rates);
+    c.passes *= busy / shown, c.forward *= busy;
+    c.update *= busy / (r->parallel.level > 0 ? parallel_shards(&r->parallel) : 1);
+    return c;
+}
+/* Seconds of so many steps with their validations. */
+static double run_seconds(const Run *r, const StepCost *c, int64_t steps) {
+    const Settings *s = &r->s;
+    const int64_t all = data_validation_batches(r->data, s->batch, s->seq),
+        batches = s->val_batches >= 0 && s->val_batches < all ? s->val_batches : all,
+        validations = (steps + s->val_every - 1) / s->val_every;
+    return (double)steps * (c->passes + c->update) + (double)(validations * batches) / r->parallel.ranks * c->forward;
+}
+int run_estimate(const Run *r, Text *out) {
+    Rates rates;
+    char left[32];
+    if (!find_rates(r, &rates)) return 0;
+    const StepCost c = step_cost(r, &rates);
+    const double tokens = (double)tokens_per_step(r), step = c.passes + c.update;
+    const double total = (double)r->model.manifest.learnable, active = (double)config_active(&r->config, (size_t)total);
+    const int64_t epoch = data_epoch_samples(r->data, r->s.seq) / samples_per_step(r),
+        given = settings_steps(&r->s, r->dev, data_tokens(r->data, DATA_TRAIN)),
+        steps = given < 0 ? -given * epoch : given;
+    text_add(out, "%.0f tokens/s, %.4g ms a step, %.3g TFLOP/s\n", tokens / step, 1e3 * step,
+             1e-12 * c.flop * r->parallel.ranks / step);
+    duration_text(left, run_seconds(r, &c, steps));
+    text_add(out, "%lld steps, as without -x, take %s: %.3g tokens per parameter, %.3g per active one\n",
+             (long long)steps, left, (double)steps * tokens / total, (double)steps * tokens / active);
+    duration_text(left, run_seconds(r, &c, epoch));
+    if (epoch > 0 && epoch != steps) text_add(out, "an epoch, %lld steps, takes %s\n", (long long)epoch, left);
+    text_add(out, "estimated%s; within 15 %% of the runs it was compared with%s", *r->s.gpu_memory
+             ? " from its bandwidth and its rate of bf16" : " from rates measured now",
+             r->dev->is_gpu ? ", all on an H200. Networks between machines are not counted" : " on an idle machine");
+    return 1;
+}
