@@ -41,8 +41,8 @@ static void counts(void) {
 }
 
 /* H200: bench/results: 1 to 7 h200.txt, 8 h200-ranks.txt, 9 and 10 pays-h200.txt, 11
- * docs/commands.md, 12 h200-sharded.txt, 13 to 15 h200-portable.txt. CPU: one core of an AMD EPYC,
- * processor time, with the rates that rates_measure found there: docs/LOG.md, "Time in the plan". */
+ * docs/commands.md, 12 h200-sharded.txt, 13 to 15 h200-portable.txt. CPU: one core of an EPYC,
+ * processor time, at the rates that rates_measure found there: docs/LOG.md, "Time in the plan". */
 typedef struct {
     const char *machine, *model;
     int B, T, V;
