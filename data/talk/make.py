@@ -57,15 +57,14 @@ TERMS = {
 }
 
 
-def pairs(text):
-    """The facts of a table: the first word is x, unless the answer is known to be the last one."""
-    rows = [" ".join(row.split()) for row in text.split(",")]
-    two = ("thank you", "sea water", "Romeo and Juliet", "King Lear")
-    return [(next((t for t in two if row.startswith(t)), row.split()[0]), row) for row in rows]
+LONG_NAMES = ("thank you", "sea water", "Romeo and Juliet", "King Lear")
 
 
 def facts(text):
-    return [(x, row[len(x) + 1:]) for x, row in pairs(text)]
+    """The pairs (x, y) of a table: x is the first word of a row, or one of LONG_NAMES; y is the rest."""
+    rows = [" ".join(row.split()) for row in text.split(",")]
+    names = [next((name for name in LONG_NAMES if row.startswith(name)), row.split()[0]) for row in rows]
+    return [(x, row[len(x) + 1:]) for x, row in zip(names, rows)]
 
 
 def a(noun):
@@ -76,6 +75,8 @@ def after(names, step=1):
     return [(x, names[(i + step) % len(names)]) for i, x in enumerate(names)]
 
 
+MASS = "grass snow coal blood milk mud chocolate night".split()             # without an article
+SINGLE = "banana lemon leaf rose strawberry".split()
 SUMS = [(f"{NUMBERS[i]} plus {NUMBERS[j]}", NUMBERS[i + j]) for i in range(1, 7) for j in range(1, 7)]
 YESNO = [(x, "Yes") for x in ANIMALS] + [(x, "No") for x in THINGS]
 
@@ -299,15 +300,14 @@ LEADS = ["", "", "", "", "", "", "Please: ", "Now tell me: ", "One more question
 
 
 def filled(text, x, y):
-    """text with the words of a fact: {x}, {y}; {a}: a or an x; {t}: the x, where English wants it; {n}: kind of thing; capitals begin a sentence."""
-    mass = x in "grass snow coal blood milk mud chocolate night".split()
-    words = {"x": x, "y": y, "a": a(x) if x else "", "t": x if mass else ("a " if x in "banana lemon leaf rose strawberry".split() else "an " if x == "orange" else
-             "the ") + x, "z": y, "n": "an animal" if y == "Yes" else "a thing"}
-    words |= {k.upper(): v[:1].upper() + v[1:] for k, v in words.items() if v}
-    out = text
+    """text with the words of a fact: {x} and {y}; {z}: y again; {a}: "a x"; {t}: x with the article that English wants; {n}: an animal or a thing.
+    In capitals ({X}) they begin a sentence."""
+    article = "" if x in MASS else "a " if x in SINGLE else "an " if x == "orange" else "the "
+    words = {"x": x, "y": y, "z": y, "a": a(x) if x else "", "t": article + x, "n": "an animal" if y == "Yes" else "a thing"}
+    words.update({key.upper(): value[:1].upper() + value[1:] for key, value in words.items()})
     for key, value in words.items():
-        out = out.replace("{" + key + "}", value)
-    return out[:1].upper() + out[1:]
+        text = text.replace("{" + key + "}", value)
+    return text[:1].upper() + text[1:]
 
 
 def one(draw, kind, wordings, fact, lead=True):
