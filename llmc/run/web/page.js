@@ -337,7 +337,8 @@ function talk_show() {
             ? 'The model continues what you write. Click any word of it to see what else it could have been.'
             : 'Click any word of an answer to see what else it could have been, and which experts read it.'));
     const touch = matchMedia('(pointer: coarse)').matches;
-    $('prompt').placeholder = (text ? 'Write on, or send nothing to let the model continue' : 'Message') + (touch ? '' : ' (Enter sends, Shift+Enter begins a line)');
+    $('prompt').placeholder = text ? touch ? 'Write on, or let the model continue' : 'Write on; Enter lets the model continue, Shift+Enter begins a line'
+        : touch ? 'Message' : 'Message (Enter sends, Shift+Enter begins a line)';
     $('prompt').setAttribute('aria-label', text ? 'Text' : 'Message');
     $('title').textContent = title_of(talk);
     $('system').value = talk.system || '';
