@@ -116,6 +116,11 @@ ok "short validations change no weight" [ -n "$(fingerprint short)" -a "$(finger
 ok "there are twenty, and one with each validation" [ "$(grep -c '"event": "val_short", "step": [0-9]*, "loss": [0-9.]*, "tokens": 64' short/log.jsonl)" = 22 ]
 ok "with loads of experts, once a step" [ "$(grep -c '"event": "load"' short/log.jsonl)" = 22 -a "$(grep -c val_short whole/log.jsonl)" = 0 ]
 rm -rf short
+ok "the folder and the best model have a card" [ "$(grep -c '^library_name: transformers$\|^- moe$\|^# license: \|^Best validation loss [0-9.]* nats\|^Trained with smoe.c on .text.txt., ' whole/README.md)" = 5 -a -s whole/best/README.md ]
+cp -r whole cards && echo mine >> cards/best/README.md && cp cards/best/README.md card
+expect 0 'cards/best/README.md was edited' $train -o cards -y 1 -x 61
+ok "a card that was edited stays, another is renewed" sh -c 'cmp -s card cards/best/README.md && grep -q "in 61 steps" cards/README.md'
+rm -rf cards card
 ok "the last line suggests a prompt from the text" grep -q "to generate text:.*infer_moe whole/best -i ." "$said"
 ok "steps without z-scores have no sign of them" sh -c '! grep -q "z)" "$0"' "$said"
 ok "the table has what was given or chosen" sh -c 'grep -q "  -b .*2  (given)" "$0" && grep -q "  -lr\|  -l " "$0" && ! grep -q "  -nk " "$0"' "$said"

@@ -1,6 +1,7 @@
 /* run_record.c: what a run reports (run.h): the log's beginning and end, bad steps, the page. */
 #define _DEFAULT_SOURCE
 #include "run.h"
+#include "card.h"
 #include "llmc/files/export.h"
 #include "llmc/files/families.h"
 #include "llmc/model/batch.h"
@@ -290,6 +291,21 @@ static void export_model(Run *r) {
              ? ", which Transformers opens with trust_remote_code=True" : "");
     free(best);
 }
+/* One for each folder with a model; a card that cannot be written costs nothing else. */
+static void write_cards(Run *r) {
+    Text t = { 0 };
+    char *best = text_format("%s/best", r->s.out);
+    const char *const folders[] = { r->s.out, best };
+    card_text(r, &t);
+    for (int i = 0; i < 2; i++) {
+        Error e;
+        const int written = is_folder(folders[i]) ? card_write(folders[i], t.at, &e) : 1;
+        if (written < 0) warn("the model card: %s", e.text);
+        if (!written) text_print(stdout, "%s/README.md was edited, so it stays as it is\n", folders[i]);
+    }
+    free_each(best, t.at);
+}
+
 /* A line, or the first words of a long one, that a text may begin with. 0: it has none. */
 static size_t begin_of_line(const char *line, size_t bytes) {
     enum { MOST = 40 };
@@ -331,6 +347,7 @@ void run_end_log(Run *r) {
     const uint64_t weights = saves_fingerprint(&r->saves);
     if (!r->leads) return;
     export_model(r);
+    write_cards(r);
     log_summary(r, weights);
     if (!report_update(r->report, 0, &e)) warn("%s", e.text);
     report_close(r->report);
