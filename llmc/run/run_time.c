@@ -42,7 +42,7 @@ int run_estimate(const Run *r, Text *out) {
     const int64_t epoch = data_epoch_samples(r->data, r->s.seq) / samples_per_step(r),
         given = settings_steps(&r->s, r->dev, data_tokens(r->data, DATA_TRAIN)),
         steps = given < 0 ? -given * epoch : given;
-    text_add(out, "%.0f tokens/s, %.4g ms a step, %.3g TFLOP/s\n", tokens / step, 1e3 * step,
+    text_add(out, "%.0f tokens/s, %.4g ms per step, %.3g TFLOP/s\n", tokens / step, 1e3 * step,
              1e-12 * c.flop * r->parallel.ranks / step);
     duration_text(left, run_seconds(r, &c, steps));
     text_add(out, "%lld steps, as without -x, take %s: %.3g tokens per parameter, %.3g per active one\n",
