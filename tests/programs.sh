@@ -111,6 +111,7 @@ run="$some -d 256 -x 60"                # about 2 ms a step
 slow="$some -d 2560 -x 60"              # about 20 ms a step: long enough to be interrupted
 
 expect 0 'fingerprint' $run -o whole -n 20
+ok "the last line suggests a prompt from the text" grep -q "to generate text:.*infer_moe whole/best -i ." "$said"
 expect 0 'fingerprint' $run -o short -n 20 -vs 20
 ok "short validations change no weight" [ -n "$(fingerprint short)" -a "$(fingerprint short)" = "$(fingerprint whole)" ]
 ok "there are twenty, and one with each validation" [ "$(grep -c '"event": "val_short", "step": [0-9]*, "loss": [0-9.]*, "tokens": 64' short/log.jsonl)" = 22 ]
@@ -121,7 +122,6 @@ cp -r whole cards && echo mine >> cards/best/README.md && cp cards/best/README.m
 expect 0 'cards/best/README.md was edited' $train -o cards -y 1 -x 61
 ok "a card that was edited stays, another is renewed" sh -c 'cmp -s card cards/best/README.md && grep -q "in 61 steps" cards/README.md'
 rm -rf cards card
-ok "the last line suggests a prompt from the text" grep -q "to generate text:.*infer_moe whole/best -i ." "$said"
 ok "steps without z-scores have no sign of them" sh -c '! grep -q "z)" "$0"' "$said"
 ok "the table has what was given or chosen" sh -c 'grep -q "  -b .*2  (given)" "$0" && grep -q "  -lr\|  -l " "$0" && ! grep -q "  -nk " "$0"' "$said"
 expect 0 '  -nk  keep            | 2$' $some -x 0 -as 1
