@@ -310,6 +310,7 @@ void json_cut(JsonValue *array, size_t first, size_t count) {
 
 int json_is(const JsonValue *v, JsonType type) { return v && v->type == type; }
 
+int json_is_null(const JsonValue *v) { return !v || v->type == JSON_NULL; }
 const JsonValue *json_first(const JsonValue *v) {
     return json_is(v, JSON_ARRAY) || json_is(v, JSON_OBJECT) ? v->is.children.first : NULL;
 }

@@ -55,6 +55,7 @@ void json_cut(JsonValue *array, size_t first, size_t count);
 
 /* All of these accept NULL and values of another type, so that lookups can be chained:
  *   for (const JsonValue *v = json_first(json_get(root, "shape")); v; v = v->next) ... */
+int json_is_null(const JsonValue *v);                                                   /* or not there */
 const JsonValue *json_first(const JsonValue *container);
 const JsonValue *json_get(const JsonValue *object, const char *key);                    /* NULL if it is missing */
 const JsonValue *json_find(const JsonValue *object, const char *key, size_t bytes);     /* a key that may contain NUL */

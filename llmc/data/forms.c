@@ -93,14 +93,14 @@ static const JsonValue *parse_inner(Json *json, const JsonValue *v) {
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-static int is_absent(const JsonValue *v) { return !v || v->type == JSON_NULL; }
 /* Absent, or nothing is in it. */
 static int is_empty(const JsonValue *v) {
-    return is_absent(v) || ((v->type == JSON_STRING || v->type == JSON_ARRAY || v->type == JSON_OBJECT) && !v->length);
+    return json_is_null(v)
+        || ((v->type == JSON_STRING || v->type == JSON_ARRAY || v->type == JSON_OBJECT) && !v->length);
 }
 static const JsonValue *get(const JsonValue *object, const char *key) {
     const JsonValue *v = key ? json_get(object, key) : NULL;
-    return is_absent(v) ? NULL : v;
+    return json_is_null(v) ? NULL : v;
 }
 
 static const char *name_of(const JsonValue *v) {
@@ -159,7 +159,7 @@ static int join_parts(const Reader *r, const JsonValue *list, JsonValue **joined
             ok = wrong(r, e, "has a part of \"content\" without a \"text\" that is a string");
         else text_add_bytes(&text, words->is.string, words->length);
         for (const JsonValue *v = json_is(part, JSON_OBJECT) ? json_first(part) : NULL; ok && v; v = v->next)
-            if (v != type && v != words && !is_absent(v))
+            if (v != type && v != words && !json_is_null(v))
                 ok = error_set(e, "message %zu has a part of \"content\" with the key \"%.60s\", which is not known",
                                r->number, v->key);
     }
@@ -205,7 +205,7 @@ static int add_others(const Reader *r, JsonValue *message, const JsonValue *m, c
                       const JsonValue *content, int assistant, int *weight, Error *e) {
     for (const JsonValue *v = json_first(m); v; v = v->next) {
         const int i = ROW_OF(v, more), is = i < MORE ? more[i].is : NOT;
-        if (v == role || v == content || is_absent(v)) continue;
+        if (v == role || v == content || json_is_null(v)) continue;
         if (i < MORE && is == WEIGHT) {
             const int given = weight_of(r, v, assistant, e);
             if (given < 0) return 0;
@@ -233,8 +233,8 @@ static int find_role(const Reader *r, const JsonValue *role, const char **name, 
 
 static int read_content(const Reader *r, const JsonValue *v, int has_calls, JsonValue **content, Error *e) {
     if (json_is(v, JSON_ARRAY)) return join_parts(r, v, content, e);
-    if (is_absent(v) && !has_calls) return wrong(r, e, "has no \"content\"");
-    if (!is_absent(v) && v->type != JSON_STRING)
+    if (json_is_null(v) && !has_calls) return wrong(r, e, "has no \"content\"");
+    if (!json_is_null(v) && v->type != JSON_STRING)
         return error_set(e, "message %zu has a \"content\" that is no string but %s", r->number, name_of(v));
     *content = json_copy(r->json, v);
     return 1;
@@ -319,7 +319,7 @@ static int check_keys(const Keys *k, int is_text, Error *e) {
         const int i = ROW_OF(v, keys);
         int used = 0;
         for (int n = 0; n < k->count; n++) used |= v == k->used[n];
-        if (used || is_absent(v)) continue;
+        if (used || json_is_null(v)) continue;
         if (i == KEYS ? is_text || form_is_harmless(v) || is_empty(v)
                       : is_empty(v) || (is_text && keys[i].part == LABEL && v->type != JSON_BOOL)) continue;
         return refuse(k, v, e);

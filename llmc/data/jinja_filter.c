@@ -29,12 +29,11 @@ static Value filter_indent(Work *w, Value v, const char *name, const Args *a) {
     const Str s = value_text(w, &v);
     const int64_t n = width && width->kind == STRING ? 0 : width ? need_int(w, width, name) : 4;
     Out o = { 0 };
-    int empty = 1;
     if (n > 1000) work_fail(w, "indent: too wide");
     out_begin(w, &o);
     for (size_t from = 0, at, line = 0; from <= s.bytes; from = at + 1, line++) {
         for (at = from; at < s.bytes && s.at[at] != '\n'; ) at++;
-        empty = at == from;
+        const int empty = at == from;
         if (line ? !empty || (blank && value_truth(blank)) : first && value_truth(first)) {
             if (width && width->kind == STRING) out_put(w, width->is.string);
             for (int64_t i = 0; i < n; i++) out_text(w, " ");

@@ -298,7 +298,7 @@ Value str_format(Work *w, Str s, const Value *v) {
         if (c == 'r') out_repr(w, x);
         else out_value(w, &number);
     }
-    if (used < all->n && (v->kind == TUPLE || v->kind != DICT)) work_fail(w, "too many values for a format");
+    if (used < all->n && v->kind != DICT) work_fail(w, "too many values for a format");
     return value_string(out_end(w));
 }
 

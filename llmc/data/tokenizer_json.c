@@ -18,7 +18,6 @@ enum { GAPS_MOST = 1 << 20 };           /* ids without a token */
 
 static const char *type_of(const JsonValue *v) { return json_string(json_get(v, "type"), "of unknown type"); }
 static int text_is(const JsonValue *v, const char *expected) { return !strcmp(json_string(v, ""), expected); }
-static int is_null(const JsonValue *v) { return !v || v->type == JSON_NULL; }
 /* Has the object only these keys, separated by spaces? Others could change what it means. */
 static int has_only(const JsonValue *v, const char *keys, const char *what, Error *e) {
     for (const JsonValue *x = json_first(v); x; x = x->next) {
@@ -49,7 +48,7 @@ static int add_change(Tokenizer *t, int kind, Pattern *pattern, const char *text
 }
 static int read_normalizer(Tokenizer *t, const JsonValue *v, Error *e) {
     const char *type = type_of(v);
-    if (is_null(v)) return 1;
+    if (json_is_null(v)) return 1;
     if (!has_only(v, "type normalizers prepend pattern content strip_left strip_right", "normalizer", e)) return 0;
     if (!strcmp(type, "Sequence")) {
         for (const JsonValue *part = json_first(json_get(v, "normalizers")); part; part = part->next)
@@ -125,7 +124,7 @@ static int read_byte_level(Tokenizer *t, const JsonValue *v, Error *e) {
 static int read_pre_tokenizer(Tokenizer *t, const JsonValue *v, Error *e) {
     const char *type = type_of(v);
     Behavior behavior;
-    if (is_null(v)) return 1;
+    if (json_is_null(v)) return 1;
     if (!has_only(v, "type pretokenizers pattern behavior invert individual_digits add_prefix_space trim_offsets "
                   "use_regex replacement prepend_scheme split str_rep", "pre_tokenizer", e)) return 0;
     if (!strcmp(type, "Sequence")) {
@@ -415,7 +414,7 @@ static int read_model(Tokenizer *t, const JsonValue *root, size_t bytes, Error *
         return error_set(e, "its model needs \"vocab\" and \"merges\"");
     if (json_double(json_get(model, "dropout"), 0) != 0) return error_set(e, "model: dropout is not supported");
     for (size_t i = 0; i < COUNT(refused); i++)
-        if (!is_null(json_get(model, refused[i])) && !text_is(json_get(model, refused[i]), ""))
+        if (!json_is_null(json_get(model, refused[i])) && !text_is(json_get(model, refused[i]), ""))
             return error_set(e, "model: %s is not supported", refused[i]);
     if (!t->byte_level && !json_bool(json_get(model, "byte_fallback"), 0))
         return error_set(e, "neither byte-level nor with byte_fallback: text could not be encoded without loss");
@@ -470,23 +469,21 @@ static void compare_config(const Tokenizer *t, const char *path) {
     static const char *const classes[] = { "", "LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer",
                                            "CohereTokenizer" };
     const char *slash = strrchr(path, '/');
-    char *config = text_format("%.*stokenizer_config.json", slash ? (int)(slash + 1 - path) : 0, path);
-    size_t bytes;
+    char *folder = slash ? text_format("%.*s", (int)(slash + 1 - path), path) : text_format(".");
     Error e;
-    char *text = is_there(config) ? file_read(config, &bytes, &e) : NULL;
-    Json *json = text ? json_parse(text, bytes, &e) : NULL;
+    Json *json = json_read_file(folder, "tokenizer_config.json", &e);
     const JsonValue *add = json ? json_get(json_root(json), "add_bos_token") : NULL;
     const char *type = json ? json_string(json_get(json_root(json), "tokenizer_class"), "") : "";
     const size_t length = strlen(type), n = length > 4 && !strcmp(type + length - 4, "Fast") ? length - 4 : length;
     int follows = 0;
-    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
+    for (size_t i = 0; i < COUNT(classes); i++)
         follows |= strlen(classes[i]) == n && !strncmp(classes[i], type, n);
     if (add && follows && json_bool(add, 0) != (t->bos >= 0))
-        warn("%s: add_bos_token is %s, but tokenizer.json puts %s in front of a text. Transformers 4 follows the "
-             "first, 5 and this program the second; to change it: post_processor in tokenizer.json", config,
-             json_bool(add, 0) ? "true" : "false", t->bos >= 0 ? "a token" : "no token");
+        warn("%s: add_bos_token of tokenizer_config.json is %s, but tokenizer.json puts %s in front of a text. "
+             "Transformers 4 follows the first, 5 and this program the second; to change it: post_processor in "
+             "tokenizer.json", path, json_bool(add, 0) ? "true" : "false", t->bos >= 0 ? "a token" : "no token");
     json_free(json);
-    free_each(text, config);
+    free(folder);
 }
 /* Vocabularies in other forms, by their names. */
 static int is_json(const char *path, Error *e) {

@@ -67,10 +67,9 @@ static int refuse(ApiError *e, const char *key, const char *code) {
 
 /* ---- fields ---------------------------------------------------------------------------------- */
 
-static int is_null(const JsonValue *v) { return !v || v->type == JSON_NULL; }
 static const JsonValue *get(const JsonValue *object, const char *key) {
     const JsonValue *v = json_get(object, key);
-    return is_null(v) ? NULL : v;
+    return json_is_null(v) ? NULL : v;
 }
 /* Do two values say the same? Members may come in any order. */
 static int is_same(const JsonValue *a, const JsonValue *b) {
@@ -120,7 +119,7 @@ static void set_defaults(const Api *a, ApiRequest *q) {
 }
 static int read_field(ApiRequest *q, int form, const JsonValue *v, ApiError *e) {
     if (strlen(v->key) != v->key_length) return wrong(e, "", "a key contains NUL");
-    if (is_null(v)) return 1;
+    if (json_is_null(v)) return 1;
     for (size_t i = 0; i < ROWS(numbers); i++)
         if (numbers[i].in & form && !strcmp(numbers[i].key, v->key)) return read_number(q, i, v, e);
     for (size_t i = 0; i < ROWS(switches); i++)
@@ -153,7 +152,7 @@ static int read_stream_options(ApiRequest *q, const JsonValue *v, ApiError *e) {
         const int usage = !strcmp(x->key, "include_usage");
         if (!usage && strcmp(x->key, "include_obfuscation"))
             return wrong(e, "stream_options", "stream_options: %.60s is not known", x->key);
-        if (!is_null(x) && x->type != JSON_BOOL)
+        if (!json_is_null(x) && x->type != JSON_BOOL)
             return wrong(e, "stream_options", "stream_options: %s: expected true or false", x->key);
         if (usage) q->usage = json_bool(x, 0);
         else if (json_bool(x, 0)) return wrong(e, "stream_options", "stream_options: nothing is obfuscated here");
