@@ -151,6 +151,46 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "minimax_m2", "\"num_key_value_heads\": 4, \"layernorm_mlp_beta\": 2.0", "layernorm_mlp_beta" },
 };
 
+/* Files of published models are read as Transformers' AutoConfig reads them (make_configs.py), also
+ * once they have been written here. */
+static double value_of(const Config *c, const char *key) {
+    int windows = 0;
+    for (int l = 0; l < c->layers; l++) windows += config_window(c, l) > 0;
+    const struct { const char *key; double is; } all[] = {
+        { "vocab", c->vocab }, { "channels", c->channels }, { "layers", c->layers },
+        { "heads", c->kv_heads * c->query_heads }, { "kv_heads", c->kv_heads },
+        { "head_size", c->head_size }, { "experts", c->experts }, { "topk", c->topk },
+        { "width", c->width }, { "context", c->context }, { "tied", c->tied }, { "eps", c->final_eps },
+        { "theta", c->rope_theta }, { "factor", c->rope.kind ? c->rope.factor : 1 }, { "kv_rank", c->kv_rank },
+        { "query_rank", c->query_rank }, { "windows", windows },
+        { "rotated", c->rotated ? c->rotated : c->head_size } };
+    for (size_t i = 0; i < COUNT(all); i++) if (!strcmp(all[i].key, key)) return all[i].is;
+    return -1;
+}
+static void published_configs(void) {
+    Error none;
+    Json *json = json_read_file("tests/reference", "configs.json", &none);
+    int models = 0;
+    for (const JsonValue *m = json ? json_first(json_root(json)) : NULL; m; m = m->next, models++) {
+        const char *name = json_string(json_get(m, "name"), "?");
+        Config c, again;
+        Error e = { 0 };
+        Text text = { 0 };
+        const int ok = config_from_json(&c, json_get(m, "config"), &e);
+        check(ok, "%s: %s", name, e.text);
+        if (!ok) continue;
+        for (const JsonValue *v = json_first(json_get(m, "is")); v; v = v->next)
+            check(value_of(&c, v->key) == json_double(v, -1), "%s: %s is %g, Transformers has %g", name, v->key,
+                  value_of(&c, v->key), json_double(v, -1));
+        config_to_json(&c, "BF16", 0, &text);
+        check(from_text(&again, text.at, &e) && config_same(&c, &again, &e), "%s, written and read again: %s", name,
+              e.text);
+        free(text.at);
+    }
+    check(models > 20, "%d configs of published models", models);
+    json_free(json);
+}
+
 static void refused_configs(void) {
 #define SIZES "\"vocab_size\": 32, \"hidden_size\": 16, \"num_hidden_layers\": 2, \"intermediate_size\": 8, " \
               "\"num_attention_heads\": 4, \"max_position_embeddings\": 64"
@@ -301,6 +341,6 @@ static void older_and_newer_keys(void) {
     free(json.at);
 }
 void test_configs(void) {
-    PART(older_and_newer_keys()); PART(configs()); PART(refused_configs()); PART(windows_of_configs());
-    PART(default_configs());
+    PART(older_and_newer_keys()); PART(configs()); PART(refused_configs()); PART(published_configs());
+    PART(windows_of_configs()); PART(default_configs());
 }
