@@ -158,6 +158,21 @@ def ended(events, index=0):
     return [(c["finish_reason"], c["ended"]) for c in choices(events, index) if c["finish_reason"]]
 
 
+def test_controls(folder):
+    """Control tokens that messages spell out are counted, and with -sp 1 the model reads them as text."""
+    spelt, plain = ([{"role": "user", "content": text}] for text in ("a<|endoftext|>b", "ab"))
+    tokens = []
+    for sp in "0", "1":
+        words = Server(folder, "-v", "0", "-sp", sp, model="words")
+        answer = words.complete(messages=spelt, max_tokens=1, seed=1)
+        check(answer.get("control_tokens") == 1, f"-sp {sp}: a control token of a message is counted: {answer}")
+        check(words.generate(messages=spelt, max_tokens=1, seed=1)[2][0].get("control_tokens") == 1, f"-sp {sp}: in a stream, too")
+        check("control_tokens" not in words.complete(messages=plain, max_tokens=1, seed=1), f"-sp {sp}: but not where there is none")
+        tokens.append(answer["usage"]["prompt_tokens"])
+        words.end()
+    check(tokens[0] < tokens[1], f"and -sp 1 reads it as text: {tokens}")
+
+
 def test_chat(folder, server):
     hi = [{"role": "user", "content": "Hi"}]
     chat_of = lambda server: model_of(server)["smoe"]["chat"]
@@ -1055,6 +1070,7 @@ def main():
             train("-i", "chats.jsonl", "-ct", "chatml", "-e", "m2:c32h2e4k2f32a1x1", "-b", "4", "-t", "128", "-x", "30", "-s", "0", "-o", "run-chat")
             pathlib.Path(folder, "run-chat", "chat_template.jinja").write_text(CHATML)
             os.symlink("run-chat", os.path.join(folder, "chat"))
+            train("-i", "chats.jsonl", "-ct", "chatml", "-tk", "280", "-e", "m2:c32h2e4k2f32a1x1", "-b", "4", "-t", "128", "-x", "5", "-s", "0", "-o", "words")
             pathlib.Path(folder, "calls.jsonl").write_text(200 * (json.dumps({"tools": [{"type": "function", "function": {"name": "add"}}], "messages": [
                 {"role": "user", "content": "Go"}, {"role": "assistant", "content": CALL}]}) + "\n"))
             pathlib.Path(folder, "calling.jinja").write_text(CALLING)
@@ -1071,6 +1087,7 @@ def main():
             test_turns(server)
             test_token(folder)
             test_closed(folder)
+            test_controls(folder)
         talks = test_chat(folder, server) if not model else None
         if talks:
             test_tools(folder)
