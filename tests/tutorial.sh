@@ -47,7 +47,7 @@ while read -r command; do
     "python section6.py")
         for python in "$root"/tests/.venv/*/bin/python python3; do "$python" -c 'import transformers, torch' 2> /dev/null && break; python=; done
         [ -n "$python" ] || { echo "skip tutorial  section 6: no python3 with transformers and torch"; continue; }
-        "$python" section6.py > answer 2> said && { [ $full = 0 ] || [ "$(cat answer)" = "$(tail -1 talk)" ]; } ;;
+        "$python" section6.py > answer 2> said && { [ $full = 0 ] || [ "$(cat answer)" = "$(tail -1 talk | sed "s/^ *//")" ]; } ;;
     *"-m chat"*) printf "$questions" | $command > talk 2> said && [ "$(wc -l < talk)" -ge 5 ] ;;
     *"-m web"*) serve "$command" ;;
     *"-x 0"*) eval "$command" > said 2>&1 < /dev/null ;;
