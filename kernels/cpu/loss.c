@@ -17,9 +17,13 @@ static real sum_of_exp(const floatX *x, int n, real max) {
     return (real)total;
 }
 /* With y = cap tanh(x / cap), dy/dx = 1 - (y / cap)^2. */
-static void soft_cap(floatX *x, float cap, size_t n) {
-    #pragma omp parallel for PARALLEL_IF(n * 16)
+static void cap_row(floatX *x, float cap, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] = X((real)cap * tanh(R(x[i]) / (real)cap));
+}
+static void soft_cap(floatX *x, float cap, size_t n) {
+    enum { CHUNK = 1024 };
+    #pragma omp parallel for PARALLEL_IF(n * 16)
+    for (size_t i = 0; i < n; i += CHUNK) cap_row(x + i, cap, n - i < CHUNK ? n - i : CHUNK);
 }
 /* What a row is to predict, and how much each of these counts. */
 enum { MOST_GOALS = 3 };
@@ -49,6 +53,7 @@ static void cross_entropy(real *loss, floatX *logits, const int *target, const i
             if (gradient) for (int v = 0; v < V; v++) x[v] = X((real)0);
             continue;
         }
+        if (cap > 0) cap_row(x, cap, (size_t)used);
         real max = R(x[0]);
         #pragma omp simd reduction(max:max)
         for (int v = 1; v < used; v++) max = R(x[v]) > max ? R(x[v]) : max;

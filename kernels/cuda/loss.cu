@@ -29,6 +29,21 @@ __device__ static inline real largest(const Vec &a) {
 }
 __device__ static inline real largest(const Pack<1> &a) { return R(a.x[0]); }
 
+// bf16 takes the instruction, whose error is 2^-11.
+__device__ static inline real tanh_of(real x) {
+    if (sizeof(floatX) > 2) return tanhf(x);
+    asm("tanh.approx.f32 %0, %0;" : "+f"(x));
+    return x;
+}
+// The logits y of products x: cap tanh(x / cap), or x.
+template<bool CAP, int W> __device__ static inline Reals<W> logits_of(const Pack<W> &x, real cap) {
+    Reals<W> y = unpack(x);
+    const real inverse = CAP ? 1 / cap : 0;
+    #pragma unroll
+    for (int i = 0; i < W && CAP; i++) y.x[i] = cap * tanh_of(y.x[i] * inverse);
+    return y;
+}
+
 // use(v, the W elements at v) for v = first, first + step, ... before end.
 template<int W, class Use> __device__ static inline void
 each_pack(const floatX *x, int first, int end, int step, Use use) {
@@ -50,6 +65,15 @@ template<int W> __device__ static inline void add_pack(LogSum &s, const Pack<W> 
     real more = 0;
     #pragma unroll
     for (int i = 0; i < W; i++) more += exp_difference(unpack(a).x[i], top);
+    s.sum = s.sum * exp_difference(s.max, top) + more;
+    s.max = top;
+}
+template<int W> __device__ static inline void add_reals(LogSum &s, const Reals<W> &y) {
+    real top = s.max, more = 0;
+    #pragma unroll
+    for (int i = 0; i < W; i++) top = fmaxf(top, y.x[i]);
+    #pragma unroll
+    for (int i = 0; i < W; i++) more += exp_difference(y.x[i], top);
     s.sum = s.sum * exp_difference(s.max, top) + more;
     s.max = top;
 }
@@ -87,11 +111,11 @@ template<int W> __device__ static inline void subtract_at(Reals<W> &d, int at, r
 }
 
 // kept: how many elements of the row are copied to shared memory.
-// steep: 1/cap^2. With CAP the gradient passes y = cap tanh(x / cap) too, dy/dx = 1 - y^2 steep.
+// With CAP the gradient passes logits_of, too: dy/dx = 1 - (y / cap)^2.
 // FURTHER: there are positions, and more targets.
 template<int W, bool CAP, bool FURTHER> static __global__ void __launch_bounds__(ROW_THREADS)
 cross_entropy_kernel(real *loss, floatX *logits, const int *target, const int *position, const real *scale_at,
-        real steep, int gradient, int V, int used, int kept) {
+        real cap, int gradient, int V, int used, int kept) {
     extern __shared__ uint4 shared_row[];                   // (kept) elements
     const size_t n = blockIdx.x;
     const int goal = target[n], first = threadIdx.x * W, step = blockDim.x * W, full = used / W * W;
@@ -111,10 +135,10 @@ cross_entropy_kernel(real *loss, floatX *logits, const int *target, const int *p
         cp_async_wait<0>();
         return;
     }
-    const real hit = goal < 0 ? 0 : R(x[goal]);
+    const real hit = goal < 0 ? 0 : logits_of<CAP>(load<1>(x + goal), cap).x[0];
     const int near = kept < full ? kept : full, far = first + (kept + step - 1 - first) / step * step;
     LogSum s = { -FLT_MAX, 0 };
-    auto add = [&](int, const Pack<W> &a) { add_pack<W>(s, a); };
+    auto add = [&](int, const Pack<W> &a) { if (CAP) add_reals<W>(s, logits_of<CAP>(a, cap)); else add_pack<W>(s, a); };
     auto add_part = [&](int p) {
         each_pack<W>(row, first + p * part, (p + 1) * part < near ? (p + 1) * part : near, step, add);
     };
@@ -124,10 +148,10 @@ cross_entropy_kernel(real *loss, floatX *logits, const int *target, const int *p
     cp_async_wait<0>(); add_part(3);
     each_pack<W>(x, far, full, step, add);                  // what is not in shared memory
     if (first == full % step && full < used) {              // the end, less than a pack
-        Pack<W> a = load<W>(full < kept ? row + full : x + full);
+        Reals<W> y = logits_of<CAP>(load<W>(full < kept ? row + full : x + full), cap);
         #pragma unroll
-        for (int i = 0; i < W; i++) if (i >= used - full) a.x[i] = X(-INFINITY);
-        add(full, a);
+        for (int i = 0; i < W; i++) if (i >= used - full) y.x[i] = -INFINITY;
+        add_reals<W>(s, y);
     }
     s = block_log_sum(s);
     if (threadIdx.x == 0) loss[n] = goal < 0 ? 0 : logf(s.sum) + s.max - hit;
@@ -135,8 +159,9 @@ cross_entropy_kernel(real *loss, floatX *logits, const int *target, const int *p
 
     const Goals g = goals_of<FURTHER>(target + n, position + n, scale_at);
     const real norm = (g.weight[0] + g.weight[1] + g.weight[2]) / s.sum;
+    const real steep = CAP ? 1 / (cap * cap) : 0;
     auto derive = [&](int v, const Pack<W> &a) {
-        const Reals<W> y = unpack(a);
+        const Reals<W> y = logits_of<CAP>(a, cap);
         Reals<W> d;
         #pragma unroll
         for (int i = 0; i < W; i++) d.x[i] = exp_difference(y.x[i], s.max) * norm;
@@ -163,17 +188,11 @@ static void cross_entropy(real *loss, floatX *logits, const int *target, const i
     if (w) CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            (int)(kept * sizeof(floatX))));
     LAUNCH(kernel, N, threads, kept * sizeof(floatX), loss, logits, target, position, scale,
-           cap > 0 ? 1 / (cap * cap) : 0, gradient, V, used, kept);
+           cap, gradient, V, used, kept);
 }
 
 // ---- soft cap -----------------------------------------------------------------------------------
 
-// bf16 takes the instruction, whose error is 2^-11.
-__device__ static inline real tanh_of(real x) {
-    if (sizeof(floatX) > 2) return tanhf(x);
-    asm("tanh.approx.f32 %0, %0;" : "+f"(x));
-    return x;
-}
 template<int W> static __global__ void __launch_bounds__(256) soft_cap_kernel(floatX *x, real cap, real inverse,
         size_t units) {
     const size_t i = global_index();

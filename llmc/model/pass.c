@@ -137,8 +137,11 @@ void model_cap(const Model *m, floatX *logits, int rows) {
     if (m->config.logit_cap > 0)
         m->dev->soft_cap(logits, (float)m->config.logit_cap, (size_t)rows * (size_t)m->config.vocab);
 }
-void model_logits(Model *m, int first, int count) {
+static void head_forward(Model *m, int first, int count) {
     m->dev->matmul_forward(m->s.logits, row(m, m->final, first), m->p.head, count, m->config.channels, m->config.vocab);
+}
+void model_logits(Model *m, int first, int count) {
+    head_forward(m, first, count);
     model_cap(m, m->s.logits, count);
 }
 
@@ -159,7 +162,7 @@ void model_loss(Model *m, int gradient) {
     for (int n = 0; n < N; n += m->head_rows) {
         const int rows = N - n < m->head_rows ? N - n : m->head_rows;
         real *loss = real_at(m, m->loss, (size_t)n);
-        model_logits(m, n, rows);
+        head_forward(m, n, rows);
         dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, m->further ? m->batch.position + n : NULL,
                            m->batch.loss_scale, (float)m->config.logit_cap, gradient, rows, V, m->used_vocab);
         if (!gradient) continue;

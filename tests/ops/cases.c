@@ -1130,8 +1130,8 @@ static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int
     const double spread = wide ? 40 : 2;                    /* wide: some probabilities are below the smallest float */
     const int padding = s->V / 10 < 47 ? s->V / 10 : 47;            /* 47: as for GPT-2's vocabulary */
     c->N = rows, c->gradient = gradient, c->scale = 0.25f, c->used = s->V - padding, c->cap = capped ? 12 : 0;
-    out(c, REAL, "loss", (size_t)rows, 0, 4);
-    if (gradient) acc(c, FLOATX, "logits", times(rows, s->V), 0, spread, 4, 0);
+    out(c, REAL, "loss", (size_t)rows, capped ? 4 : 0, 4);
+    if (gradient) acc(c, FLOATX, "logits", times(rows, s->V), 0, spread, capped ? 16 : 4, 0);
     else          in(c, FLOATX, "logits", times(rows, s->V), 0, spread);
     double *target = integers(c, "target", (size_t)rows + 2, c->used);
     for (int n = 3; ignored && n < rows; n += 5) target[n] = -1;

@@ -572,6 +572,7 @@ static double slope_of(const Case *c, double y) {           /* of y = cap tanh(x
 static void naive_cross_entropy(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) {
         double *x = v[1] + n*c->s.V, sum = 0, relative = 0;
+        for (int i = 0; i < c->s.V && c->cap > 0; i++) x[i] = (double)c->cap * tanh(x[i] / (double)c->cap);
         const int target = (int)v[2][n], further = c->buffer[4].n > 0;
         double weight[3] = { v[3][0] };
         for (int i = 1; further && i < 3 && v[4][n + i] > 0; i++) weight[i] = v[2][n + i] < 0 ? 0 : v[3][i];
