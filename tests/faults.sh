@@ -19,7 +19,7 @@ export LC_ALL OMP_NUM_THREADS CUDA_VISIBLE_DEVICES GOMP_SPINCOUNT
 train=$root/train_moe infer=$root/infer_moe
 
 failed=0 cases=0
-verdict() { cases=$((cases + 1)); [ "$1" = 0 ] || { failed=$((failed + 1)); echo "FAIL faults    $2"; }; }
+verdict() { cases=$((cases + 1)); [ $((cases % 25)) != 0 ] || echo "     faults    $cases so far"; [ "$1" = 0 ] || { failed=$((failed + 1)); echo "FAIL faults    $2"; }; }
 total() { echo "ok   faults    $1"; }
 skipped() { echo "skip faults    $1"; echo "0 passed, 0 failed"; exit 0; }
 

@@ -27,7 +27,9 @@ static void remove_folder(void) {
     if (system(clean)) fprintf(stderr, "could not remove %s\n", folder);
     free(clean);
 }
+static double said_at;                  /* when something was printed */
 static void say(const char *verdict, const char *what, va_list args) {
+    said_at = now();
     printf("%-4s %-9s ", verdict, group);
     vprintf(what, args);
     putchar('\n');
@@ -38,6 +40,11 @@ void check(int ok, const char *what, ...) {
     va_start(args, what);
     if (ok) passed++; else failed++;
     if (!ok || verbose) say(ok ? "ok" : "FAIL", what, args);
+    else if (now() - said_at > 8) {                         /* a slow machine is not silent */
+        if (said_at > 0) printf("     %-9s %d checks so far\n", group, passed + failed);
+        fflush(stdout);
+        said_at = now();
+    }
     va_end(args);
     if (!ok && stop_at_first) {
         remove_folder();
@@ -83,6 +90,7 @@ double uniform(void) {
 }
 double normal(void) { return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform()); }
 
+double cpu_seconds(void) { return (double)clock() / CLOCKS_PER_SEC; }
 int in_part(void) {
     static int next;
     return next++ % parts == part - 1;

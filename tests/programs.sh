@@ -112,6 +112,8 @@ slow="$some -d 2560 -x 60"              # about 20 ms a step: long enough to be 
 
 expect 0 'fingerprint' $run -o whole -n 20
 ok "the last line suggests a prompt from the text" grep -q "to generate text:.*infer_moe whole/best -i ." "$said"
+ok "steps without z-scores have no sign of them" sh -c '! grep -q "z)" "$0"' "$said"
+ok "the table has what was given or chosen" sh -c 'grep -q "  -b .*2  (given)" "$0" && grep -q "  -lr\|  -l " "$0" && ! grep -q "  -nk " "$0"' "$said"
 expect 0 'fingerprint' $run -o short -n 20 -vs 20
 ok "short validations change no weight" [ -n "$(fingerprint short)" -a "$(fingerprint short)" = "$(fingerprint whole)" ]
 ok "there are twenty, and one with each validation" [ "$(grep -c '"event": "val_short", "step": [0-9]*, "loss": [0-9.]*, "tokens": 64' short/log.jsonl)" = 22 ]
@@ -122,8 +124,6 @@ cp -r whole cards && echo mine >> cards/best/README.md && cp cards/best/README.m
 expect 0 'cards/best/README.md was edited' $train -o cards -y 1 -x 61
 ok "a card that was edited stays, another is renewed" sh -c 'cmp -s card cards/best/README.md && grep -q "in 61 steps" cards/README.md'
 rm -rf cards card
-ok "steps without z-scores have no sign of them" sh -c '! grep -q "z)" "$0"' "$said"
-ok "the table has what was given or chosen" sh -c 'grep -q "  -b .*2  (given)" "$0" && grep -q "  -lr\|  -l " "$0" && ! grep -q "  -nk " "$0"' "$said"
 expect 0 '  -nk  keep            | 2$' $some -x 0 -as 1
 ok "a run leaves its report, logs, model and best model" [ -f whole/report.html -a -f whole/main.log -a -f whole/config.json -a -f whole/tokenizer.json -a -f whole/best/model.safetensors ]
 if script -qec 'stty cols 60' /dev/null > "$said" 2>&1 < /dev/null; then
@@ -207,6 +207,7 @@ expect 0 'tb (--tensorboard) was removed and is ignored' $train $model -cf mine.
 expect 0 'tb (--tensorboard) was removed and is ignored' $train $data $model -tb 1 -x 0
 expect 2 'nowhere.txt: No such file' $train -cf nowhere.txt -o new
 
+[ -e /dev/nvidiactl ] || expect 2 'make test_gpu needs a GPU and the CUDA toolkit; here is no' env -u MAKEFLAGS -u MAKELEVEL make -C "$root" NO_CUDA=1 test_gpu
 # Plans for a GPU that this machine lacks.
 expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm h100 -e m6
 expect 0 'memory on cuda-bf16' $train $data -x 0 -dv cuda -ng 2

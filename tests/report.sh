@@ -17,6 +17,7 @@ browse() {                              # browse MILLISECONDS FILE: the page as 
 echo '<p id=a></p><script>a.textContent=6*7</script>' > "$work/try.html"
 browse 100 "$work/try.html" | grep -q '>42<' || skipped "$browser does not start here: $(grep -v dbus "$work/browser.log" | tail -1)"
 
+echo "     report    two small runs, then their pages in $(basename "$browser")"
 cat "$root"/llmc/base/*.c | head -c 60000 > "$work/text.txt"
 cd "$work" || exit 1
 train() { OMP_NUM_THREADS=1 "$root/train_moe" -i text.txt -e m1:c32h2e4k2f32a2x1 -b 2 -t 32 -s 30 -g 40 "$@" > said 2>&1 || { tail -2 said; echo "FAIL report    no run"; echo "0 passed, 1 failed"; exit 1; }; }

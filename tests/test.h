@@ -23,6 +23,11 @@ double relative_error(const double *got, const double *expected, size_t n);
 double uniform(void);                                   /* in [0,1), from a seed that is printed at the start (-s) */
 double normal(void);
 
+/* Processor time of this process in seconds, about the same on a busy machine: limits on work are
+ * limits on this. Where something waits for a deadline, it is the clock that counts, and may be BUSY
+ * times late: such a limit only tells what ends from what hangs. */
+double cpu_seconds(void);
+enum { BUSY = 15 };
 int in_part(void);                                          /* does the next case belong to this process? (-p I/N) */
 /* Runs a call of a test function, a part of a group, unless -k asks for others. Random numbers
  * begin anew, so that a part does alone what it does among others. */

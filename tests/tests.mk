@@ -50,7 +50,13 @@ ci: EMULATE := fp8 orthogonalize parallel_linear_backward_input
 faults: train_moe infer_moe
 	@sh tests/faults.sh -l
 #: make test_gpu      the kernels of the GPU, and training steps against the CPU
-test_gpu: run_tests train_moe infer_moe
+# Without a GPU nothing is built first: it fails at once, and says what is missing.
+NO_GPU = $(strip $(if $(HAVE_NVCC),,no nvcc (the CUDA toolkit)$(if $(FIND_GPUS),,$(COMMA) and)) \
+         $(if $(FIND_GPUS),,no GPU that nvidia-smi lists))
+asked = $(if $(filter $1,$(MAKECMDGOALS)),$(NO_GPU))
+needs_gpu = $(if $(call asked,$@),@echo "make $@ needs a GPU and the CUDA toolkit; here is $(NO_GPU)" >&2; exit 1,@:)
+test_gpu: $(if $(call asked,test_gpu),,run_tests train_moe infer_moe)
+	$(needs_gpu)
 	@./run_tests kernels model comm gpu decoding ladder soak large
 
 # Without a GPU the CUDA side is at least compiled, for the oldest and the newest architecture that it uses. Warnings
@@ -104,7 +110,8 @@ $(EMULATED)/run_tests: $(filter-out $B/kernels/devices.o,$(TESTS) $(LADDER) $(LI
 
 #: make sanitize      compute-sanitizer over all kernels of the GPU (minutes)
 # racecheck has a build of its own (kernels/cuda/hopper/pipeline.cuh says why).
-sanitize: run_tests
+sanitize: $(if $(call asked,sanitize),,run_tests)
+	$(needs_gpu)
 	@$(MAKE) -s RACECHECK=1 $B/race/run_tests
 	@RACE_TESTS=$B/race/run_tests sh tests/sanitize.sh
 #: make races         several ranks and processes under the thread sanitizer (minutes)
@@ -116,7 +123,8 @@ races:
 bench: bench_moe
 	@./bench_moe
 #: make pays          a mixture and its dense twin on a GPU: losses over time, and a picture (settings: bench/pays.sh)
-pays: train_moe
+pays: $(if $(if $(DEVICE),,$(call asked,pays)),,train_moe)
+	$(if $(DEVICE),@:,$(needs_gpu))
 	@sh bench/pays.sh
 #: make race          the preset race on a GPU: losses over seconds of training, and a picture (rules: docs/race.md)
 race: train_moe

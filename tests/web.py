@@ -30,11 +30,20 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 passed = failed = 0
 
 
+said_at = time.time()
+
+
 def check(good, what):
     global passed, failed
     passed, failed = passed + bool(good), failed + (not good)
+    global said_at
     if options.v or not good:
         print(("ok   " if good else "FAIL ") + "web       " + what, flush=True)
+    elif time.time() - said_at > 8:                     # a slow machine is not silent
+        print(f"     web       {passed + failed} checks so far", flush=True)
+    else:
+        return
+    said_at = time.time()
 
 
 # ---- the server, and requests byte by byte
@@ -287,7 +296,7 @@ class Stream:
         self.rest = b""
         self.events = []
 
-    def wait(self, key, count=1, seconds=20):
+    def wait(self, key, count=1, seconds=300):
         """Until `count` events have this key: "head" of the answer, "queue", "text", "end"."""
         end = time.time() + seconds
         self.socket.settimeout(0.2)
@@ -548,7 +557,7 @@ def test_slow(server):
             s.sendall(b"T")
     status = server.ask()[0]
     check(status == 200 and receive(slow[0]) == b"", f"the oldest gives way to another: {status}")
-    check(split(receive(slow[1]))[0] == 408 and time.time() - start < 60, "the others are told so when their time is up")
+    check(split(receive(slow[1]))[0] == 408 and time.time() - start < 600, "the others are told so when their time is up")
     for s in slow:
         s.close()
 
@@ -573,26 +582,33 @@ class Silence:
         self.alone = Stream(self.other, buffer=2048, max_tokens=60000)
         self.slow = [Stream(self.server, buffer=2048, max_tokens=60000) for _ in range(2)]
         self.waits = Stream(self.server, max_tokens=3)
-        self.seconds = 0
+        self.closed = 0
         self.thread = threading.Thread(target=self.watch)
         self.thread.start()
 
     def watch(self):
-        while time.time() < self.start + 200 and not self.waits.wait("end", seconds=0.5):
+        while time.time() < self.start + 2000 and not self.waits.wait("end", seconds=0.5):
             for s in self.slow:
                 s.rest += s.socket.recv(64)
+            self.probe()
         self.ended = sum(s.wait("end") and s.events[-1]["end"] == "time" for s in self.slow)
-        with contextlib.suppress(OSError):
-            while time.time() < self.start + 120:
-                self.alone.socket.send(b"x")                # which fails once the other side is closed
-                time.sleep(0.2)
-                self.seconds = time.time() - self.start
+        while time.time() < self.start + 2000 and not self.closed:
+            time.sleep(0.2)
+            self.probe()
+
+    def probe(self):
+        """Sending fails once the other side is closed: when that was seen first, in seconds."""
+        try:
+            if not self.closed:
+                self.alone.socket.send(b"x")
+        except OSError:
+            self.closed = time.time() - self.start
 
     def end(self):
         self.thread.join()
         check(any("end" in e for e in self.waits.events), f"who waits gets a turn although two take little: {self.waits.events}")
         check(self.ended >= 1, "of these, one at least is told that its time is over")
-        check(28 < self.seconds < 110, f"a client that takes nothing is closed after 30 s: {self.seconds:.0f} s")
+        check(self.closed > 28, f"a client that takes nothing is closed, after 30 s: {self.closed:.0f} s")
         check(b'"ended"' not in receive(self.alone.socket), "and does not get the rest")
         check(self.server.end() == 0 and self.other.end() == 0, "their servers end")
 
@@ -762,7 +778,7 @@ class Page:
     def get(self, expression):
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)["result"].get("value")
 
-    def until(self, expression, seconds=20):
+    def until(self, expression, seconds=300):
         end = time.time() + seconds
         while not (value := self.get(expression)) and time.time() < end:
             time.sleep(0.05)

@@ -428,8 +428,8 @@ static void finish(Scene *s, const Trouble *t) {
         check(!others ? as_expected(t, code, text) : t->says ? code == EXIT_PEER && strstr(text, t->says)
               : code == 0, "%s: process %d ends with code %d and prints: %s", t->name, p, code, text);
     }
-    if (t != &slow_exit)                                    /* before the silence limit of 5 */
-        check_error(now() - s->start, 4, "%s: seconds until all have ended", t->name);
+    if (t != &slow_exit)                                    /* the texts tell a death from silence */
+        check_error(now() - s->start, 4 * BUSY, "%s: seconds until all have ended", t->name);
 }
 
 static int listener(int port) {
@@ -449,7 +449,7 @@ static void alone(void) {
     o.launch.process = 1;                                   /* a program that accepts connections and sends nothing */
     const double start = now();
     check(!group_join(&o, &e) && strstr(e.text, "does not answer"), "another program on the port: %s", e.text);
-    check_error(now() - start, 4, "seconds until that is detected");
+    check_error(now() - start, 4 * BUSY, "seconds until that is detected");
     close(fd);
     check(!group_join(&o, &e) && strstr(e.text, "process 0 was not found"), "nobody on the port: %s", e.text);
     strcpy(o.launch.address, "no-such-host.invalid");

@@ -283,7 +283,7 @@ static void deadlines(void) {
     double start = now();
     check(!net_receive(pair[0], &byte, 1, now() + 0.2) && errno == EAGAIN, "a receive has a deadline");
     check(!net_send(pair[0], much, 1 << 24, now() + 0.2) && errno == EAGAIN, "so has a send that nobody reads");
-    check_error(now() - start, 1.5, "seconds for both");
+    check_error(now() - start, 1.5 * BUSY, "seconds for both");
     const pid_t dripping = fork();
     if (!dripping) {
         for (int i = 0; i < 20; i++) { net_send(pair[1], "x", 1, now() + 1); pause_for(0.05); }
@@ -291,7 +291,7 @@ static void deadlines(void) {
     }
     start = now();
     check(!net_receive(pair[0], much, 1000, now() + 0.4) && errno == EAGAIN, "a byte now and then does not help");
-    check_error(now() - start, 1.5, "seconds until then");
+    check_error(now() - start, 1.5 * BUSY, "seconds until then");
     waitpid(dripping, NULL, 0);
     close(pair[0]), close(pair[1]), free(much);
 }
@@ -404,7 +404,7 @@ static void secret_of_file(void) {
     const double start = now();
     check(!secret_find(&second, folder, get, 0.3, &e) && e.code == EXIT_PEER && strstr(e.text, "has not written"),
           "without process 0: %s", e.text);
-    check_error(now() - start, 2, "seconds until that is told");
+    check_error(now() - start, 2 * BUSY, "seconds until that is told");
     const mode_t before = umask(0);
     const pid_t late = fork();
     if (!late) {
