@@ -394,13 +394,14 @@ struct Device {
     /* ---- cross entropy: loss[n] = -log softmax(logits[n])[target[n]] ----------------------------
      * logits (N,V); with gradient they become scale * dloss/dlogits in place; scale (1), NULL: 1.
      * Only the first `used` columns count; the others are padding and get gradient 0. target[n] <
-     * used; negative (FILLER, too): loss and gradient 0. cap: the logits are soft_cap(logits, cap), and
-     * so is what the gradient passes; 0: none. Without gradient they may be capped in place, or not.
+     * used; negative (FILLER, too): loss and gradient 0. cap: the logits pass soft_cap first, so
+     * does the gradient; 0: none. Without gradient they may be left capped.
      * position: NULL, or the gradient, not the loss, has further targets, target[n+1] and then
      * target[n+2], as far as the position of neither is 0, where another text begins: it is that of
      *     sum over i of scale[i] * -log softmax(logits[n])[target[n+i]]     i = 0, 1, 2
      * target, position (N+2)   scale (3). A negative one of these does not count.
-     * error: loss 4 eps_f32, gradient 4 eps; capped logits may be rounded: loss 4 eps, gradient 16 eps.
+     * error: loss 4 eps_f32, gradient 4 eps; with a cap, whose results may be rounded, loss 4 eps,
+     * gradient 16 eps.
      * Source of further targets: arXiv 2404.19737, here of one head */
     void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, const int *position, const real *scale,
                           float cap, int gradient, int N, int V, int used);

@@ -138,7 +138,7 @@ cross_entropy_kernel(real *loss, floatX *logits, const int *target, const int *p
     const real hit = goal < 0 ? 0 : logits_of<CAP>(load<1>(x + goal), cap).x[0];
     const int near = kept < full ? kept : full, far = first + (kept + step - 1 - first) / step * step;
     LogSum s = { -FLT_MAX, 0 };
-    auto add = [&](int, const Pack<W> &a) { if (CAP) add_reals<W>(s, logits_of<CAP>(a, cap)); else add_pack<W>(s, a); };
+    auto add = [&](int, const Pack<W> &a) { CAP ? add_reals<W>(s, logits_of<CAP>(a, cap)) : add_pack<W>(s, a); };
     auto add_part = [&](int p) {
         each_pack<W>(row, first + p * part, (p + 1) * part < near ? (p + 1) * part : near, step, add);
     };
@@ -158,8 +158,7 @@ cross_entropy_kernel(real *loss, floatX *logits, const int *target, const int *p
     if (!gradient) return;
 
     const Goals g = goals_of<FURTHER>(target + n, position + n, scale_at);
-    const real norm = (g.weight[0] + g.weight[1] + g.weight[2]) / s.sum;
-    const real steep = CAP ? 1 / (cap * cap) : 0;
+    const real norm = (g.weight[0] + g.weight[1] + g.weight[2]) / s.sum, steep = CAP ? 1 / (cap * cap) : 0;
     auto derive = [&](int v, const Pack<W> &a) {
         const Reals<W> y = logits_of<CAP>(a, cap);
         Reals<W> d;
