@@ -24,8 +24,8 @@ double uniform(void);                                   /* in [0,1), from a seed
 double normal(void);
 
 /* Processor time of this process in seconds, about the same on a busy machine: limits on work are
- * limits on this. Where something waits for a deadline, it is the clock that counts, and may be BUSY
- * times late: such a limit only tells what ends from what hangs. */
+ * limits on this. Where something waits for a deadline, it is the clock that counts, and may be
+ * BUSY times late: such a limit only tells what ends from what hangs. */
 double cpu_seconds(void);
 enum { BUSY = 15 };
 int in_part(void);                                          /* does the next case belong to this process? (-p I/N) */
