@@ -28,7 +28,7 @@ typedef struct { double forward, passes, update, flop; } StepCost;
  * device's rates, as one hides part of the other, and Rates.start. */
 StepCost cost_of_step(const Config *c, const Device *dev, const Work *w, const Rates *rates);
 
-/* The rates of this device with sizes of this model, measured in about a second: of products,
+/* The rates of this device with sizes of this model, measured in about half a second: of products,
  * attention and bytes; the others are in proportion to them, as measured once (docs/LOG.md, "Time
  * in the plan"). 0: no memory. */
 int rates_measure(const Device *dev, const Config *c, int T, Rates *rates);
