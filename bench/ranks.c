@@ -54,7 +54,7 @@ static double time_calls(Bench *b, void (*call)(Bench *b)) {
         b->dev->sync();
         group_barrier(b->group);
         taken = now() - start;
-        group_broadcast(b->group, &taken, sizeof taken);
+        taken = group_broadcast(b->group, taken, 0, 1e9);
         if (taken >= b->seconds) return taken / calls;
     }
 }
@@ -84,7 +84,7 @@ static void print_overlap(Bench *b) {
     const double reduction = time_calls(b, both);
     b->reduction = 0;
     b->product = reduction > one ? (int)(reduction / one + 0.5) : 1;
-    group_broadcast(b->group, &b->product, sizeof b->product);
+    b->product = (int)group_broadcast(b->group, b->product, 1, 1e9);
     const double products = time_calls(b, both);
     b->reduction = 1;
     const double together = time_calls(b, both);

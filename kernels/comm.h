@@ -28,6 +28,7 @@ struct Group {
     /* All-reduce: x of every rank becomes x_0, then add(x_1), then add(x_2), ...: the same bits
      * everywhere. add may be called for pieces of x, whose boundaries are multiples of 64 bytes. */
     void (*reduce)(Group *group, ACC void *x, size_t bytes, void (*add)(ACC void *x, const void *y, size_t bytes));
+    int (*is_here)(const Group *group, int rank);   /* is it a rank of this process, whose addresses mean something? */
 };
 
 struct Comm {

@@ -9,8 +9,8 @@ static void add_reals(void *x, const void *y, size_t bytes) {
     for (size_t i = 0; i < bytes / sizeof *a; i++) a[i] += b[i];
 }
 static void add_ints(void *x, const void *y, size_t bytes) {
-    int *a = x;
-    const int *b = y;
+    unsigned *a = x;                                        /* whatever another process sends, this has a value */
+    const unsigned *b = y;
     for (size_t i = 0; i < bytes / sizeof *a; i++) a[i] += b[i];
 }
 

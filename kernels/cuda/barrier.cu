@@ -11,7 +11,6 @@ extern "C" {
 }
 #include <atomic>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 struct HostBarrier {
@@ -20,29 +19,19 @@ struct HostBarrier {
     std::atomic<unsigned> round;
 };
 
-uint64_t this_process(void) {
-    static const uint64_t mark = [] {
-        timespec t;
-        clock_gettime(CLOCK_REALTIME, &t);
-        return (uint64_t)getpid() << 40 ^ (uint64_t)t.tv_sec << 30 ^ (uint64_t)t.tv_nsec;
-    }();
-    return mark;
-}
-
 // All ranks make one; those of a process use that of its first rank.
 HostBarrier *host_barrier_open(Group *group) {
-    struct Offer { uint64_t process; HostBarrier *barrier; } mine = { this_process(), new HostBarrier() };
-    Offer *all = (Offer *)calloc(group->size, sizeof *all);
+    HostBarrier *mine = new HostBarrier(), **all = (HostBarrier **)calloc(group->size, sizeof *all);
     if (!all) CUDA_CHECK(cudaErrorMemoryAllocation);
     group->exchange(group, all, &mine, sizeof mine);
     HostBarrier *shared = NULL;
     int ranks = 0;
     for (int r = 0; r < group->size; r++) {
-        if (all[r].process != mine.process) continue;
-        if (!ranks++) shared = all[r].barrier;
+        if (!group->is_here(group, r)) continue;            // an address of another process
+        if (!ranks++) shared = all[r];
     }
-    if (shared == mine.barrier) shared->ranks = ranks;
-    else delete mine.barrier;
+    if (shared == mine) shared->ranks = ranks;
+    else delete mine;
     group->exchange(group, all, &mine, sizeof mine);        // none begins before it is complete
     free(all);
     if (!context()->barrier) context()->barrier = shared;

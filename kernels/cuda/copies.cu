@@ -21,7 +21,6 @@
 #include <stdlib.h>
 
 struct Address {                            // what a rank sends to all others
-    uint64_t process;
     char     *base;
     real     *stage;                        // (size, n)
     unsigned *flags;                        // (2, size)
@@ -43,7 +42,7 @@ Copies *copies_open(Group *group, void *base, size_t bytes, real *stage) {
         && driver_function("cuStreamWaitValue32", &wait_value);
     const size_t size = group->size, flags = 2 * size * sizeof(unsigned);
     Address mine = {};
-    mine.process = this_process(), mine.base = (char *)base, mine.stage = stage, mine.device = context()->device;
+    mine.base = (char *)base, mine.stage = stage, mine.device = context()->device;
     Copies *c = (Copies *)calloc(1, sizeof *c);
     Address *at = (Address *)calloc(size, sizeof *at);
     if (!c || !at) CUDA_CHECK(cudaErrorMemoryAllocation);
@@ -56,7 +55,7 @@ Copies *copies_open(Group *group, void *base, size_t bytes, real *stage) {
         // round 0: exchange addresses; round 1: confirm that every pair has peer access
         group->exchange(group, at, &mine, sizeof mine);
         for (int r = 0; r < (int)size; r++) {
-            mine.able &= at[r].able && at[r].process == mine.process;
+            mine.able &= at[r].able && group->is_here(group, r);
             if (!mine.able || round || r == group->rank) continue;
             const cudaError_t e = cudaDeviceEnablePeerAccess(at[r].device, 0);
             mine.able = e == cudaSuccess || e == cudaErrorPeerAccessAlreadyEnabled;

@@ -74,7 +74,6 @@ void        cuda_record_free(Recording *r);
 HostBarrier *host_barrier_open(Group *group);
 void     host_barrier_close(HostBarrier *b);
 void     host_barrier_wait(HostBarrier *b);
-uint64_t this_process(void);                            // no other process of the run, on any host, has the same number
 
 // Ends the program: error, activity, file, line, call, architectures of the build and the GPU.
 [[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t error);

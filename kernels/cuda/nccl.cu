@@ -234,8 +234,9 @@ struct Card {
     int    version;
 };
 
-static bool agree(const Card *cards, int size, char why[256]) {
+static bool agree(Card *cards, int size, char why[256]) {
     for (int r = 0; r < size; r++) {
+        cards[r].error[sizeof cards[r].error - 1] = 0;
         if (*cards[r].error) snprintf(why, 256, "rank %d: %s", r, cards[r].error);
         else if (cards[r].version != cards[0].version)
             snprintf(why, 256, "rank %d has NCCL %d and rank 0 has NCCL %d", r, cards[r].version, cards[0].version);

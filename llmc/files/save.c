@@ -11,6 +11,7 @@
 #include "llmc/base/omp.h"
 #include "llmc/model/parallel.h"
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -186,39 +187,18 @@ int saver_busy(Saver *s) {
 
 /* ---- what ranks agree on --------------------------------------------------------------------- */
 
-/* Could all? If not, s->why says on all ranks what the first that could not says. */
-static int agree(Saver *s, int ok) {
-    typedef struct { int ok; Error why; } Answer;
-    if (!s->group || group_min(s->group, ok)) return ok;
-    Answer *all = mem_alloc((size_t)s->group->size * sizeof *all), mine = { .ok = ok };
-    if (!ok) mine.why = s->why;
-    s->group->exchange(s->group, all, &mine, sizeof mine);
-    int first = 0;
-    while (all[first].ok) first++;
-    if (first) error_set(&s->why, "rank %d: %.900s", first, all[first].why.text);
-    else s->why = all[0].why;
-    free(all);
-    return 0;
-}
+static int agree(Saver *s, int ok) { return s->group ? group_agree(s->group, ok, &s->why) : ok; }
 /* The sums of the files, on rank 0. */
 static int collect_sums(Saver *s) {
     int ok = 1;
     for (int f = 0; f < (s->is_best ? 1 : FILES); f++) {
-        const size_t most = s->group ? (size_t)group_max(s->group, (int)s->count[f]) : s->count[f];
-        const size_t ranks = s->group ? (size_t)s->group->size : 1;
-        FilePart *all = mem_alloc((ranks + 1) * most * sizeof *all), *mine = all + ranks * most;
-        size_t n = 0;
-        memcpy(mine, s->parts[f], s->count[f] * sizeof *mine);
-        if (s->group) s->group->exchange(s->group, all, mine, most * sizeof *mine);
-        else memcpy(all, mine, most * sizeof *mine);
-        for (size_t i = 0; i < ranks * most; i++) if (all[i].sum.bytes) all[n++] = all[i];
+        const int fits = save_shard_sum(&s->shard, s->group, s->parts[f], s->count[f], &s->sums[f]);
         char *path = s->is_best ? text_format("%s", s->temporary)
                                 : text_format("%s/%s", s->temporary, checkpoint_files[f]);
         struct stat there;
-        if (ok && s->shard.leads
-            && (!file_sum(all, n, &s->sums[f]) || stat(path, &there) || (uint64_t)there.st_size != s->sums[f].bytes))
+        if (ok && s->shard.leads && (!fits || stat(path, &there) || (uint64_t)there.st_size != s->sums[f].bytes))
             ok = error_set(&s->why, "%s: the parts that the ranks have written do not make up the file", path);
-        free_each(path, all);
+        free(path);
     }
     return agree(s, ok);
 }
@@ -238,7 +218,7 @@ void   saver_make_buffer(Saver *s) {
 BufferState saver_use_buffer(Saver *s, int waits) {
     if (!s->buffer || s->shard.copy) return s->buffer ? BUFFER_READY : BUFFER_NONE;
     BufferState state = host_buffer_state(s->buffer, waits);
-    if (s->group) state = (BufferState)group_min(s->group, state);
+    if (s->group) state = (BufferState)group_min(s->group, state, 0);
     if (state == BUFFER_READY) s->shard.copy = host_buffer_memory(s->buffer);
     if (state == BUFFER_NONE) {
         host_buffer_close(s->buffer);
@@ -289,7 +269,7 @@ static int prepare_again(Saver *s) {
 /* The temporary name has rank 0's process: one of an earlier run that still writes has another. */
 static int begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, Error *e) {
     long process = (long)getpid();
-    if (s->group) group_broadcast(s->group, &process, sizeof process);
+    if (s->group) process = (long)group_broadcast(s->group, (double)process, 0, INT_MAX);
     s->folder = text_format("%s", folder);
     s->progress = text_format("%s", what->progress ? what->progress : "");
     s->what = *what;
@@ -330,8 +310,8 @@ int saver_next(Saver *s, Saved *saved, Error *e) {
     }
     if (s->phase == PUBLISHES) *saved = s->saved;
     if (s->group) {
-        group_broadcast(s->group, saved, sizeof *saved);
-        group_broadcast(s->group, &s->why, sizeof s->why);
+        *saved = (Saved)group_broadcast(s->group, *saved, SAVED_NOTHING, SAVED_ALL);
+        agree(s, !s->shard.leads || *saved == SAVED_ALL);
     }
     if (*saved == SAVED_NOTHING) discard(s);
     if (*saved == SAVED_NOTHING && prepare_again(s)) {

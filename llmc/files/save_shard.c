@@ -74,6 +74,25 @@ void save_shard_open(SaveShard *s, const Model *m, const Optimizer *o) {
     s->bias_at = (s->bytes + GAP - 1) / GAP * GAP;
     s->bytes = s->bias_at + bias_bytes(s);
 }
+/* Most parts of a file that a rank writes: one of each tensor of it, its head, and biases. */
+static size_t most_parts(const Model *m) {
+    size_t pieces;
+    free(pieces_of(m, &pieces));
+    return pieces + (size_t)(STATE_KINDS * m->manifest.count + m->routers) + 2;
+}
+int save_shard_sum(const SaveShard *s, Group *group, const FilePart *parts, size_t count, FileSum *sum) {
+    const size_t ranks = group ? (size_t)group->size : 1, bound = most_parts(s->model);
+    const size_t most = group ? (size_t)group_max(group, (int)count, (int)bound) : count;
+    FilePart *all = mem_alloc((ranks + 1) * most * sizeof *all), *mine = all + ranks * most;
+    size_t n = 0;
+    if (count) memcpy(mine, parts, count * sizeof *mine);
+    if (group) group->exchange(group, all, mine, most * sizeof *mine);
+    else memcpy(all, mine, most * sizeof *mine);
+    for (size_t i = 0; i < ranks * most; i++) if (all[i].sum.bytes) all[n++] = all[i];
+    const int ok = file_sum(all, n, sum);
+    free(all);
+    return ok;
+}
 void save_shard_close(SaveShard *s) {
     for (int a = 0; a < SHARD_ARRAYS; a++) free(s->parts[a]);
     *s = (SaveShard){ 0 };

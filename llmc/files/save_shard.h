@@ -44,6 +44,9 @@ void save_shard_drop(SaveShard *s);
  * buffer. */
 const void *save_shard_read(const SaveShard *s, int array, int tensor, size_t first, size_t n, void *buffer);
 const void *save_shard_bias(const SaveShard *s, void *buffer);  /* the routers' biases, (routers, E) */
+/* The sum of a file, of which this rank has written these parts, on rank 0. 0: those of all ranks
+ * do not make up a file. Called by all ranks of the group; NULL: there is one. */
+int save_shard_sum(const SaveShard *s, Group *group, const FilePart *parts, size_t count, FileSum *sum);
 Dtype  save_shard_type(const SaveShard *s, int array);
 size_t save_shard_element(const SaveShard *s, int array);   /* bytes */
 int    save_shard_has(const SaveShard *s, int array, int tensor);  /* has this tensor that state? */

@@ -34,9 +34,9 @@ void parallel_disconnect(Parallel *p) {
     if (p->comm) p->comm->close(p->comm);
     for (int i = 0; i < 2; i++) free(p->parts[i]);
 }
-double parallel_sum(const Parallel *p, double x) {
+double parallel_sum(const Parallel *p, double x, double low, double high) {
     double sum = 0, *all = mem_alloc((size_t)p->ranks * sizeof *all);
-    group_gather(p->group, all, x);
+    group_gather(p->group, all, x, low, high);
     for (int i = 0; i < p->ranks; i++) sum += all[i];
     free(all);
     return sum;

@@ -51,7 +51,8 @@ void parallel_connect(Parallel *p, const Device *dev, int which, ProcessGroup *p
 /* After level and shards were chosen, by all ranks alike, which may be after connecting. */
 void parallel_form_nodes(Parallel *p, const Device *dev);
 void parallel_disconnect(Parallel *p);
-double parallel_sum(const Parallel *p, double x);       /* over all ranks, in their order */
+/* Over all ranks, in their order; x of each is from low to high (group_gather). */
+double parallel_sum(const Parallel *p, double x, double low, double high);
 
 /* After model_allocate: gives transports the memory for what other ranks send, and, where one
  * process drives all ranks, lets them reach the arenas of peers directly. */

@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "group_impl.h"
 #include "net.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -125,6 +126,12 @@ static void reduce(Group *group, void *x, size_t bytes, void (*add)(void *x, con
     thread_barrier(g);
 }
 
+static int is_here(const Group *group, int rank) {
+    const ProcessGroup *g = ((const Rank *)group)->processes;
+    const Process *p = &g->at[g->process];
+    return rank >= p->first && rank < p->first + p->ranks;
+}
+
 /* ---- parts of a group ------------------------------------------------------------------------ */
 
 typedef struct { Group group; Group *parent; int first, step; } Part;
@@ -171,10 +178,14 @@ static void reduce_part(Group *group, void *x, size_t bytes, void (*add)(void *x
     }
     free(blocks);
 }
+static int is_here_of_part(const Group *group, int rank) {
+    const Part *part = (const Part *)group;
+    return part->parent->is_here(part->parent, part->first + rank * part->step);
+}
 Group *group_part(Group *parent, int first, int step, int size) {
     Part *part = mem_alloc(sizeof *part);
-    *part = (Part){ .group = { (parent->rank - first) / step, size, exchange_part, reduce_part }, .parent = parent,
-                    .first = first, .step = step };
+    *part = (Part){ .group = { (parent->rank - first) / step, size, exchange_part, reduce_part, is_here_of_part },
+                    .parent = parent, .first = first, .step = step };
     return &part->group;
 }
 
@@ -185,7 +196,19 @@ void group_barrier(Group *group) {
     group->exchange(group, all, &mine, 1);
     free(all);
 }
-void group_gather(Group *group, double *all, double x) { group->exchange(group, all, &x, sizeof x); }
+
+static _Noreturn void refuse(double x, double low, double high) {
+    fail(EXIT_PEER, "another process of this run sent %g, expected %g to %g: this program does not send that", x, low,
+         high);
+}
+static double checked(double x, double low, double high) {
+    if (!(x >= low && x <= high) && !(isnan(x) && low <= -INFINITY)) refuse(x, low, high);
+    return x;
+}
+void group_gather(Group *group, double *all, double x, double low, double high) {
+    group->exchange(group, all, &x, sizeof x);
+    for (int r = 0; r < group->size; r++) all[r] = checked(all[r], low, high);
+}
 
 static void larger(void *x, const void *y, size_t bytes) {
     (void)bytes;                                            /* one int */
@@ -195,17 +218,50 @@ static void smaller(void *x, const void *y, size_t bytes) {
     (void)bytes;
     if (*(const int *)y < *(int *)x) *(int *)x = *(const int *)y;
 }
-int group_max(Group *group, int x) { group->reduce(group, &x, sizeof x, larger);  return x; }
-int group_min(Group *group, int x) { group->reduce(group, &x, sizeof x, smaller); return x; }
+int group_max(Group *group, int x, int high) {
+    const int own = x;
+    group->reduce(group, &x, sizeof x, larger);
+    return (int)checked(x, own, high);                      /* a false process 0 could send less, too */
+}
+int group_min(Group *group, int x, int low) {
+    const int own = x;
+    group->reduce(group, &x, sizeof x, smaller);
+    return (int)checked(x, low, own);
+}
+int group_all(Group *group, int flag) { return group_min(group, flag != 0, 0); }
+int group_any(Group *group, int flag) { return group_max(group, flag != 0, 1); }
 
 static void or_bits(void *x, const void *y, size_t bytes) {
     for (size_t i = 0; i < bytes; i++) ((unsigned char *)x)[i] |= ((const unsigned char *)y)[i];
 }
-int group_or(Group *group, int bits) { group->reduce(group, &bits, sizeof bits, or_bits); return bits; }
+int group_or(Group *group, int bits, int known) {
+    const int own = bits;
+    group->reduce(group, &bits, sizeof bits, or_bits);
+    if (bits & ~known || own & ~bits) refuse(bits, own, known);
+    return bits;
+}
 /* A broadcast is a bitwise or in which every rank but 0 contributes zeros. */
-void group_broadcast(Group *group, void *data, size_t bytes) {
-    if (group->rank && bytes) memset(data, 0, bytes);
-    group->reduce(group, data, bytes, or_bits);
+double group_broadcast(Group *group, double x, double low, double high) {
+    if (group->rank) memset(&x, 0, sizeof x);
+    group->reduce(group, &x, sizeof x, or_bits);
+    return checked(x, low, high);
+}
+
+int group_agree(Group *group, int ok, Error *why) {
+    typedef struct { Error why; int ok; } Answer;
+    if (group_all(group, ok)) return 1;
+    Answer *all = mem_alloc((size_t)group->size * sizeof *all), mine = { .ok = ok };
+    if (!ok) mine.why = *why;
+    group->exchange(group, all, &mine, sizeof mine);
+    int first = 0;
+    while (first < group->size - 1 && all[first].ok) first++;
+    Error *e = &all[first].why;
+    e->text[sizeof e->text - 1] = 0;
+    e->code = (int)checked(e->code, 0, EXIT_STOPPED);
+    if (first) error_exit(why, e->code, "rank %d: %.900s", first, e->text);
+    else *why = *e;
+    free(all);
+    return 0;
 }
 
 int    group_size(const ProcessGroup *g)      { return g->size; }
@@ -215,7 +271,8 @@ int    group_host_ranks(const ProcessGroup *g, Error *e) { return processes_host
 void group_begin(ProcessGroup *g) {
     g->size = g->at[g->processes - 1].first + g->at[g->processes - 1].ranks;
     for (int r = 0; r < g->ranks; r++)
-        g->rank[r] = (Rank){ .group = { g->at[g->process].first + r, g->size, exchange, reduce }, .processes = g };
+        g->rank[r] = (Rank){ .group = { g->at[g->process].first + r, g->size, exchange, reduce, is_here },
+                             .processes = g };
 }
 void group_end(ProcessGroup *g) {
     char *all = mem_alloc((size_t)g->size);

@@ -18,12 +18,20 @@
 
 /* ---- what hosts agree on: collective calls; every rank gets the same result ------------------ */
 
+/* Numbers of other processes come only through these calls, but for those that are computed with
+ * (Comm) and parts of files (save_shard.h). They are from low to high (or of the `known` bits), as
+ * this rank's own is; else the program ends with EXIT_PEER. */
 void   group_barrier(Group *group);
-void   group_broadcast(Group *group, void *data, size_t bytes);             /* rank 0's data */
-int    group_max(Group *group, int x);                                      /* of flags: their logical or */
-int    group_min(Group *group, int x);
-int    group_or(Group *group, int bits);
-void   group_gather(Group *group, OUT double *all, double x);               /* all (size) */
+double group_broadcast(Group *group, double x, double low, double high);    /* rank 0's */
+int    group_max(Group *group, int x, int high);
+int    group_min(Group *group, int x, int low);
+int    group_all(Group *group, int flag);                                   /* is it set on all ranks? */
+int    group_any(Group *group, int flag);
+int    group_or(Group *group, int bits, int known);
+/* all (size). Without bounds, -INFINITY to INFINITY, it may be NaN, too. */
+void   group_gather(Group *group, OUT double *all, double x, double low, double high);
+/* Could all ranks? If not, why says on all of them what the first that could not says. */
+int    group_agree(Group *group, int ok, Error *why);
 
 /* Ranks first, first + step, ... as a group of their own: rank i of it is the i-th of them. All
  * ranks are divided into such parts of equal size, which call every operation at once, with the

@@ -59,5 +59,6 @@ int requests_collect(Group *group, int signals, const char *folder, int own) {
     const int saves = signals && save_requested;
     if (saves) save_requested = 0;
     return group_or(group, (stop_requested || (folder && consume_stop_file(folder)) ? REQUEST_STOP : 0)
-                    | (saves ? REQUEST_SAVE : 0) | own);
+                    | (saves ? REQUEST_SAVE : 0) | own,
+                    REQUEST_STOP | REQUEST_SAVE | REQUEST_TIMED_SAVE | REQUEST_BUSY);
 }

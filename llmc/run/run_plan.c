@@ -76,7 +76,7 @@ static size_t least_memory(const Run *r, int *which) {
     const int ranks = r->parallel.group ? r->parallel.ranks : 1;
     double least = 0, *all = mem_alloc((size_t)ranks * sizeof *all);
     all[0] = (double)rank_memory(r);
-    if (ranks > 1) group_gather(r->parallel.group, all, all[0]);
+    if (ranks > 1) group_gather(r->parallel.group, all, all[0], 0, 1e18);
     for (int i = *which = 0; i < ranks; i++)
         if (all[i] > 0 && (least <= 0 || all[i] < least)) least = all[i], *which = i;
     free(all);
@@ -125,7 +125,7 @@ static void choose_level(Run *r) {
         if (!fewest || bytes < fewest) which = i, fewest = bytes;
         if (bytes <= capacity) break;
     }
-    if (r->parallel.group) which = group_max(r->parallel.group, which);
+    if (r->parallel.group) which = group_max(r->parallel.group, which, count - 1);
     if (r->parallel.group && r->leads && (level[which] != planned || shards[which] != over))
         printf("%s instead of %s: that is what fits on all ranks\n",
                sharding_name(r, level[which], shards[which], name), sharding_name(r, planned, over, before));

@@ -194,7 +194,7 @@ void run_start_or_resume(Run *r) {
             warn("the data changed, so the best validation loss so far (%.6f) counts no more", p->best.loss);
         progress_new_data(p);
     }
-    if (r->from && !group_min(r->parallel.group, publish_again(r))) p->best.step = -1;
+    if (r->from && !group_all(r->parallel.group, publish_again(r))) p->best.step = -1;
     if (r->leads && !data_keep(r->data, r->tokenizer, s->out, &e))
         warn("%s; the next start encodes the text again", e.text);
     p->data = data_fingerprint(r->data);

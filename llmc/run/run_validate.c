@@ -82,7 +82,7 @@ static int validation_sums(Run *r, int64_t batches, double *total, double *count
     for (int64_t round = 0; round < rounds; round++) {
         const int64_t i = round * ranks + r->parallel.rank;
         stops = requests_stopping();
-        if (together) stops = group_max(r->parallel.group, stops);
+        if (together) stops = group_any(r->parallel.group, stops);
         if (stops) break;
         if (i >= batches) { parallel_pass_weights(m); break; }
         if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, r->positions, &e))
@@ -115,11 +115,11 @@ static int validation_loss(Run *r, int64_t batches, double *loss, double *tokens
     free(load);
     parallel_sum_loads(m);
     parallel_wait_loads(m);
-    total = parallel_sum(&r->parallel, total);
-    count = parallel_sum(&r->parallel, count);
+    total = parallel_sum(&r->parallel, total, -INFINITY, INFINITY);
+    count = parallel_sum(&r->parallel, count, 0, 1e15);
     *loss = total / count;
     *tokens = count;
-    return !group_max(r->parallel.group, stopped);
+    return !group_any(r->parallel.group, stopped);
 }
 
 /* Numbers that differ between repetitions of a run have an event of their own. */

@@ -12,7 +12,7 @@ void saves_open(Saves *v, const Settings *s, Progress *p, Log *log, const Parall
     *v = (Saves){ .s = s, .p = p, .log = log, .parallel = parallel, .what = what,
                   .saver = saver_open(what.model, what.optimizer), .copy_bytes = copy_bytes, .saved_step = -1,
                   .saved = SAVED_ALL, .lost_best = -1 };
-    if (!group_min(parallel->group, copy_bytes > 0)) {
+    if (!group_all(parallel->group, copy_bytes > 0)) {
         if (leads(v) && copy_bytes)
             warn("the host of another rank has no room for a copy of what is saved: steps wait for saves");
         v->copy_bytes = 0;
@@ -56,7 +56,7 @@ static void link_best(Saves *v) {
     const int64_t step = v->p->step;
     int ok = 0;
     for (int attempt = 0; attempt < 2 && !ok; attempt++) {
-        ok = group_min(v->parallel->group, !leads(v)
+        ok = group_all(v->parallel->group, !leads(v)
                        || checkpoint_link_best(v->s->out, step, v->what.model, v->what.tokenizer, v->what.origin, &e));
         if (!ok) say_lost(v, step, e.text, attempt ? "" : "; trying again");
     }
@@ -152,7 +152,7 @@ static void wait_some(Saves *v) {
     const double start = now(), before = v->paused;
     for (int state = 0; v->under_way && !(state & OVER); ) {
         state = group_or(v->parallel->group, (saves_busy(v) ? BUSY : 0)
-                         | (leads(v) && now() - start > PATIENCE ? OVER : 0));
+                         | (leads(v) && now() - start > PATIENCE ? OVER : 0), BUSY | OVER);
         if (!(state & BUSY)) { saves_follow(v, 0); continue; }
         v->paused = before + now() - start;
         nanosleep(&nap, NULL);

@@ -207,15 +207,13 @@ static int sums_of_ints(const Rank *r, size_t n) {
 }
 static int operations_of_hosts(Group *p) {
     double all[8];
-    char text[3000];
-    int bad = 0;
-    memset(text, 'a' + p->rank, sizeof text);
-    group_broadcast(p, text, sizeof text);
-    group_gather(p, all, 0.5 + p->rank);
-    bad += text[0] != 'a' || text[sizeof text - 1] != 'a';
+    int bad = group_broadcast(p, -2.5 + p->rank, -3, 0) != -2.5;
+    group_gather(p, all, 0.5 + p->rank, 0, 10);
     for (int r = 0; r < p->size; r++) bad += all[r] != 0.5 + r;
-    bad += group_max(p, p->rank - 2) != p->size - 3;
-    bad += group_min(p, 5 - p->rank) != 6 - p->size;
+    bad += group_max(p, p->rank - 2, 10) != p->size - 3;
+    bad += group_min(p, 5 - p->rank, -9) != 6 - p->size;
+    bad += group_or(p, 1 << p->rank, 255) != (1 << p->size) - 1;
+    bad += !group_all(p, 2) || group_all(p, !p->rank) != (p->size == 1) || !group_any(p, !p->rank) || group_any(p, 0);
     group_barrier(p);
     return bad;
 }

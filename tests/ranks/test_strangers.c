@@ -7,6 +7,8 @@
 #include "llmc/ranks/introductions.h"
 #include "llmc/ranks/net.h"
 #include <errno.h>
+#include <limits.h>
+#include <math.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -30,7 +32,8 @@ static int work(Group *group, const void *argument) {
     return 0;
 }
 /* Starts process p of a run after `delay` seconds. files: the most descriptors; 0: no limit. */
-static void start_process(Run *run, GroupOptions o, double delay, int files, const Work *todo) {
+static void start_task(Run *run, GroupOptions o, double delay, int files, int (*task)(Group *, const void *),
+                       const void *todo) {
     const int p = o.launch.process;
     fflush(stdout);
     if (!(run->said[p] = tmpfile())) fail(EXIT_DISK, "no temporary file");
@@ -41,7 +44,10 @@ static void start_process(Run *run, GroupOptions o, double delay, int files, con
     if (files) setrlimit(RLIMIT_NOFILE, &(struct rlimit){ (rlim_t)files, (rlim_t)files });
     o.lost = report_and_exit;
     pause_for(delay);
-    _exit(run_process(o, work, todo) ? EXIT_PEER : 0);
+    _exit(run_process(o, task, todo) ? EXIT_PEER : 0);
+}
+static void start_process(Run *run, GroupOptions o, double delay, int files, const Work *todo) {
+    start_task(run, o, delay, files, work, todo);
 }
 /* Waits for process p; its exit code, and what it printed. */
 static int end_process(Run *run, int p, char *text, size_t capacity) {
@@ -363,6 +369,46 @@ static void misbehaving(void) {
     }
 }
 
+/* ---- a process that takes part, and sends numbers beyond their bounds ------------------------ */
+
+typedef enum { TOO_LARGE, TOO_SMALL, LESS_THAN_MINE, UNKNOWN_BITS, NOT_A_NUMBER, NO_SUCH_CHOICE, NO_SUCH_CODE,
+               LIES } Lie;
+typedef struct { Lie lie; int liar; } Lying;
+static void forget(void *x, const void *y, size_t bytes) { (void)x, (void)y, (void)bytes; }
+/* The liar's own bounds let it. What comes back to it does not matter. */
+static int lie(Group *group, const void *argument) {
+    const Lying *l = argument;
+    const int lies = group->rank == l->liar;
+    int zero = 0;
+    double all[2];
+    Error why = { .code = lies ? 1 << 30 : EXIT_DISK };
+    switch (l->lie) {
+    case TOO_LARGE:      group_max(group, lies ? 1 << 30 : 1, lies ? INT_MAX : 4); break;
+    case TOO_SMALL:      group_min(group, lies ? -1 : 1, lies ? INT_MIN : 0); break;
+    case LESS_THAN_MINE: if (lies) group->reduce(group, &zero, sizeof zero, forget); else group_max(group, 3, 4); break;
+    case UNKNOWN_BITS:   group_or(group, lies ? 64 : 1, lies ? -1 : 7); break;
+    case NOT_A_NUMBER:   group_gather(group, all, lies ? NAN : 1, lies ? -INFINITY : 0, INFINITY); break;
+    case NO_SUCH_CHOICE: group_broadcast(group, lies ? 7 : 1, 0, lies ? 7 : 2); break;
+    default:             group_agree(group, !lies, &why);
+    }
+    return 0;
+}
+static void lying(void) {
+    for (int i = 0; i < 2 * LIES; i++) {
+        const Lying todo = { (Lie)(i / 2), i % 2 };
+        Run run;
+        char text[1024];
+        const int port = free_port(), other = !todo.liar;
+        if ((todo.lie == LESS_THAN_MINE || todo.lie == NO_SUCH_CHOICE) && todo.liar) continue;  /* process 0 alone */
+        for (int p = 0; p < 2; p++) start_task(&run, group_options(p, 2, 1, port), 0, 0, lie, &todo);
+        const int code = end_process(&run, other, text, sizeof text);
+        check(code == EXIT_PEER && strstr(text, "this program does not send that"),
+              "lie %d of process %d: the other ends with code %d: %s", todo.lie, todo.liar, code, text);
+        kill(run.pid[todo.liar], SIGKILL);
+        waitpid(run.pid[todo.liar], NULL, 0);
+    }
+}
+
 /* ---- a false process 0 ----------------------------------------------------------------------- */
 
 typedef enum { GARBAGE, ZEROS, CLOSES, FIRST, NOT_ME, SHORT_LIST, LONG_LIST, REASON, LONG_WHY, NO_ADMISSION } Falsehood;
@@ -471,7 +517,7 @@ void test_strangers(void) {
     char host[256] = "";
     int fd[NET_LISTENERS], n;
     Error e;
-    PART(crowd()); PART(misbehaving()); PART(false_hub());
+    PART(crowd()); PART(misbehaving()); PART(lying()); PART(false_hub());
     if (quick) return;
     PART(undisturbed()); PART(deadline_holds()); PART(runs_at("127.0.0.1"));
     if (!gethostname(host, sizeof host - 1)) PART(runs_at(host));
