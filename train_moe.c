@@ -231,6 +231,7 @@ int main(int argc, char **argv) {
     r->arguments = argv;
     run_time_start(r, "settings and folder");
     settings_parse(&r->s, argc, argv);
+    requests_begin();
     run_find_launch(r);
     run_open_folder(r);
     run_time_start(r, "device");

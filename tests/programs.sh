@@ -842,6 +842,12 @@ expect 0 'sharded over 4 ranks' $shared -x 0 -b 3 -ng 4
 expect 0 '= 6 x 128 x 1 micro-batches x 4 ranks' $train $data $model -dv cpu -x 0 -ng 4
 
 port=$((20000 + $$ % 20000))
+for signal in TERM USR2; do             # while it waits for another process
+    start $shared -x 40 -v 20 -b 3 -ng 2 -pn 2 -ps 127.0.0.1 -pp $port -pr 0 -pt 60 -o early$signal
+    await [ -e early$signal.secret ] && kill -$signal $background
+    ends 75 "SIG$signal stops a run that has not begun"
+    ok "and it says so" grep -q 'stopped before the first step' "$work/log"
+done
 pair() {                                # pair FOLDER OPTIONS...: two processes of two ranks each
     folder=$1; shift; port=$((port + 1)); : > "$work/log2"
     start $shared -b 3 -ng 2 -pn 2 -ps 127.0.0.1 -pp $port -pr 0 -pt 2 -o "$folder" "$@"

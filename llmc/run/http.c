@@ -40,6 +40,8 @@ static HttpText trim(HttpText t) {
     return t;
 }
 
+int http_is_type(HttpText t, const char *type) { return t.at && http_is_name(trim(cut(&t, ';')), type); }
+
 /* GET /path?query HTTP/1.1 */
 static int read_first_line(HttpText line, HttpRequest *r) {
     r->method = cut(&line, ' ');

@@ -18,6 +18,7 @@ typedef struct {
 int http_parse(const char *text, size_t bytes, HttpRequest *r);
 int http_is(HttpText t, const char *string);            /* is it this string? */
 int http_is_name(HttpText t, const char *name);         /* the same, whatever the case of letters */
+int http_is_type(HttpText t, const char *type);         /* the same, whatever parameters follow a ; */
 
 /* The head of an answer, for the last request of a connection. bytes: of the body; -1: it comes in
  * chunks. more: further fields, each with \r\n. http_chunk: without bytes, the last. */

@@ -35,14 +35,23 @@ static void on_signal(int number) {
     stop_requested = 1;
     errno = before;
 }
+static void on_early_signal(int number) {
+    if (number == SIGUSR1) { save_requested = 1; return; }
+    say("\nstopped before the first step: there is nothing new to save\n");
+    _exit(EXIT_STOPPED);
+}
+static void listen_to(void (*handler)(int number), int interrupts) {
+    struct sigaction act = { .sa_handler = handler, .sa_flags = SA_RESTART };
+    sigemptyset(&act.sa_mask);
+    const int numbers[] = { SIGTERM, SIGUSR1, SIGUSR2, SIGINT };
+    for (int i = 0; i < 3 + interrupts; i++) sigaction(numbers[i], &act, NULL);
+    signal(SIGHUP, SIG_IGN);
+}
+void requests_begin(void) { listen_to(on_early_signal, 0); }
 void requests_step(int64_t number) { step = number < SIG_ATOMIC_MAX ? (sig_atomic_t)number : 0; }
 void requests_listen(int leads) {
     answers = leads;
-    struct sigaction act = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
-    sigemptyset(&act.sa_mask);
-    const int numbers[] = { SIGINT, SIGTERM, SIGUSR1, SIGUSR2 };
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sigaction(numbers[i], &act, NULL);
-    signal(SIGHUP, SIG_IGN);
+    listen_to(on_signal, 1);
 }
 
 static int consume_stop_file(const char *folder) {

@@ -28,7 +28,8 @@ void view_open(View *v, const Device *dev, Model *m, int layer) {
     }
 }
 void view_close(View *v) {
-    for (Lens *o = v->lens; o < v->lens + v->lenses; o++) {
+    for (int i = 0; i < v->lenses; i++) {                   /* lens is NULL if it was not opened */
+        const Lens *o = &v->lens[i];
         v->dev->release(o->own);
         free(o->host);
         free(o->count);

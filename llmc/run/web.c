@@ -109,16 +109,16 @@ static void generation_queue(Server *s, Client *c, const HttpRequest *r, int is_
     if (c->job->q.stream) http_answer(&c->out, 200, "text/event-stream", -1, "");
 }
 
-/* The name before the port, of a loopback address. */
+/* localhost, 127.0.0.1:8080, [::1]:8080: of a loopback address, perhaps with a port */
 static int names_loopback(HttpText host) {
     char name[64];
-    const size_t six = host.bytes && *host.at == '[';       /* [::1]:8080 */
-    const char *end = memchr(host.at, six ? ']' : ':', host.bytes);
-    const size_t n = (end ? (size_t)(end - host.at) : host.bytes) - six;
-    if (n >= sizeof name) return 0;
-    memcpy(name, host.at + six, n);
-    name[n] = 0;
-    return net_is_loopback(name);
+    if (host.bytes >= sizeof name) return 0;
+    memcpy(name, host.at, host.bytes);
+    name[host.bytes] = 0;
+    char *end = *name == '[' ? strchr(name, ']') : name + strcspn(name, ":"), *rest = end + (end && *end == ']');
+    if (!end || (*rest && *rest != ':') || (*rest && rest[1 + strspn(rest + 1, "0123456789")])) return 0;
+    *end = 0;
+    return *name == '[' ? strchr(name, ':') && net_is_loopback(name + 1) : net_is_loopback(name);
 }
 static int is_same_origin(const HttpRequest *r) {
     const char scheme[] = "http://";
@@ -156,7 +156,7 @@ static void request_answer(Server *s, Client *c, const HttpRequest *r) {
         refuse(c, 403, "a page of another site may not use this server");
     else if (is_completion || is_chat) {
         if (!post) refuse(c, 405, "expected POST");
-        else if (r->type.bytes < 16 || !http_is_name((HttpText){ r->type.at, 16 }, "application/json"))
+        else if (!http_is_type(r->type, "application/json"))
             refuse(c, 415, "expected the header Content-Type: application/json");
         else generation_queue(s, c, r, is_chat);
     } else if (http_is(r->path, "/") || is_models || names_model(s, r->path)) {
