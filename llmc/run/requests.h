@@ -7,8 +7,8 @@
 /* BUSY: this rank is still writing the last checkpoint. */
 enum { REQUEST_STOP = 1, REQUEST_SAVE = 2, REQUEST_TIMED_SAVE = 4, REQUEST_BUSY = 8 };
 
-/* Until requests_listen, SIGTERM and SIGUSR2 end the process at once, with EXIT_STOPPED, as there is
- * nothing new to save; SIGUSR1 waits; SIGHUP is ignored. SIGINT ends it as ever. */
+/* Until requests_listen, SIGTERM and SIGUSR2 end the process at once, with EXIT_STOPPED: there is
+ * nothing new to save. SIGUSR1 waits; SIGHUP is ignored. SIGINT ends it as ever. */
 void requests_begin(void);
 
 /* SIGINT, SIGTERM, SIGUSR2: stop; SIGUSR1: save; SIGHUP: ignored. A second SIGINT exits at once.
