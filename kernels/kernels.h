@@ -133,6 +133,7 @@ typedef struct {
     float  rate;                        /* multiplies the learning rate */
     size_t shift_v;                     /* v begins at offset - shift - shift_v, because matrices of Muon have none */
     size_t muon_offset;                 /* of a matrix, or a part of one: in Muon's buffers */
+    size_t squares;                     /* of a matrix: where its mean squares begin (muon_scale) */
     int    table;                       /* 1: a table, of which a batch reads few rows: AdamW.table */
 } Segment;
 typedef struct { float beta1, beta2, eps; double fix1, fix2; } AdamBetas;
@@ -207,8 +208,10 @@ typedef struct {
     float lr, momentum, decay, clip;    /* as AdamW's; momentum: of the running mean of gradients */
     int   cautious;
     uint64_t key;
+    float second;                       /* decay rate of the mean squares of muon_scale */
 } Muon;
 enum { MUON_STEPS = 5 };                /* of Newton and Schulz */
+#define MUON_LEAST_SQUARE 1e-10f    /* of rows: those of an update with singular values near 1 are far above it */
 #define MUON_LEAST 1e-30f   /* far below any gradient, and far above what is lost when the squares of f32 are added */
 /* What Muon needs for `count` matrices of rows x columns at a time; k: the smaller side. */
 typedef struct {
@@ -571,21 +574,29 @@ struct Device {
      *   With more rows than columns A = x_i^T x_i, and the polynomial is the right factor. Zeros
      *   stay zeros, and what has a squared norm of at most MUON_LEAST counts as zeros. b.x and the
      *   other buffers are scratch. d: the device itself.
-     * muon_update: of each part w, with out + muon_offset as its part of O. master, and rounding
-     *   without it: as adamw.
+     * muon_scale (NorMuon): of each matrix O of out, q_i = mean square of row i, or of column i if
+     *   there are more columns than rows; u = beta u + (1-beta) q, at squares + parts[e].squares;
+     *   s_i = 1 / sqrt(max(u_i, MUON_LEAST_SQUARE)); scale_i = s_i sqrt(sum q / sum q s^2). beta:
+     *   a.second; scale (count, max(rows, columns)). Rows become about equally long, and O stays as
+     *   long as it was (Frobenius). Scales of zeros are 0.
+     * muon_update: of each part w, with out + muon_offset as its part of O. scale: NULL, or what
+     *   multiplies each row, or column, of O. master, and rounding without it: as adamw.
      *
      * parts: matrices or parts of some, in device memory; most: elements of the largest; count: at
-     * most MUON_MATRICES. grad_sq_norm: of all gradients; if it is not finite, m and w stay. a: in
-     * device memory. Source: Jordan 2024, kellerjordan.github.io/posts/muon; scale of the update:
-     * Moonlight, arXiv 2502.16982.
+     * most MUON_MATRICES. grad_sq_norm: of all gradients; if it is not finite, m, squares and w
+     * stay. a: in device memory. Source: Jordan 2024, kellerjordan.github.io/posts/muon; scale of
+     * the update: Moonlight, arXiv 2502.16982; muon_scale: arXiv 2510.05491.
      * error: m and x 8 eps_f32, as floatX eps more; orthogonalize 100 eps_f32 + 20 eps, norm-wise,
-     * as each step multiplies the error of a small singular value by up to 3.44; w 8 eps_f32, 2 eps
-     * more where rounded stochastically */
+     * as each step multiplies the error of a small singular value by up to 3.44; scale and squares
+     * 8 eps_f32; w 8 eps_f32, 2 eps more where rounded stochastically */
     void (*muon_momentum)(OUT floatX *x, ACC void *m, Dtype moments, const void *grads, const real *grad_sq_norm,
                           const Segment *parts, int count, size_t most, const Muon *a);
     void (*orthogonalize)(const Device *d, const MuonBuffers *b, int count, int rows, int columns);
-    void (*muon_update)(ACC floatX *weight, ACC real *master, const floatX *out, const real *grad_sq_norm,
-                        const Segment *parts, int count, int rows, int columns, const Muon *a);
+    void (*muon_scale)(OUT real *scale, ACC real *squares, const floatX *out, const real *grad_sq_norm,
+                       const Segment *parts, int count, int rows, int columns, const Muon *a);
+    void (*muon_update)(ACC floatX *weight, ACC real *master, const floatX *out, const real *scale,
+                        const real *grad_sq_norm, const Segment *parts, int count, int rows, int columns,
+                        const Muon *a);
 
     /* ==== the device beside its operations ==================================================== */
     /* post queues a copy to the host; collect waits for it, but not for work that was queued after

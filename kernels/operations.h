@@ -276,10 +276,13 @@ COMPOUND(orthogonalize, (const Device *d, const MuonBuffers *b, int count, int r
     (d, b, count, rows, columns), MUON_STEPS * times(count, rows < columns ? rows : columns)
     * (4 * times(rows, columns) + 2 * times(rows < columns ? rows : columns, rows < columns ? rows : columns)),
     2 * times(count, rows) * columns * unit.fx, "%d of %dx%d", count, rows, columns)
-OPERATION(muon_update, (floatX *weight, real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts,
-    int count, int rows, int columns, const Muon *a), (weight, master, out, grad_sq_norm, parts, count, rows, columns,
-    a), 0, times(count, rows) * columns * (unit.fx + (master ? unit.fx + 2 * unit.re : 2 * unit.fx)), "%d of %dx%d",
-    count, rows, columns)
+OPERATION(muon_scale, (real *scale, real *squares, const floatX *out, const real *grad_sq_norm, const Segment *parts,
+    int count, int rows, int columns, const Muon *a), (scale, squares, out, grad_sq_norm, parts, count, rows, columns,
+    a), 0, times(count, rows) * columns * unit.fx, "%d of %dx%d", count, rows, columns)
+OPERATION(muon_update, (floatX *weight, real *master, const floatX *out, const real *scale, const real *grad_sq_norm,
+    const Segment *parts, int count, int rows, int columns, const Muon *a), (weight, master, out, scale, grad_sq_norm,
+    parts, count, rows, columns, a), 0, times(count, rows) * columns
+    * (unit.fx + (master ? unit.fx + 2 * unit.re : 2 * unit.fx)), "%d of %dx%d", count, rows, columns)
 OPERATION(set_master, (real *master, const floatX *weight, size_t n), (master, weight, n), 0,
     (double)n * (unit.fx + unit.re), "n=%zu", n)
 

@@ -92,27 +92,79 @@ static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, 
         else if (scale >= 0) momentum_alone(m, moments, grads, parts[e], (real)a->momentum, scale);
 }
 
+/* Of one matrix (kernels.h): columns are added row by row, rows one after the other. */
+static void scale_of(real *scale, real *squares, const floatX *out, int rows, int columns, real beta) {
+    const int across = rows < columns, n = across ? columns : rows;
+    double all = 0, scaled = 0;
+    if (across) memset(scale, 0, (size_t)n * sizeof *scale);
+    for (int r = 0; r < rows; r++, out += columns) {
+        real sum = 0;
+        if (across) for (int c = 0; c < columns; c++) scale[c] += R(out[c]) * R(out[c]);
+        else {
+            #pragma omp simd reduction(+:sum)
+            for (int c = 0; c < columns; c++) sum += R(out[c]) * R(out[c]);
+            scale[r] = sum;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        const real mean = scale[i] / (real)(across ? rows : columns);
+        squares[i] = beta * squares[i] + (1 - beta) * mean;
+        const real least = (real)MUON_LEAST_SQUARE;
+        scale[i] = 1 / sqrt(squares[i] > least ? squares[i] : least);
+        all += (double)mean, scaled += (double)(mean * scale[i]) * (double)scale[i];
+    }
+    const real keep = scaled > 0 ? (real)sqrt(all / scaled) : 0;
+    for (int i = 0; i < n; i++) scale[i] *= keep;
+}
+static void muon_scale(real *scale, real *squares, const floatX *out, const real *grad_sq_norm, const Segment *parts,
+                       int count, int rows, int columns, const Muon *a) {
+    const size_t n = (size_t)rows * (size_t)columns, longer = (size_t)(rows > columns ? rows : columns);
+    if (DEVICE(gradient_scale)(*grad_sq_norm, a->clip) < 0) return;
+    #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * n)
+    for (int e = 0; e < count; e++)
+        scale_of(scale + (size_t)e * longer, squares + parts[e].squares, out + (size_t)e * n, rows, columns,
+                 (real)a->second);
+}
+
+/* each: NULL, or what multiplies lr for each element. */
 static void update_of(floatX *weight, real *master, const floatX *out, const Segment *s, real shrink, real lr,
-                      const Muon *a) {
+                      const real *each, const Muon *a) {
     for (size_t j = 0; j < s->count; j++) {
         const size_t i = s->offset + j;
         const uint32_t bits = random_32(a->key, i);
         const real was = master ? master[i - s->shift] : R(weight[i]);
-        const real w = was * (a->cautious && R(out[j]) * was <= 0 ? 1 : shrink) - lr * R(out[j]);
+        const real keep = a->cautious && R(out[j]) * was <= 0 ? 1 : shrink;
+        const real w = was * keep - (each ? lr * each[j] : lr) * R(out[j]);
         if (master) master[i - s->shift] = w;
         weight[i] = master ? X(w) : X_random(w, bits);
     }
 }
-static void muon_update(floatX *weight, real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts,
-                        int count, int rows, int columns, const Muon *a) {
+/* Row by row. first: where the part begins in its matrix. */
+static void update_scaled(floatX *weight, real *master, const floatX *out, const real *scale, Segment s, size_t first,
+                          int across, size_t columns, real shrink, real lr, const Muon *a) {
+    for (size_t at = first, end = first + s.count; at < end; at += s.count, s.offset += s.count, out += s.count) {
+        const size_t row = at / columns, column = at % columns;
+        s.count = end - at < columns - column ? end - at : columns - column;
+        update_of(weight, master, out, &s, shrink, across ? lr : lr * scale[row], across ? scale + column : NULL, a);
+    }
+}
+static void muon_update(floatX *weight, real *master, const floatX *out, const real *scale, const real *grad_sq_norm,
+                        const Segment *parts, int count, int rows, int columns, const Muon *a) {
+    const size_t longer = (size_t)(rows > columns ? rows : columns), n = (size_t)rows * (size_t)columns;
     const real size = (real)0.2 * sqrt((real)(rows > columns ? rows : columns));
     if (DEVICE(gradient_scale)(*grad_sq_norm, a->clip) < 0) return;
-    #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * (size_t)rows * (size_t)columns)
+    #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * n)
     for (int e = 0; e < count; e++) {
         const Segment *s = &parts[e];
-        const real lr = (real)a->lr * (real)s->rate;
-        update_of(weight, master, out + s->muon_offset, s, 1 - lr * (real)a->decay * (real)s->decay, lr * size, a);
+        const real lr = (real)a->lr * (real)s->rate, shrink = 1 - lr * (real)a->decay * (real)s->decay;
+        const floatX *of = out + s->muon_offset;
+        if (scale) update_scaled(weight, master, of, scale + (size_t)e * longer, *s, s->muon_offset - (size_t)e * n,
+                                 rows < columns, (size_t)columns, shrink, lr * size, a);
+        else update_of(weight, master, of, s, shrink, lr * size, NULL, a);
     }
 }
 
-PART(muon) { d->muon_momentum = muon_momentum; d->orthogonalize = orthogonalize; d->muon_update = muon_update; }
+PART(muon) {
+    d->muon_momentum = muon_momentum, d->orthogonalize = orthogonalize, d->muon_scale = muon_scale;
+    d->muon_update = muon_update;
+}

@@ -50,9 +50,11 @@ template<class M> static __global__ void momentum_kernel(floatX *x, M *m, const 
 }
 
 typedef struct { real step, shrink; uint64_t key; int cautious; } Step;
-// From element `first` of the arena on.
+// Multiples of the step: none (NULL), or of each row of a matrix, or, across, of each column.
+typedef struct { const real *of; unsigned columns; bool across; } Scale;
+// From element `first` of the arena on, `at` of the matrix. A vector is of one row.
 template<int W> __device__ static inline void update_of(floatX *weight, real *master, const floatX *out, size_t first,
-                                                        size_t n, Step u) {
+                                                        size_t n, Step u, Scale scale, unsigned at) {
     EACH(i, n, W) {
         const Pack<W> o = load<W>(out + i);
         Reals<W> w;
@@ -64,25 +66,84 @@ template<int W> __device__ static inline void update_of(floatX *weight, real *ma
         }
         uint32_t bits[W] = {};
         if (!master) random_each<W>(bits, u.key, first + i);
+        const unsigned row = scale.of ? (at + (unsigned)i) / scale.columns : 0,
+            column = at + (unsigned)i - row * scale.columns;
+        real step[W];
+        for (int j = 0; j < W; j++) step[j] = scale.of ? u.step * scale.of[scale.across ? column + j : row] : u.step;
         for (int j = 0; j < W; j++) {
             const real keep = u.cautious && R(o.x[j]) * w.x[j] <= 0 ? 1 : u.shrink;
-            w.x[j] = w.x[j] * keep - u.step * R(o.x[j]);
+            w.x[j] = w.x[j] * keep - step[j] * R(o.x[j]);
             to.x[j] = master ? X(w.x[j]) : X_random(w.x[j], bits[j]);
         }
         if (master) store(master + i, w);
         store(weight + i, to);
     }
 }
-static __global__ void update_kernel(floatX *weight, real *master, const floatX *out, const real *grad_sq_norm,
-        const Segment *parts, real size, const Muon *settings, bool aligned) {
+static __global__ void update_kernel(floatX *weight, real *master, const floatX *out, Scale scale,
+        const real *grad_sq_norm, const Segment *parts, size_t each, real size, const Muon *settings, bool aligned) {
     const Segment s = parts[blockIdx.y];
     const real lr = settings->lr * s.rate;
     const Step u = { lr * size, 1 - lr * settings->decay * s.decay, settings->key,
                      settings->cautious };
     if (!(sqrtf(*grad_sq_norm) <= 3e38f)) return;
     if (master) master += s.offset - s.shift;
-    if (in_fours(s, aligned)) update_of<4>(weight + s.offset, master, out + s.muon_offset, s.offset, s.count, u);
-    else update_of<1>(weight + s.offset, master, out + s.muon_offset, s.offset, s.count, u);
+    if (scale.of) scale.of += blockIdx.y * (scale.across ? scale.columns : each / scale.columns);
+    const unsigned at = (unsigned)(s.muon_offset - blockIdx.y * each);
+    weight += s.offset, out += s.muon_offset;
+    if (in_fours(s, aligned)) update_of<4>(weight, master, out, s.offset, s.count, u, scale, at);
+    else update_of<1>(weight, master, out, s.offset, s.count, u, scale, at);
+}
+
+// ---- the scale of rows or columns ---------------------------------------------------------------
+// Their mean squares are put where the scales then come.
+
+// A warp for each row.
+template<int W> static __global__ void row_squares_kernel(real *scale, const floatX *out, size_t rows, int columns) {
+    const size_t row = (size_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (row >= rows) return;
+    real sum = 0;
+    for (int c = threadIdx.x % 32 * W; c < columns; c += 32 * W) {
+        const Pack<W> a = load<W>(out + row * columns + c);
+        for (int j = 0; j < W; j++) sum += R(a.x[j]) * R(a.x[j]);
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) scale[row] = sum / columns;
+}
+// A block for W * ACROSS columns of matrix blockIdx.y; its threads add every THREADS/ACROSS-th row.
+enum { ACROSS = 8 };
+template<int W> static __global__ void column_squares_kernel(real *scale, const floatX *out, int rows, int columns) {
+    __shared__ real part[THREADS / ACROSS][W * ACROSS];
+    const int left = blockIdx.x * W * ACROSS, lane = threadIdx.x % ACROSS * W, c = left + lane;
+    real sum[W] = {};
+    out += (size_t)blockIdx.y * rows * columns;
+    for (int r = threadIdx.x / ACROSS; r < rows && c < columns; r += THREADS / ACROSS) {
+        const Pack<W> a = load<W>(out + (size_t)r * columns + c);
+        for (int j = 0; j < W; j++) sum[j] += R(a.x[j]) * R(a.x[j]);
+    }
+    for (int j = 0; j < W; j++) part[threadIdx.x / ACROSS][lane + j] = sum[j];
+    __syncthreads();
+    const int mine = threadIdx.x;
+    if (mine >= W * ACROSS || left + mine >= columns) return;
+    real all = 0;
+    for (int i = 0; i < THREADS / ACROSS; i++) all += part[i][mine];
+    scale[(size_t)blockIdx.y * columns + left + mine] = all / rows;
+}
+// Matrix blockIdx.x, of n of them.
+static __global__ void scale_kernel(real *scale, real *squares, const real *grad_sq_norm, const Segment *parts, int n,
+        const Muon *settings) {
+    if (!(sqrtf(*grad_sq_norm) <= 3e38f)) return;
+    const real beta = settings->second;
+    real all = 0, scaled = 0;
+    scale += (size_t)blockIdx.x * n, squares += parts[blockIdx.x].squares;
+    for (int i = threadIdx.x; i < n; i += THREADS) {
+        const real mean = scale[i], next = beta * squares[i] + (1 - beta) * mean,
+            s = 1 / sqrtf(fmaxf(next, MUON_LEAST_SQUARE));
+        squares[i] = next, scale[i] = s;
+        all += mean, scaled += mean * s * s;
+    }
+    all = block_sum<THREADS / 32>(all), scaled = block_sum<THREADS / 32>(scaled);
+    const real keep = scaled > 0 ? sqrtf(all / scaled) : 0;
+    for (int i = threadIdx.x; i < n; i += THREADS) scale[i] *= keep;
 }
 
 // ---- Newton and Schulz --------------------------------------------------------------------------
@@ -177,12 +238,30 @@ static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, 
         LAUNCH(momentum_kernel<real>, blocks, THREADS, 0, x, (real *)m, grads, grad_sq_norm, parts, a, aligned);
     else LAUNCH(momentum_kernel<floatX>, blocks, THREADS, 0, x, (floatX *)m, grads, grad_sq_norm, parts, a, aligned);
 }
-static void muon_update(floatX *weight, real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts,
+template<int W> static void mean_squares(real *scale, const floatX *out, int count, int rows, int columns) {
+    if (rows < columns) LAUNCH(column_squares_kernel<W>, dim3((unsigned)divide_up((size_t)columns, W * ACROSS), count),
+                               THREADS, 0, scale, out, rows, columns);
+    else LAUNCH(row_squares_kernel<W>, (unsigned)divide_up((size_t)count * rows, THREADS / 32), THREADS, 0, scale, out,
+                (size_t)count * rows, columns);
+}
+static void muon_scale(real *scale, real *squares, const floatX *out, const real *grad_sq_norm, const Segment *parts,
         int count, int rows, int columns, const Muon *a) {
+    if (vectors(rows, columns)) mean_squares<VECTOR>(scale, out, count, rows, columns);
+    else mean_squares<1>(scale, out, count, rows, columns);
+    LAUNCH(scale_kernel, (unsigned)count, THREADS, 0, scale, squares, grad_sq_norm, parts,
+           rows > columns ? rows : columns, a);
+}
+static void muon_update(floatX *weight, real *master, const floatX *out, const real *scale, const real *grad_sq_norm,
+        const Segment *parts, int count, int rows, int columns, const Muon *a) {
     const real size = 0.2f * sqrtf((real)(rows > columns ? rows : columns));
-    LAUNCH(update_kernel, blocks_of((size_t)rows * columns, count, 4), THREADS, 0, weight, master, out, grad_sq_norm,
-           parts, size, a, on_16_bytes(weight, master, out));
+    const Scale of = { scale, (unsigned)columns, rows < columns };
+    const bool fours = on_16_bytes(weight, master, out) && (!scale || columns % 4 == 0);
+    LAUNCH(update_kernel, blocks_of((size_t)rows * columns, count, 4), THREADS, 0, weight, master, out, of,
+           grad_sq_norm, parts, (size_t)rows * columns, size, a, fours);
 }
 
-PART(muon) { d->muon_momentum = muon_momentum; d->orthogonalize = orthogonalize<false>; d->muon_update = muon_update; }
+PART(muon) {
+    d->muon_momentum = muon_momentum, d->orthogonalize = orthogonalize<false>, d->muon_scale = muon_scale;
+    d->muon_update = muon_update;
+}
 PART(muon_portable) { d->orthogonalize = orthogonalize<true>; }

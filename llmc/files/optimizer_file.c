@@ -37,7 +37,7 @@ static StateFile state_file(const Model *m, const Optimizer *o) {
         for (int i = 0; i < m->manifest.count; i++) {
             if (!optimizer_has(o, m, kind, i)) continue;
             state_name(f.names[n], &m->manifest.at[i], kind);
-            f.shapes[n] = m->manifest.at[i].count;
+            f.shapes[n] = optimizer_elements(o, m, kind, i);
             f.entries[n] = (FileTensor){ .name = f.names[n], .dtype = load_dtype(m->dev, optimizer_type(o, kind)),
                                          .rank = 1, .shape = &f.shapes[n] };
             n++;
@@ -87,7 +87,7 @@ int optimizer_save(const SaveShard *s, const char *path, FilePart **parts, size_
         for (int i = 0; i < m->manifest.count && ok; i++) {
             if (!save_shard_has(s, kind, i)) continue;
             ok = write_part(w, s, kind, i, at, buffer, e);
-            at += m->manifest.at[i].count * save_shard_element(s, kind);
+            at += optimizer_elements(s->optimizer, m, kind, i) * save_shard_element(s, kind);
         }
     ok = ok && write_bias(w, s, f.bias_count, at, e);
     if (ok) ok = safetensors_leave(w, parts, count, e);
@@ -98,14 +98,15 @@ int optimizer_save(const SaveShard *s, const char *path, FilePart **parts, size_
 
 /* Of a part of an optimizer's state. */
 typedef struct { const Device *dev; const char *name; int kind; } LoadedState;
-/* An element that is NaN, infinite or, in a second moment, negative is an error. */
+/* An element that is NaN, infinite or, in a mean of squares, negative is an error. */
 static int check_state(const Load *l, void *data, size_t first, size_t n, Error *e) {
     const LoadedState *of = l->of;
     const size_t size = dtype_size(of->dev, l->type), finite = first_not_finite(load_dtype(of->dev, l->type), data, n);
     const unsigned char *const last = (const unsigned char *)data + size - 1;       /* the byte with the sign */
     unsigned char signs = 0;
     size_t bad = finite;
-    for (size_t i = 0; i < finite && of->kind == STATE_V; i++) signs |= last[i * size];
+    const int squares = of->kind == STATE_V || of->kind == STATE_SQUARES;
+    for (size_t i = 0; i < finite && squares; i++) signs |= last[i * size];
     for (size_t i = 0; i < finite && signs >> 7 && bad == finite; i++) {
         const unsigned char *x = (const unsigned char *)data + i * size;
         for (size_t k = 0; k < size && x[size - 1] >> 7; k++)                       /* -0 is none */
@@ -119,7 +120,9 @@ static int check_state(const Load *l, void *data, size_t first, size_t n, Error 
 /* This rank's part of one tensor's state. */
 static Load state_part(const FileTensor *f, const Model *m, const Optimizer *o, int tensor, LoadedState *of) {
     const Segment own = optimizer_segment(o, m, tensor);
-    return (Load){ .tensor = f, .first = own.offset - m->manifest.at[tensor].offset, .count = own.count, .unit = 1,
+    const int all = of->kind == STATE_SQUARES;
+    return (Load){ .tensor = f, .first = all ? 0 : own.offset - m->manifest.at[tensor].offset,
+                   .count = all ? optimizer_elements(o, m, of->kind, tensor) : own.count, .unit = 1,
                    .to = (char *)optimizer_part(o, of->kind)
                    + optimizer_offset(own, of->kind) * optimizer_element(o, m, of->kind),
                    .type = optimizer_type(o, of->kind), .check = check_state, .of = of };
@@ -142,7 +145,7 @@ static int load_bias(Safetensors *s, const Model *m, Error *e) {
     return ok;
 }
 
-typedef struct { const char *converted; int no_master; } Missing;  /* converted: the dtype in the file, if it differs */
+typedef struct { const char *converted; int no_master, no_squares; } Missing;  /* converted: its dtype, if another */
 
 static int load_kind(Safetensors *s, Model *m, const Optimizer *o, int kind, Missing *missing, Error *e) {
     char name[TENSOR_NAME + 16];
@@ -155,10 +158,11 @@ static int load_kind(Safetensors *s, Model *m, const Optimizer *o, int kind, Mis
         if (!optimizer_has(o, m, kind, i)) continue;
         state_name(name, &m->manifest.at[i], kind);
         const FileTensor *f = safetensors_find(s, name);
-        if (!f && kind == STATE_KINDS - 1) { missing->no_master = 1; continue; }
+        if (!f && kind == STATE_MASTER) { missing->no_master = 1; continue; }
+        if (!f && kind == STATE_SQUARES) { missing->no_squares = 1; continue; }
         if (!f && kind == STATE_V)
             ok = error_set(e, "it has no v of %s: Muon trained it, which has none (-wo muon)", m->manifest.at[i].name);
-        else if (!f || f->count != m->manifest.at[i].count)
+        else if (!f || f->count != optimizer_elements(o, m, kind, i))
             ok = error_set(e, "%s is missing or has another size", name);
         else {
             of[n] = (LoadedState){ m->dev, f->name, kind };
@@ -171,6 +175,14 @@ static int load_kind(Safetensors *s, Model *m, const Optimizer *o, int kind, Mis
     return ok;
 }
 
+static int drops_squares(const Safetensors *s, const Model *m, const Optimizer *o) {
+    char name[TENSOR_NAME + 16];
+    for (int i = 0; i < m->manifest.count; i++) {
+        state_name(name, &m->manifest.at[i], STATE_SQUARES);
+        if (!optimizer_has(o, m, STATE_SQUARES, i) && safetensors_find(s, name)) return 1;
+    }
+    return 0;
+}
 int optimizer_load(const char *path, Model *m, const Optimizer *o, Error *e) {
     Safetensors *s = safetensors_open(path, e);
     if (!s) return 0;
@@ -182,9 +194,11 @@ int optimizer_load(const char *path, Model *m, const Optimizer *o, Error *e) {
     ok = ok && load_bias(s, m, &why);
     if (!ok) error_set(e, "%s: %.900s", path, why.text);
     if (ok && (!m->dp.parallel || m->dp.parallel->rank == 0)) {    /* one rank warns for all */
-        state_name(name, &m->manifest.at[0], STATE_KINDS - 1);
+        state_name(name, &m->manifest.at[0], STATE_MASTER);
         if (missing.converted) warn("%s: the optimizer's state is in %s and was converted", path, missing.converted);
         if (missing.no_master) warn("%s has no master copy of the weights; it starts as the rounded weights", path);
+        if (missing.no_squares) warn("%s has no mean squares of Muon's updates (-wn); they start at zero", path);
+        if (drops_squares(s, m, o)) warn("%s has mean squares of Muon's updates, which are dropped (-wn 0)", path);
         if (!o->master && safetensors_find(s, name))
             warn("%s has a master copy of the weights, which is dropped", path);
     }

@@ -35,6 +35,20 @@ static Segment written(const Model *m, int tensor) {
     s.count = end - from;
     return s;
 }
+/* Of Muon's mean squares a rank writes those of the matrices that begin in its piece. */
+static SaveShardPart squares_of(const SaveShard *s, int tensor) {
+    const Tensor *t = &s->model->manifest.at[tensor];
+    const Segment mine = written(s->model, tensor);
+    const size_t each = (size_t)tensor_rows(t) * (size_t)t->shape[t->rank - 1], at = mine.offset - t->offset,
+        first = (at + each - 1) / each, end = (at + mine.count + each - 1) / each,
+        side = optimizer_elements(s->optimizer, s->model, STATE_SQUARES, tensor) / (t->count / each);
+    SaveShardPart p = { 0 };
+    if (!mine.count) return p;
+    p.first = first * side;
+    p.count = p.own = (end - first) * side;
+    p.source = optimizer_segment(s->optimizer, s->model, tensor).squares + p.first;
+    return p;
+}
 static SaveShardPart part_of(const SaveShard *s, int array, int tensor) {
     const Model *m = s->model;
     const Tensor *t = &m->manifest.at[tensor];
@@ -50,6 +64,7 @@ static SaveShardPart part_of(const SaveShard *s, int array, int tensor) {
         p.source = optimizer_stored(m, mine).offset;
         return p;
     }
+    if (array == STATE_SQUARES) return squares_of(s, tensor);
     const Segment own = optimizer_segment(s->optimizer, m, tensor);
     p.source = optimizer_offset(own, array) + mine.offset - own.offset;
     return p;

@@ -120,7 +120,7 @@ static size_t shared_offset(const Manifest *m, const Matrix *x) {
 /* All ranks have the buffers of the one with the most matrices: their arenas are laid out alike. */
 void muon_plan(Optimizer *o, Model *m) {
     const size_t X = m->dev->floatX_size;
-    size_t all = 0, parts = 0, count = 0, elements = 0, squares = 0;
+    size_t all = 0, parts = 0, count = 0, elements = 0, squares = 0, scales = 0;
     MatrixOptimizer *u = &o->muon;
     for (int rank = 0; rank < o->shards; rank++) {
         all = max(all, (size_t)count_matrices(o, &m->manifest, rank));
@@ -130,9 +130,15 @@ void muon_plan(Optimizer *o, Model *m) {
             const size_t n = (size_t)at_once(s), rows = (size_t)s->rows, columns = (size_t)s->columns;
             const size_t k = min(rows, columns);
             count = max(count, n), elements = max(elements, n * rows * columns), squares = max(squares, n * k * k);
+            scales = max(scales, n * max(rows, columns));
         }
     }
     count_matrices(o, &m->manifest, o->shard);
+    if (u->options.second > 0) {
+        arena_add(&m->arena, MEM_OPTIMIZER, "mean squares", &o->squares,
+                  optimizer_count(o, m, STATE_SQUARES) * m->dev->real_size);
+        arena_add(&m->arena, MEM_SHARED, "Muon: scale", &u->scale, scales * m->dev->real_size);
+    }
     for (int i = 0; i < m->manifest.range_count; i++) {
         Range *range = &m->manifest.ranges[i];
         range->parts_at = u->part_elements;
@@ -165,6 +171,7 @@ void muon_start(Optimizer *o, const Model *m) {
         const int which = (int)(shape - u->shapes), i = is_shared(&x) ? shape->full + shared[which]++ : full[which]++;
         Segment s = optimizer_segment(o, m, x.tensor);
         s.offset = x.from, s.count = x.to - x.from, s.gradient = t->gradient + (x.from - t->offset);
+        s.squares += (x.begin - t->offset) / size_of(t) * max((size_t)shape->rows, (size_t)shape->columns);
         s = optimizer_stored(m, s);
         s.muon_offset = (size_t)(i % at_once(shape)) * size_of(t) + (x.from - x.begin);
         matrices[shape->first + i] = s;
@@ -213,8 +220,11 @@ static void update_batch(const Optimizer *o, const Model *m, const MatrixShape *
     if (!due) return;
     if (count > full) collect(o, m, s, first + full - s->full, count - full, full);
     dev->orthogonalize(dev, &u->buffers, count, s->rows, s->columns);
-    dev->muon_update(m->params, o->master, u->buffers.out, grad_sq_norm, matrices, count, s->rows, s->columns,
-                     u->settings);
+    if (u->scale)
+        dev->muon_scale(u->scale, o->squares, u->buffers.out, grad_sq_norm, matrices, count, s->rows, s->columns,
+                        u->settings);
+    dev->muon_update(m->params, o->master, u->buffers.out, u->scale, grad_sq_norm, matrices, count, s->rows,
+                     s->columns, u->settings);
 }
 
 void muon_update(Optimizer *o, const Model *m) {

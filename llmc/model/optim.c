@@ -15,10 +15,11 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptio
     *o = (Optimizer){ .tensors = m->manifest.count, .kinds = has_master ? STATE_KINDS : STATE_KINDS - 1,
                       .moments = moments, .muon.options = muon, .tables = TABLE_RATES, .shards = shards,
                       .shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0 };
-    arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, optimizer_count(o, m, 0) * each);
+    arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, optimizer_count(o, m, STATE_M) * each);
     arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, optimizer_count(o, m, STATE_V) * each);
     if (has_master)
-        arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master, optimizer_count(o, m, 2) * m->dev->real_size);
+        arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master,
+                  optimizer_count(o, m, STATE_MASTER) * m->dev->real_size);
     arena_add(&m->arena, MEM_DATA, "segments", &o->segments, (size_t)o->tensors * sizeof *o->segments);
     arena_add(&m->arena, MEM_DATA, "segments of sums", &o->summed, (size_t)o->tensors * sizeof *o->summed);
     arena_add(&m->arena, MEM_DATA, "settings of AdamW", &o->settings, sizeof *o->settings);
@@ -67,7 +68,8 @@ void optimizer_set(Optimizer *o, Model *m, AdamW a) {
     a.table = TABLE_BETAS;
     a.table.fix1 = fix(a.table.beta1, o->updates), a.table.fix2 = fix(a.table.beta2, o->updates);
     m->dev->upload(o->settings, &a, sizeof a);
-    const Muon muon = { a.lr, o->muon.options.momentum, a.decay, a.clip, a.cautious, a.key };
+    const Muon muon = { a.lr, o->muon.options.momentum, a.decay, a.clip, a.cautious, a.key,
+                        o->muon.options.second };
     if (muon.momentum > 0) m->dev->upload(o->muon.settings, &muon, sizeof muon);
 }
 /* If ordered, range by range, so that the order of additions does not depend on what is sharded. */

@@ -63,12 +63,27 @@ static size_t before_range(const Optimizer *o, const Manifest *m, int range, int
         n += muon_in_range(o, m, i) ? left_to_adamw(o, m, i, m->count) : m->ranges[i].count / (size_t)shards;
     return n;
 }
+static size_t shorter_side(const Tensor *t) {
+    const int rows = tensor_rows(t), columns = t->shape[t->rank - 1];
+    return (size_t)(rows < columns ? rows : columns);
+}
+size_t optimizer_elements(const Optimizer *o, const Model *m, int kind, int i) {
+    const Tensor *t = &m->manifest.at[i];
+    return !optimizer_has(o, m, kind, i) ? 0 : kind == STATE_SQUARES ? t->count / shorter_side(t) : t->count;
+}
+/* Elements of squares before tensor `end`. */
+static size_t squares_before(const Optimizer *o, const Model *m, int end) {
+    size_t n = 0;
+    for (int i = 0; i < end; i++) n += optimizer_elements(o, m, STATE_SQUARES, i);
+    return n;
+}
 size_t optimizer_count(const Optimizer *o, const Model *m, int kind) {
     return kind == STATE_V ? before_range(o, &m->manifest, m->manifest.range_count, o->shards)
-                           : m->manifest.total / (size_t)o->shards;
+        : kind == STATE_SQUARES ? squares_before(o, m, m->manifest.count) : m->manifest.total / (size_t)o->shards;
 }
 int optimizer_has(const Optimizer *o, const Model *m, int kind, int i) {
-    return kind < o->kinds && (kind != STATE_V || !muon_updates(o, &m->manifest.at[i]));
+    const int muon = muon_updates(o, &m->manifest.at[i]);
+    return kind < o->kinds && (kind == STATE_SQUARES ? muon && o->muon.options.second > 0 : kind != STATE_V || !muon);
 }
 
 Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
@@ -83,6 +98,7 @@ Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
     if (muon_in_range(o, &m->manifest, t->range))
         s.shift_v = s.offset - s.shift - (v + left_to_adamw(o, &m->manifest, t->range, i) + (s.offset - t->offset));
     else s.shift_v = m->manifest.ranges[t->range].offset / (size_t)o->shards - v;
+    s.squares = squares_before(o, m, i);
     return s;
 }
 
@@ -95,10 +111,14 @@ Segment optimizer_stored(const Model *m, Segment s) {
 
 /* ---- the state, for files -------------------------------------------------------------------- */
 
-const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".master" };
-void *optimizer_part(const Optimizer *o, int kind) { return kind == 0 ? o->m : kind == STATE_V ? o->v : o->master; }
-size_t optimizer_offset(Segment own, int kind) { return own.offset - own.shift - (kind == STATE_V ? own.shift_v : 0); }
-Dtype optimizer_type(const Optimizer *o, int kind) { return kind == STATE_KINDS - 1 ? REAL : o->moments; }
+const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".squares", ".master" };
+void *optimizer_part(const Optimizer *o, int kind) {
+    return kind == STATE_M ? o->m : kind == STATE_V ? o->v : kind == STATE_SQUARES ? o->squares : (void *)o->master;
+}
+size_t optimizer_offset(Segment own, int kind) {
+    return kind == STATE_SQUARES ? own.squares : own.offset - own.shift - (kind == STATE_V ? own.shift_v : 0);
+}
+Dtype optimizer_type(const Optimizer *o, int kind) { return kind >= STATE_SQUARES ? REAL : o->moments; }
 size_t optimizer_element(const Optimizer *o, const Model *m, int kind) {
     return dtype_size(m->dev, optimizer_type(o, kind));
 }

@@ -12,6 +12,7 @@
 typedef struct {
     float momentum;           /* decay rate of the running mean of gradients; 0: AdamW updates all */
     int   period;             /* 1 .. MUON_PERIODS; 0: 1 */
+    float second;             /* decay rate of the mean squares of rows of updates (NorMuon); 0: there are none */
 } MuonOptions;
 enum { MUON_PERIODS = 8 };
 
@@ -38,11 +39,13 @@ typedef struct {
     floatX      *shared;      /* (shards, part_elements) momentum of all ranks' parts */
     size_t       part_elements;
     MuonBuffers  buffers;
+    real        *scale;       /* (matrices of a batch, their longer side); NULL: there are no squares */
 } MatrixOptimizer;
 
 typedef struct {
     void    *m, *v;           /* (optimizer_count) running means of the gradient, and of its square (AdamW only) */
     Dtype    moments;         /* what they are stored as */
+    real    *squares;         /* (optimizer_count) mean squares of rows or columns of Muon's updates, or NULL */
     real    *master;          /* the weights in `real`, where floatX is too coarse to take small updates; else NULL */
     Segment *segments;        /* (tensors) on the device: this rank's shard of each, empty of Muon's */
     Segment *summed;    /* (tensors) whose summed gradients it has: this rank's shards, or full tensors if ordered */
@@ -59,12 +62,14 @@ int  muon_updates(const Optimizer *o, const Tensor *t);
 int  muon_slice(const Optimizer *o, const Tensor *t, size_t begin);     /* of its matrix that begins there */
 int  optimizer_slice(const Optimizer *o);       /* of the update that was set: updates % period, below MUON_PERIODS */
 
-/* The state, of kind 0 (m), 1 (v) or 2 (master, NULL where there is none). */
-enum { STATE_KINDS = 3, STATE_V = 1 };
+/* The state, by kind; of squares and master copies there may be none. Squares are few and not
+ * sharded: of the matrices that a rank has a part of it has those that count. */
+enum { STATE_M, STATE_V, STATE_SQUARES, STATE_MASTER, STATE_KINDS };
 extern const char *const state_suffix[STATE_KINDS];         /* of the names in files */
 int         optimizer_has(const Optimizer *o, const Model *m, int kind, int i);     /* does tensor i have that kind? */
 void       *optimizer_part(const Optimizer *o, int kind);   /* this rank's shard, */
 size_t      optimizer_count(const Optimizer *o, const Model *m, int kind);          /* its elements, */
+size_t      optimizer_elements(const Optimizer *o, const Model *m, int kind, int i);    /* those of tensor i in full, */
 Segment     optimizer_segment(const Optimizer *o, const Model *m, int i);   /* and its part of tensor i in the model; */
 Segment     optimizer_stored(const Model *m, Segment s);    /* such a part in this rank's memory */
 size_t      optimizer_offset(Segment own, int kind);        /* where the shard has its state, in elements */

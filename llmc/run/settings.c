@@ -89,6 +89,9 @@ static const Option options[] = {
       "quarter and to which it falls in the last 4 %; 0: -wm all the time" },
     { "optimizer", "wp", "expert-period",    OPTION_INT,   AT(period),        "1",                1, MUON_PERIODS, NULL,
       "Muon: each expert is updated in every N-th step only, at N times the rate" },
+    { "optimizer", "wn", "row-decay",        OPTION_FLOAT, AT(row_decay),     "0",                   0, 0.99999,  NULL,
+      "Muon: rows of an update (columns, where there are more) are made equally long, by means of their squares with "
+      "this decay rate (NorMuon, try 0.9); 0: no" },
     { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,
       "weight decay of matrices" },
     { "optimizer", "ck", "decay-kind",       OPTION_CHOICE, AT(cautious),     "plain", 0, 0, "plain|cautious|squared",
@@ -434,5 +437,5 @@ static void explain(Options o, const char *topic) {
 }
 
 MuonOptions settings_muon(const Settings *s) {
-    return s->optimizer == MUON ? (MuonOptions){ s->momentum, s->period } : (MuonOptions){ 0 };
+    return s->optimizer == MUON ? (MuonOptions){ s->momentum, s->period, s->row_decay } : (MuonOptions){ 0 };
 }

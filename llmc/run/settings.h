@@ -9,7 +9,7 @@
 #include "llmc/model/schedule.h"
 #include "options.h"
 
-enum { SETTINGS = 84 };
+enum { SETTINGS = 85 };
 /* Values of choices, in the order of their words in the table. */
 typedef enum { ADAMW, MUON } Updates;
 typedef enum { DECAY_PLAIN, DECAY_CAUTIOUS, DECAY_SQUARED } DecayKind;
@@ -35,7 +35,7 @@ typedef struct {
     int64_t     warmup;
     Updates     optimizer;
     DecayKind   cautious;
-    float       momentum, end_momentum, decay, clip, beta1, beta2, dropout, value_rate, bigram_rate;
+    float       momentum, end_momentum, decay, clip, beta1, beta2, dropout, value_rate, bigram_rate, row_decay;
     int         period, master, max_bad;
     Dtype       moments, gradients;         /* f32: REAL; bf16: FLOATX */
     float       balance, z, bias_rate;
@@ -81,5 +81,5 @@ void settings_write(const Settings *s, Text *out);      /* those for -cf, less t
 void settings_given_json(const Settings *s, Text *out);         /* the names of those that the user gave */
 void settings_shown_json(const Settings *s, Text *out);         /* of those that settings_print shows */
 int  settings_restore(Settings *s, const JsonValue *saved, Error *e); /* 0: one is unknown or invalid: s unchanged */
-MuonOptions settings_muon(const Settings *s);                   /* of -wo, -wm and -wp */
+MuonOptions settings_muon(const Settings *s);                   /* of -wo, -wm, -wp and -wn */
 #endif

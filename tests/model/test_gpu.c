@@ -99,6 +99,7 @@ static uint64_t trained(const Device *dev, const Config *c, Recompute recompute,
     check(trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .micro_batches = MICRO,
                                                      .recompute = recompute, .gradients = FLOATX, .seed = 3,
                                                      .record = record, .momentum = momentum, .period = 2,
+                                                     .row_decay = momentum > 0 ? 0.9f : 0,
                                                      .balance = 0.01f, .dropout = dropout, .filled = c->rounding }),
           "memory");
     t.adamw.decay = t.adamw.clip = 0;

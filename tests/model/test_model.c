@@ -147,7 +147,8 @@ double overfit(const Device *dev, const Config *c, int steps, int how, uint64_t 
     if (!trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .no_master = lean, .seed = 3,
                                                     .moments = lean ? FLOATX : REAL,
                                                     .gradients = FLOATX, .balance = 0.01f, .z = 0.001f,
-                                                    .momentum = how & MUON ? 0.95f : 0 })) return NAN;
+                                                    .momentum = how & MUON ? 0.95f : 0,
+                                                    .row_decay = how == (LEAN | MUON) ? 0.9f : 0 })) return NAN;
     t.adamw.decay = 0.01f;
     for (int s = 0; s < steps; s++) {
         int bad;
@@ -177,7 +178,7 @@ static void training(void) {
         { "cpu-bf16", "m2:c32h4e4k2f32a4x2n0", 120, 0, 0, "bf16 with a master copy" },
         { "cpu-bf16", "m2:c32h4e4k2f32a4x2n0", 120, LEAN, 0, "bf16 without a master copy and with bf16 moments" },
         { "cpu-f32", "m2:c32h4e4k2f32a4x2n0", 200, MUON, 0, "Muon" },
-        { "cpu-bf16", "m2:c32h4e4k2f32a4x2n0", 200, LEAN | MUON, 0, "Muon without a master copy" },
+        { "cpu-bf16", "m2:c32h4e4k2f32a4x2n0", 200, LEAN | MUON, 0, "Muon with equal rows, without a master copy" },
     };
     uint64_t hash[sizeof runs / sizeof *runs], again;
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {

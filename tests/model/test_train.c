@@ -151,6 +151,67 @@ static void experts_by_slices(void) {
     free(before), free(after), free(usual), trainee_close(&t), trainee_close(&plain);
 }
 
+/* What one update adds to the matrices of a tensor, of which the shorter side is `other` long: for
+ * each row, or column, of the longer side, the squares. Returns the sum of them all. */
+static double added_squares(const Trainee *t, int i, double *squares) {
+    const Tensor *x = &t->m.manifest.at[i];
+    const int rows = tensor_rows(x), columns = x->shape[x->rank - 1], across = rows < columns,
+        side = across ? columns : rows;
+    double *after = state_of(t, -1, i), *before = mem_alloc(x->count * sizeof *before), all = 0;
+    manifest_initial(x, 3, 0, x->count, 1, before);
+    memset(squares, 0, x->count / (size_t)(across ? rows : columns) * sizeof *squares);
+    for (size_t n = 0; n < x->count; n++) {
+        const size_t matrix = n / (size_t)(rows * columns), at = n % (size_t)(rows * columns),
+            row = across ? at % (size_t)columns : at / (size_t)columns;
+        const double d = after[n] - before[n];
+        squares[matrix * (size_t)side + row] += d * d, all += d * d;
+    }
+    free(before), free(after);
+    return all;
+}
+/* -wn: the first update makes all rows, or columns, of a matrix equally long, and itself as long as
+ * without. Squares that are kept are those of the update before that. Zeros leave zeros. */
+static void rows_alike(void) {
+    const Config c = config_of("m2:c16h4d4e4k2f12a4x2n0");
+    Trainee t[2];
+    int matrices = 0;
+    for (int i = 0; i < 2; i++) {
+        const TraineeOptions o = { .B = 8, .T = 16, .seed = 3, .momentum = 0.95f, .row_decay = i ? 0.75f : 0 };
+        open_trainee(&t[i], "cpu-f64", &c, o, 0);
+        t[i].adamw.decay = 0;
+        trainee_do(&t[i], 0);
+    }
+    for (int i = 0; i < t[0].m.manifest.count; i++) {
+        const size_t n = optimizer_elements(&t[1].o, &t[1].m, STATE_SQUARES, i);
+        if (!n) continue;
+        const Tensor *x = &t[1].m.manifest.at[i];
+        const int rows = tensor_rows(x), columns = x->shape[x->rank - 1], side = rows > columns ? rows : columns;
+        const Segment s = optimizer_segment(&t[1].o, &t[1].m, i);
+        const double unit = 0.2 * sqrt(side) * (double)(t[1].adamw.lr * s.rate);
+        double all[2], uneven[2] = { 0 }, wrong = 0, *kept = mem_alloc(n * sizeof *kept), *squares[2];
+        for (int k = 0; k < 2; k++) {
+            squares[k] = mem_alloc(n * sizeof *kept);
+            all[k] = added_squares(&t[k], i, squares[k]);
+            for (size_t j = 0; j < n; j++)
+                uneven[k] = fmax(uneven[k], fabs(squares[k][j] / squares[k][j - j % (size_t)side] - 1));
+        }
+        t[1].m.dev->reals_to_double(kept, real_at(&t[1].m, t[1].o.squares, s.squares), n);
+        for (size_t j = 0; j < n; j++)
+            wrong = fmax(wrong, fabs(kept[j] * unit * unit * (rows * columns / side) / (0.25 * squares[0][j]) - 1));
+        check(uneven[1] < 1e-9 && uneven[0] > 0.01, "%s: rows are equally long: %.1e, without %.1e", x->name, uneven[1],
+              uneven[0]);
+        check(fabs(all[1] - all[0]) < 1e-9 * all[0], "%s: the update is as long: %g and %g", x->name, all[1], all[0]);
+        check(wrong < 1e-6, "%s: a quarter of the squares is kept, but for %.1e", x->name, wrong);
+        free(squares[0]), free(squares[1]), free(kept), matrices++;
+    }
+    check(matrices == 2 * 5, "%d tensors have mean squares", matrices);
+    t[1].adamw.lr = 1e-3f;
+    for (int step = 1; step < 4; step++) trainee_do(&t[1], step);
+    int bad;
+    check(trainee_loss(&t[1], &bad) > 0 && bad < 0, "more updates are finite");
+    for (int i = 0; i < 2; i++) trainee_close(&t[i]);
+}
+
 static void threads(float momentum) {
 #ifdef _OPENMP
     static const char *const devices[] = { "cpu-f32", "cpu-bf16" };
@@ -161,8 +222,8 @@ static void threads(float momentum) {
         for (int n = 1; n <= 3; n++) {
             omp_set_num_threads(n);
             hash[n - 1] = trainee_trained(device_find(devices[d]), &c, (TraineeOptions){ .B = 4, .T = 32, .seed = 11,
-                                          .momentum = momentum, .gradients = FLOATX, .balance = 0.01f, .z = 0.001f },
-                                          20);
+                                          .momentum = momentum, .row_decay = momentum > 0 ? 0.9f : 0,
+                                          .gradients = FLOATX, .balance = 0.01f, .z = 0.001f }, 20);
         }
         check(hash[0] == hash[1] && hash[0] == hash[2],
               "%s: 20 steps%s give the same bits with 1, 2 and 3 threads", devices[d], momentum > 0 ? " of Muon" : "");
@@ -221,6 +282,7 @@ void test_train(void) {
     PART(accumulation());
     PART(muon_and_adamw());
     PART(experts_by_slices());
+    PART(rows_alike());
     PART(threads(0));
     PART(threads(0.95f));
     PART(replaying());

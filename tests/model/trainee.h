@@ -18,6 +18,7 @@ typedef struct {                        /* zeros are defaults */
     Dtype    moments, gradients;        /* -mo, -mg; 0: REAL */
     float    momentum;                  /* -wm of -wo muon; 0: -wo adamw */
     int      period;                    /* -wp */
+    float    row_decay;                 /* -wn */
     uint64_t seed;                      /* of the initial weights */
     float    balance, z, dropout;       /* -ba, -zc, -dr */
     int      record;                    /* 1: the work of a step is recorded and replayed */

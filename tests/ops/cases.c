@@ -1242,6 +1242,7 @@ static Case *orthogonalize(const Shape *s, int count, int rows, int columns) {
     muon_buffers(c, rows, columns);
     return c;
 }
+static int longer_side(const Case *c) { return c->F > c->C ? c->F : c->C; }
 /* Parts of a matrix each, in memory in the opposite order with gaps of 4 elements between them. */
 static void muon_parts(Case *c, int count, size_t each, Dtype gradients) {
     c->count = count;
@@ -1250,7 +1251,8 @@ static void muon_parts(Case *c, int count, size_t each, Dtype gradients) {
             more = i % 3 == 2 ? each / 5 : 0;
         c->segment[i] = (Segment){ .offset = before + less, .count = each - less - more, .decay = i % 3 != 2,
                                    .dtype = gradients, .gradient = before + less, .rate = i % 2 ? 1 : 0.5f,
-                                   .muon_offset = (size_t)i * each + less };
+                                   .muon_offset = (size_t)i * each + less,
+                                   .squares = (size_t)(count - 1 - i) * ((size_t)longer_side(c) + 1) };
     }
     bytes(c, "parts", c->segment, (size_t)count * sizeof *c->segment);
     bytes(c, "settings", &c->muon, sizeof c->muon);
@@ -1275,11 +1277,26 @@ static Case *muon_momentum(const Shape *s, int count, int rows, int columns, int
     muon_parts(c, count, each, gradients);
     return c;
 }
-CALL(muon_update, b[0], b[1], b[2], b[3], b[4], c->count, c->F, c->C, b[5])
+CALL(muon_scale, b[0], b[1], b[2], b[3], b[4], c->count, c->F, c->C, b[5])
+static Case *muon_scale(const Shape *s, int count, int rows, int columns, double norm) {
+    Case *c = BEGIN(muon_scale, s, 0, "norm=%g count=%d %dx%d", norm, count, rows, columns);
+    c->F = rows, c->C = columns;
+    c->muon = (Muon){ .second = 0.9f };
+    c->unchanged = !(norm < 1e30);
+    const size_t side = (size_t)longer_side(c), n = (size_t)count * side;
+    if (c->unchanged) add(c, SCRATCH, REAL, "scale", n, NULL);
+    else out(c, REAL, "scale", n, 0, 8);
+    acc(c, REAL, "squares", n + (size_t)count, 2, 0.2, 0, c->unchanged ? 0 : 8);
+    in(c, FLOATX, "out", times(count * rows, columns), 0, 1);
+    in(c, REAL, "norms", 1, norm * norm, 0);
+    muon_parts(c, count, times(rows, columns), REAL);
+    return c;
+}
+CALL(muon_update, b[0], b[1], b[2], b[3], b[4], b[5], c->count, c->F, c->C, b[6])
 static Case *muon_update(const Shape *s, int count, int rows, int columns, int master, double norm,
-                         int cautious) {
-    Case *c = BEGIN(muon_update, s, 0, "%s%snorm=%g count=%d %dx%d", master ? "master " : "",
-                    cautious ? "cautious " : "", norm, count, rows, columns);
+                         int cautious, int scaled) {
+    Case *c = BEGIN(muon_update, s, 0, "%s%s%snorm=%g count=%d %dx%d", master ? "master " : "",
+                    cautious ? "cautious " : "", scaled ? "scaled " : "", norm, count, rows, columns);
     const size_t each = times(rows, columns), n = (each + 4) * (size_t)count;
     c->F = rows, c->C = columns;
     c->muon = (Muon){ .lr = 1, .momentum = 0.95f, .decay = 0.1f, .cautious = cautious };
@@ -1288,6 +1305,7 @@ static Case *muon_update(const Shape *s, int count, int rows, int columns, int m
     acc(c, FLOATX, "weight", n, 0, 1, (master ? 1 : 2) * some, units);                  /* 2: rounded stochastically */
     if (master) acc(c, REAL, "master", n, 0, 1, 0, units); else absent(c);
     in(c, FLOATX, "out", each * (size_t)count, 0, 0.3);
+    if (scaled) in(c, REAL, "scale", (size_t)(count * longer_side(c)), 1, 0.1); else absent(c);
     in(c, REAL, "squares", 1, norm * norm, 0);
     muon_parts(c, count, each, REAL);
     return c;
@@ -1548,16 +1566,22 @@ static void each_of_muon(const Visit *v) {
     V(v, orthogonalize(s, count, C, F));
     if (count > MOST_SEGMENTS) return;
     V(v, muon_momentum(s, count, F, C, 1, REAL, FLOATX, 1, 2));
-    V(v, muon_update(s, count, F, C, 1, 2, 0));
-    V(v, muon_update(s, count, F, C, 1, 2, 1));
+    V(v, muon_scale(s, count, F, C, 2));
+    V(v, muon_scale(s, count, C, F, 2));
+    V(v, muon_update(s, count, F, C, 1, 2, 0, 0));
+    V(v, muon_update(s, count, F, C, 1, 2, 1, 0));
+    V(v, muon_update(s, count, F, C, 1, 2, 0, 1));
     if (!v->all) return;
     V(v, muon_momentum(s, count, F, C, 1, FLOATX, REAL, 0, 2));
     V(v, muon_momentum(s, count, C, F, 1, REAL, REAL, 3, 2));
     V(v, muon_momentum(s, count, C, F, 0, REAL, FLOATX, 3, 2));
     V(v, muon_momentum(s, count, F, C, 0, FLOATX, FLOATX, 0, 2));
     V(v, muon_momentum(s, count, F, C, 1, REAL, FLOATX, 1, INFINITY));
-    V(v, muon_update(s, count, C, F, 0, 2, 0));
-    V(v, muon_update(s, count, C, F, 1, NAN, 0));
+    V(v, muon_scale(s, count, F, F, 2));
+    V(v, muon_scale(s, count, F, C, NAN));
+    V(v, muon_update(s, count, C, F, 0, 2, 0, 0));
+    V(v, muon_update(s, count, C, F, 0, 2, 1, 1));
+    V(v, muon_update(s, count, C, F, 1, NAN, 0, 1));
 }
 static void each_of_the_optimizer(const Visit *v) {
     const Shape *s = v->s;

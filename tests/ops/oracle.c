@@ -657,15 +657,35 @@ static void naive_muon_momentum(const Case *c, double **v) {
         if (v[0]) v[0][s->muon_offset + i] = beta * m + (1 - beta) * g;
     }
 }
+static void naive_muon_scale(const Case *c, double **v) {
+    const int across = c->F < c->C, n = across ? c->C : c->F, other = across ? c->F : c->C;
+    const double beta = (double)c->muon.second;
+    for (int e = 0; e < c->count && isfinite(v[3][0]); e++) {
+        const double *out = v[2] + (size_t)(e * n * other);
+        double *scale = v[0] + (size_t)(e * n), *squares = v[1] + c->segment[e].squares, before = 0, after = 0;
+        for (int i = 0; i < n; i++) {
+            double sum = 0;
+            for (int j = 0; j < other; j++) sum += pow(out[across ? j * n + i : i * other + j], 2);
+            squares[i] = beta * squares[i] + (1 - beta) * sum / other;
+            scale[i] = 1 / sqrt(fmax(squares[i], (double)MUON_LEAST_SQUARE));
+            before += sum, after += sum * scale[i] * scale[i];
+        }
+        for (int i = 0; i < n; i++) scale[i] *= after > 0 ? sqrt(before / after) : 0;
+    }
+}
 static void naive_muon_update(const Case *c, double **v) {
-    if (!isfinite(v[3][0])) return;
+    const int across = c->F < c->C;
+    if (!isfinite(v[4][0])) return;
     for (int e = 0; e < c->count; e++) for (size_t i = 0; i < c->segment[e].count; i++) {
         const Segment *s = &c->segment[e];
         const double lr = (double)c->muon.lr * (double)s->rate, size = 0.2 * sqrt(fmax(c->F, c->C));
         double *w = v[0] + s->offset + i;
         if (v[1]) w = v[1] + s->offset + i;
-        const int decays = !c->muon.cautious || *w * v[2][s->muon_offset + i] > 0;
-        *w = *w * (1 - decays * lr * (double)c->muon.decay * (double)s->decay) - lr * size * v[2][s->muon_offset + i];
+        const size_t each = (size_t)(c->F * c->C), at = s->muon_offset + i - (size_t)e * each,
+            row = across ? at % (size_t)c->C : at / (size_t)c->C;
+        const double o = v[2][s->muon_offset + i] * (v[3] ? v[3][(size_t)(e * (across ? c->C : c->F)) + row] : 1);
+        const int decays = !c->muon.cautious || *w * o > 0;
+        *w = *w * (1 - decays * lr * (double)c->muon.decay * (double)s->decay) - lr * size * o;
         v[0][s->offset + i] = *w;
     }
 }
@@ -684,7 +704,7 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(activation_forward), NAIVE(activation_backward), NAIVE(attention_forward), NAIVE(attention_cached),
     NAIVE(sink_forward), NAIVE(expert_bias_forward), NAIVE(cache_store), NAIVE(sample), NAIVE(advance),
     NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master),
-    NAIVE(muon_momentum),
+    NAIVE(muon_momentum), NAIVE(muon_scale),
     NAIVE(orthogonalize), NAIVE(muon_update), NAIVE(fp8_rows), NAIVE(fp8_weight), NAIVE(fp8_up_forward),
     NAIVE(fp8_linear), NAIVE(fp8_down_backward), NAIVE(fp8_columns), NAIVE(fp8_backward_weight)
 };

@@ -37,7 +37,7 @@ static double *rounded_update(const Device *dev, Rounder by, uint64_t key) {    
     dev->upload(adamw, &a, sizeof a);
     dev->upload(muon, &u, sizeof u);
     if (by == ADAMW) dev->adamw(w, NULL, m, v, FLOATX, g, grad_sq_norms, segments, 1, adamw);
-    else dev->muon_update(w, NULL, out, grad_sq_norms, segments, 1, SIDE, SIDE, muon);
+    else dev->muon_update(w, NULL, out, NULL, grad_sq_norms, segments, 1, SIDE, SIDE, muon);
     dev->to_double(value, w, ROUNDED);
     dev->to_double(value + ROUNDED, v, ROUNDED);
     dev->release(w), dev->release(m), dev->release(v), dev->release(out), dev->release(g), dev->release(grad_sq_norms),

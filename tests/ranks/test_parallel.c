@@ -25,8 +25,8 @@
 
 /* STEPS: until a model has learned. SHORT: all that a step leaves for later ones (weights ahead,
  * moments, buffers in turn) is used by the third.
- * KEPT: weights and up to three kinds of state. */
-enum { SEQUENCES = 12, T = 8, STEPS = 30, SHORT = 4, KEPT = 1 + 3 };
+ * KEPT: weights and the kinds of state. */
+enum { SEQUENCES = 12, T = 8, STEPS = 30, SHORT = 4, KEPT = 1 + STATE_KINDS };
 
 typedef struct Team Team;
 struct Team {                           /* ranks that train one model, and their results */
@@ -41,6 +41,7 @@ struct Team {                           /* ranks that train one model, and their
     Recompute recompute;
     float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
     int period;                         /* of its experts */
+    float row_decay;                    /* of its rows' squares */
     int filled;                         /* 1: rows end in filler, each in another number */
     int fails_at;                       /* the step, from 1 on, at which the gradient of rank 1 is NaN; 0: none */
     const char *from, *to;              /* folder to load from, to save in; NULL: none */
@@ -147,8 +148,9 @@ static void open_member(const Team *t, Trainee *m, const Parallel *p) {
     }
     const TraineeOptions o = { .B = SEQUENCES / t->ranks / t->micro_batches, .T = T, .recompute = t->recompute,
                                .seed = 5, .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum,
-                               .period = t->period, .parallel = t->ranks > 1 || t->ordered ? p : NULL,
-                               .filled = t->filled, .balance = 0.1f, .z = 0.01f, .dropout = t->dropout };
+                               .period = t->period, .row_decay = t->row_decay, .filled = t->filled,
+                               .parallel = t->ranks > 1 || t->ordered ? p : NULL,
+                               .balance = 0.1f, .z = 0.01f, .dropout = t->dropout };
     if (!trainee_open(m, device_find(t->device), &c, o)) fail(EXIT_MEMORY, "no memory for a small model");
     m->adamw.beta2 = 0.95f;
     m->adamw.clip = 0.5f;
@@ -212,7 +214,7 @@ static void keep_state(Team *t, Trainee *m, const Parallel *p) {
         /* of sharded weights the nodes have the same */
         const int shards = t->level < 3 ? 1 : t->shards ? t->shards : t->ranks;
         for (int i = 0; i < t->ranks; i++) t->agree &= hashes[i] == hashes[i % shards];
-        for (int i = 0; i < 1 + (m->o.master ? 3 : 2); i++)
+        for (int i = 0; i < 1 + m->o.kinds; i++)
             t->kept[i] = packed(folder, &m->m, &m->o, WEIGHTS + i, &t->kept_bytes[i]);
         t->state_bytes = m->m.arena.category[MEM_OPTIMIZER], t->weight_bytes = m->m.arena.category[MEM_WEIGHTS];
         t->total = m->m.manifest.total, t->learnable = m->m.manifest.learnable;
@@ -311,7 +313,8 @@ static void any_number_of_ranks(void) {
     for (size_t i = 0; i < COUNT(runs); i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .micro_batches = runs[i].micro_batches,
                      .recompute = recompute_numbered(runs[i].recompute), .steps = STEPS, .ranks = 1,
-                     .momentum = runs[i].momentum, .period = runs[i].period, .filled = runs[i].filled };
+                     .momentum = runs[i].momentum, .period = runs[i].period, .filled = runs[i].filled,
+                     .row_decay = runs[i].period ? 0.9f : 0 };
         run(&one);
         check(one.loss[STEPS - 1] < 0.8 * one.loss[0], "%s %s learns: %g to %g", one.device, one.model, one.loss[0],
               one.loss[STEPS - 1]);
@@ -371,7 +374,8 @@ static void same_bits(void) {
     for (size_t i = 0; i < COUNT(runs); i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .dropout = runs[i].dropout,
                      .momentum = runs[i].momentum, .period = runs[i].period, .micro_batches = SEQUENCES, .steps = SHORT,
-                     .ranks = 1, .ordered = 1, .filled = i % 2 }, longer = one;
+                     .row_decay = runs[i].momentum > 0 && i < 7 ? 0.9f : 0, .ranks = 1, .ordered = 1,
+                     .filled = i % 2 }, longer = one;
         longer.steps = STEPS / 2;
         run(&longer);
         check(longer.loss[STEPS / 2 - 1] < 0.9 * longer.loss[0], "%s %s learns, ordered: %g to %g", one.device,
@@ -406,7 +410,8 @@ static void same_bits_on_gpus(const Device *dev) {
     static const char *const models[] = { "m5:c64h4e8k2f64a8x2u1", "m4:c64h4e8k2f64" };
     for (int i = 0; i < 2; i++) {
         Team state = { .device = dev->name, .model = models[i], .ranks = 2, .level = 1, .ordered = 1, .steps = 6,
-                       .micro_batches = SEQUENCES / 2, .momentum = i ? 0 : 0.95f };
+                       .micro_batches = SEQUENCES / 2, .momentum = i ? 0 : 0.95f,
+                       .row_decay = 0.9f };
         run(&state);
         same_bits_as(&state, 2, 0, 2, 0);
         same_bits_as(&state, 2, 0, 3, 0);
@@ -425,7 +430,7 @@ static void full_matrices(void) {
         models[] = { { "m2:c16h4d4e32k2f16a4x2", 0 }, { "m2:c16h4d4e32k2f16v1", 0 }, { "d2:c16h4f20", 1 } };
     for (size_t i = 0; i < COUNT(models); i++) {
         Team one = { .device = "cpu-f32", .model = models[i].model, .momentum = 0.95f, .micro_batches = SEQUENCES,
-                     .steps = 4, .ranks = 1, .ordered = 1 };
+                     .row_decay = models[i].cuts ? 0.9f : 0, .steps = 4, .ranks = 1, .ordered = 1 };
         run(&one);
         for (int ranks = 2; ranks <= 4; ranks++) {
             const int shared = same_bits_as(&one, ranks, 0, ranks == 3 ? 1 : 3, 0);
@@ -454,7 +459,8 @@ static void resumed_elsewhere(const char *device, double bound, float momentum) 
     static const struct { int before, shards, after; } moves[] = { { 4, 0, 1 }, { 1, 0, 3 }, { 3, 0, 2 }, { 2, 0, 2 },
                                                                    { 4, 2, 3 }, { 4, 2, 4 }, { 2, 1, 1 } };
     const Team full = { .device = device, .model = momentum > 0 ? "m2:c16h4d4e32k2f16a4x2" : "m2:c16h4d4e4k2f12a4x2",
-                        .steps = SHORT, .level = 1, .momentum = momentum, .period = 3 };
+                        .steps = SHORT, .level = 1, .momentum = momentum, .period = 3,
+                        .row_decay = momentum > 0 ? 0.9f : 0 };
     for (size_t i = 0; i < COUNT(moves); i++) {
         char *name = text_format("moved-%s%s-%d-%d", device, momentum > 0 ? "-muon" : "", moves[i].before,
                                  moves[i].after), *folder = scratch_path(name);
@@ -465,7 +471,8 @@ static void resumed_elsewhere(const char *device, double bound, float momentum) 
         before.steps = loaded.steps = SHORT / 2, before.to = loaded.from = after.from = folder;
         run(&before);
         run(&loaded);
-        check(same_kept(&loaded, &before, KEPT) && before.kept_bytes[2] > 0 && loaded.updates[0] == SHORT / 2,
+        check(same_kept(&loaded, &before, KEPT) && before.kept_bytes[2] > 0
+              && (before.kept_bytes[1 + STATE_SQUARES] > 0) == (momentum > 0) && loaded.updates[0] == SHORT / 2,
               "%s: saved on %d ranks%s, resumed on %d: weights and state are the same bits", device, before.ranks,
               before.shards ? " in nodes" : "", after.ranks);
         run(&after);
@@ -520,7 +527,8 @@ static void saved_alike(void) {
     for (size_t i = 0; i < COUNT(runs); i++) {
         char *name = text_format("alike-%zu", i), *first = scratch_path(name);
         Team one = { .device = runs[i].device, .model = runs[i].model, .pairs = runs[i].pairs, .oss = runs[i].oss,
-                     .latents = runs[i].latents, .momentum = runs[i].momentum, .ranks = 1, .steps = 2, .to = first };
+                     .latents = runs[i].latents, .momentum = runs[i].momentum, .ranks = 1, .steps = 2, .to = first,
+                     .row_decay = runs[i].momentum > 0 ? 0.9f : 0 };
         run(&one);
         for (int ranks = 1; ranks <= 5; ranks++)                /* 5: two nodes of two */
             for (int level = ranks == 1 ? 3 : ranks == 5; level <= 3; level++) {
@@ -666,7 +674,7 @@ static void skipped_together(float momentum) {
     for (int i = 0; i <= 5; i++) {
         const int level = i <= 3 ? i : i - 2, ranks = i <= 3 ? 3 : 4;
         Team good = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = ranks, .shards = i <= 3 ? 0 : 2,
-                      .level = level, .steps = 4, .momentum = momentum };
+                      .level = level, .steps = 4, .momentum = momentum, .row_decay = momentum > 0 ? 0.9f : 0 };
         Team bad = good;
         bad.steps = bad.fails_at = 5;
         run(&good);
@@ -674,7 +682,7 @@ static void skipped_together(float momentum) {
         int skipped = 1;
         for (int r = 0; r < ranks; r++) skipped &= bad.bad[r] >= 0 && bad.updates[r] == 4 && good.bad[r] < 0;
         check(skipped, "a bad gradient on one of %d ranks is skipped by all (%s)", ranks, levels[level]);
-        check(same_kept(&good, &bad, KEPT - 1) && bad.agree, "a skipped step changes no weight and no state");
+        check(same_kept(&good, &bad, KEPT) && bad.agree, "a skipped step changes no weight and no state");
         team_free(&good), team_free(&bad);
     }
 }
