@@ -58,6 +58,10 @@ void optimizer_start(Optimizer *o, Model *m) {
 
 #define TABLE_BETAS ((AdamBetas){ .beta1 = 0.75f, .beta2 = 0.95f, .eps = 1e-15f })
 static double fix(float beta, int updates) { return 1 / (1 - pow((double)beta, updates)); }
+static AdamBetas fixed(AdamBetas b, int updates) {
+    b.fix1 = fix(b.beta1, updates), b.fix2 = fix(b.beta2, updates);
+    return b;
+}
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
@@ -65,8 +69,9 @@ void optimizer_set(Optimizer *o, Model *m, AdamW a) {
     o->updates++;
     if (m->dp.level >= 3) a.key = random_key(a.key, (uint64_t)o->shard);    /* each rank counts its elements from 0 */
     a.fix1 = fix(a.beta1, o->updates), a.fix2 = fix(a.beta2, o->updates);
-    a.table = TABLE_BETAS;
-    a.table.fix1 = fix(a.table.beta1, o->updates), a.table.fix2 = fix(a.table.beta2, o->updates);
+    a.table = fixed(TABLE_BETAS, o->updates);
+    a.ends = fixed((AdamBetas){ .beta1 = o->end_betas[0] > 0 ? o->end_betas[0] : a.beta1, .eps = a.eps,
+                                .beta2 = o->end_betas[1] > 0 ? o->end_betas[1] : a.beta2 }, o->updates);
     m->dev->upload(o->settings, &a, sizeof a);
     const Muon muon = { a.lr, o->muon.options.momentum, a.decay, a.clip, a.cautious, a.key,
                         o->muon.options.second };

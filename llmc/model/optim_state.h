@@ -52,6 +52,7 @@ typedef struct {
     AdamW   *settings;        /* of this update, on the device */
     MatrixOptimizer muon;
     TableRates tables;
+    float    end_betas[2];    /* AdamW's beta1 and beta2 for embedding and head; 0: those of all */
     int      tensors;
     int      kinds;           /* of state that it has: STATE_KINDS, or without the last, the master copy */
     int      shards, shard;   /* how many ranks the state is sharded over (parallel.h), and which shard this is */

@@ -9,7 +9,7 @@
 #include "llmc/model/schedule.h"
 #include "options.h"
 
-enum { SETTINGS = 85 };
+enum { SETTINGS = 87 };
 /* Values of choices, in the order of their words in the table. */
 typedef enum { ADAMW, MUON } Updates;
 typedef enum { DECAY_PLAIN, DECAY_CAUTIOUS, DECAY_SQUARED } DecayKind;
@@ -35,7 +35,8 @@ typedef struct {
     int64_t     warmup;
     Updates     optimizer;
     DecayKind   cautious;
-    float       momentum, end_momentum, decay, clip, beta1, beta2, dropout, value_rate, bigram_rate, row_decay;
+    float       momentum, end_momentum, decay, clip, beta1, beta2, dropout, value_rate, bigram_rate, row_decay,
+                end_beta1, end_beta2;
     int         period, master, max_bad;
     Dtype       moments, gradients;         /* f32: REAL; bf16: FLOATX */
     float       balance, z, bias_rate;
