@@ -9,7 +9,7 @@ const char *const preset_purpose[SUITS] = {
 };
 const Suited suited[SUITED] = {
     /*                  little on a GPU, much on a CPU, PLAIN, RACE */
-    { "e",  DESCRIBED, { "m6:z1",  "m4:z1",  "m6:c512e128k4f256", "m6:c512e128k4f256l15v1g1t5j3" } },
+    { "e",  DESCRIBED, { "m6:z1",  "m4:z1",  "m6:c512e128k4f256", "m6:c768h6e96k4f256l15v1g1t5j3" } },
     { "b",  ANY,       { "64",     "32",     "64",      "64" } },
     { "t",  ANY,       { "256",    "128",    "1024",    "1024" } },
     { "d",  ANY,       { "0",      "0",      "65536",   "65536" } },
