@@ -66,12 +66,12 @@ static void rotate(Model *m, floatX *q, floatX *kv, int direction) {
  * token like this one. Of new tokens the one before is in a cache of keys as they were (row r + 1
  * of it for token r, so that the first has one before it, too). Source: see shift_keys. */
 static void shift_keys(Model *m, int l) {
+    if (!config_shifts_keys(&m->config, l)) return;
     const Device *dev = m->dev;
     const int N = m->batch.N, G = m->config.kv_heads, D = m->config.head_size, GD = G * D;
     const size_t row = (size_t)GD * dev->floatX_size;
     floatX *const kv = m->acts[l].kv, *const own = (floatX *)((char *)m->s.values + row);       /* N + 1 rows, the */
     const floatX *before = m->s.values;                                                  /* first not read */
-    if (!config_shifts_keys(&m->config, l)) return;
     dev->columns_take(own, kv, N, 2*GD, 0, GD);
     if (m->cache && m->batch.T == 1) {
         dev->embed_forward(m->s.act, m->cache_row, m->own_keys[l], N, GD);

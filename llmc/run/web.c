@@ -115,8 +115,9 @@ static int names_loopback(HttpText host) {
     if (host.bytes >= sizeof name) return 0;
     memcpy(name, host.at, host.bytes);
     name[host.bytes] = 0;
-    char *end = *name == '[' ? strchr(name, ']') : name + strcspn(name, ":"), *rest = end + (end && *end == ']');
-    if (!end || (*rest && *rest != ':') || (*rest && rest[1 + strspn(rest + 1, "0123456789")])) return 0;
+    char *end = *name == '[' ? strchr(name, ']') : name + strcspn(name, ":");
+    const char *rest = end && *end == ']' ? end + 1 : end;
+    if (!rest || (*rest && *rest != ':') || (*rest && rest[1 + strspn(rest + 1, "0123456789")])) return 0;
     *end = 0;
     return *name == '[' ? strchr(name, ':') && net_is_loopback(name + 1) : net_is_loopback(name);
 }
