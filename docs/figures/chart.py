@@ -81,6 +81,8 @@ def chart(title, x_label, y_label, curves, level=None, level_name="", marks=()):
     for c in sorted(curves, key=lambda c: c.strong):
         path = " ".join(f"{'L' if i else 'M'}{across(x):.1f} {down(y):.1f}" for i, (x, y) in enumerate(c.points))
         out.append(f'<path class="c{c.color} {"strong" if c.strong else "thin"}" clip-path="url(#inside)" d="{path}"/>')
+        if len(c.points) == 1:          # a path of one point is not seen
+            out.append(f'<circle class="f{c.color}" cx="{across(c.points[0][0]):.1f}" cy="{down(c.points[0][1]):.1f}" r="5"/>')
     for x, text, color in marks:        # falling curves leave the side below and left of a mark free
         left = across(x) - LEFT > 8 * len(text)
         out.append(f'<circle class="f{color}" cx="{across(x):.1f}" cy="{down(level):.1f}" r="6"/>'
