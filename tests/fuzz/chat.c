@@ -48,11 +48,12 @@ static void write_one(const Chat *c, const JsonValue *talk) {
         for (int64_t i = 0; i < tokens; i++)
             fuzz_check(ids[i] >= 0 && ids[i] < tokenizer_vocab(tokenizer) && counts[i] <= 1);
         int *split;                                         /* control tokens of the conversation as text */
+        unsigned char *marked = NULL;
         tokenizer_split_controls(tokenizer, 1);
-        const int64_t n = chat_encode(c, tokenizer, talk, 0, &split, NULL, NULL, &e);
+        const int64_t n = chat_encode(c, tokenizer, talk, 0, &split, &marked, NULL, &e);
         tokenizer_split_controls(tokenizer, 0);
         fuzz_check(n >= 0 && (controls.count || (n == tokens && !memcmp(split, ids, (size_t)n * sizeof *ids))));
-        free(ids), free(counts), free(split);
+        free(ids), free(counts), free(split), free(marked);
     } else fuzz_check(*e.text);
     free(text.at), free(again.at), free(turns.at);
 }

@@ -27,6 +27,7 @@ static void counts(void) {
         check_error(fabs(cost.flop / formula - 1), 0.03, "%s: flop of a step, by its operations and by the formula",
                     models[i]);
         check_error(fabs(cost.passes / cost.flop - 1), 1e-9, "%s: at a rate of 1 they are seconds", models[i]);
+        check_error(fabs(more.passes / more.flop - 1), 1e-9, "%s: of three micro-batches, too", models[i]);
         check_error(fabs(more.flop / cost.flop - 3), 1e-9, "%s: three micro-batches have three times as many",
                     models[i]);
         check(cost.forward > 0.3 * cost.passes && cost.forward < 0.37 * cost.passes, "%s: forward is a third: %.3f",
