@@ -1173,8 +1173,8 @@ if command -v python3 > /dev/null; then
     ok "the picture has a curve for each run and each recorded one" python3 -c '
 import sys, xml.dom.minidom as m
 paths = m.parse("race/race.svg").getElementsByTagName("path")
-recorded = {line.split()[0] for line in open(sys.argv[1]) if line.strip() and line[0] != "#"}
-sys.exit(len(paths) != 2 + len(recorded) or any("nan" in p.getAttribute("d") for p in paths))' "$root/bench/results/race-modded-nanogpt.txt"
+recorded = {line.split()[0] for name in sys.argv[1:] for line in open(name) if line.strip() and line[0] != "#"}
+sys.exit(len(paths) != 2 + len(recorded) or any("nan" in p.getAttribute("d") for p in paths))' "$root"/bench/results/race-*.txt
     expect 2 '-b: the rules say' $race -b 3
     expect 2 '-ds needs -x' $race -ds 1:2
     expect 1 'no train.txt and val.txt' env RACE_DATA=nowhere DEVICE=cpu TRAIN_MOE="$train" sh "$root/bench/race.sh" -o race
