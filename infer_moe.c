@@ -358,6 +358,10 @@ static void end_answer(const Stream *o) {
     if (o->last != '\n') putchar('\n');
     stream_flush();
 }
+/* What -sp makes of control tokens that text spells out. */
+static const char *controls_become(const Session *q) {
+    return q->s.splits ? "text" : "control tokens (-sp 1: as text)";
+}
 
 static void answer_message(Session *q, const char *line, size_t bytes) {
     Error e;
@@ -369,7 +373,7 @@ static void answer_message(Session *q, const char *line, size_t bytes) {
     end_answer(&q->g.stream[0]);
     if (q->talk.controls > controls)
         message(q, "%zu control tokens in messages are read as %s\n", q->talk.controls - controls,
-                q->s.splits ? "text" : "control tokens (-sp 1: as text)");
+                controls_become(q));
     if (q->talk.forgotten > forgotten)
         message(q, "the context of %d tokens was full: the oldest %d messages are forgotten\n", q->g.capacity,
                 q->talk.forgotten - forgotten);
@@ -508,7 +512,7 @@ static void measure_perplexity(Session *q) {
         tokens = tokenizer_begin(q->tokenizer, &ids, own, 0);
     if (controls.count)
         warn("%s spells out %zu control tokens, encoded as %s", q->s.file, controls.count,
-             q->s.splits ? "text" : "control tokens (-sp 1: as text)");
+             controls_become(q));
     if (tokens < 2) fail(EXIT_INPUT, "-x %s: %zu tokens; at least two are needed", q->s.file, tokens);
     free(tokenizer_decode(q->tokenizer, ids, 1, &first_bytes));
 
