@@ -235,11 +235,12 @@ store_new_rows(floatX *queries, floatX *cache, const SplitBlock<HEADS> &at, cons
         if (kind != QUERY && !has_newest) continue;
         floatX *to = kind == QUERY ? queries + m*D
                                    : cache + newest.row[at.b]*at.pitch() + at.g*D + (kind == KEY ? 0 : at.values());
-        if (floatX *const own = WIDE ? own_pair(newest, at.h, kind, at.b, at.g, d) : NULL) {
-            own[at.values()] = low;
-            own[at.values() + half] = high;
-            if (position) low = own[0], high = own[half];
-        }
+        if constexpr (WIDE)
+            if (floatX *const own = own_pair(newest, at.h, kind, at.b, at.g, d)) {
+                own[at.values()] = low;
+                own[at.values() + half] = high;
+                if (position) low = own[0], high = own[half];
+            }
         to[d] = low;
         to[half + d] = high;
     }
