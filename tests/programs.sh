@@ -218,10 +218,10 @@ expect 0 'time .* | not known: -gm NAME' $train $data -x 0 -gm 80
 expect 0 'from rates measured now' $train $data $model -x 0
 expect 2 'or its GB, GB/s and TFLOP/s' $train $data -x 0 -gm 80:2000
 expect 0 'which GPU? -gm h100' $train $data -x 0 -dv cuda
-expect 0 'DOES NOT FIT. This would fit: -b 16 .*-mw 0 -mo bf16: ' $train $data -x 0 -gm 1 -e m6 -r 0
-expect 0 'DOES NOT FIT. This would fit: -b 5 (with' $train $data -x 0 -gm 1 -e m6 -r 0 -b 25
-expect 0 'DOES NOT FIT. This would fit: .*-r auto -mw 0' $train $data -x 0 -gm 1 -e m6 -r 0
-expect 0 'DOES NOT FIT. This would fit: .*, -r auto: ' $train $data -x 0 -gm 1.5 -e m6 -r 0
+expect 0 'DOES NOT FIT: .* MB are missing. This would fit: -b 16 .*-mw 0 -mo bf16: ' $train $data -x 0 -gm 1 -e m6 -r 0
+expect 0 'DOES NOT FIT: .* MB are missing. This would fit: -b 5 (with' $train $data -x 0 -gm 1 -e m6 -r 0 -b 25
+expect 0 'DOES NOT FIT: .* MB are missing. This would fit: .*-r auto -mw 0' $train $data -x 0 -gm 1 -e m6 -r 0
+expect 0 'DOES NOT FIT: .* MB are missing. This would fit: .*, -r auto: ' $train $data -x 0 -gm 1.5 -e m6 -r 0
 expect 0 'auto recomputes norms of .* of 6 layers: .* MB less, about .* more work' $train $data -x 0 -gm 1.5 -e m6
 expect 0 'recomputing would save: norms .*up projections' $train $data -x 0 -gm 1.5 -e m6
 expect 0 'recomputes 5 of 6 layers' $train $data -x 0 -e m6 -r 2
@@ -230,8 +230,20 @@ expect 2 '67108864 tokens on all ranks, and 4294967296 slots' $train $data -x 0 
 expect 2 'tokens on all ranks, and 2147483648 slots' $train $data -x 0 -b 262144 -t 1024 -e m1:c16h8a8x8f1e1
 for gpu in h1000 4090; do expect 2 'expected the memory of a GPU in GB, or one of a10 ' $train $data -x 0 -gm $gpu; done
 expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm H100 -e m6
-expect 2 'needs -x 0' $train $data -x 5 -gm h100 -o new
-expect 2 'needs -x 0, and -dv cuda' $train $data -x 0 -gm h100 -dv cpu
+expect 2 'held below a number of gigabytes, such as -gm 40. The plan for a GPU that is not here needs -x 0' $train $data -x 5 -gm h100 -o new
+for gpu in h100 80:2000:312 many; do expect 2 "gm $gpu: a run on cpu-f32 is held below a number" $train $data -x 0 -gm $gpu -dv cpu; done
+# A run that is held below a limit of memory: what is recomputed and sharded changes, and no bit.
+held="$train $data -dv cpu -e m6:c64h2e8k2f64 -t 32 -s 3 -g 4 -x 3 -v 3 -u 1"
+expect 0 fingerprint $held -b 4 -o held
+expect 0 'recomputes norms of 5 and QKV projections of 3 of 6 layers' $held -b 4 -gm 0.0228 -o held1
+same_run held held1 "held below 22.8 MB"
+expect 7 'the 21.4 MB that this run needs; it has 21.3 MB within -gm: 0.1 MB are missing. Backward .* This would fit: -b 2' $held -b 4 -gm 0.0213 -o new
+sharded="$train $data -dv cpu -ng 2 -e m12:c64h2e16k2f64 -b 1 -t 16 -s 0"
+expect 0 'optimizer state sharded over 2 ranks, -z 1; ' $sharded -gm 0.049 -x 1 -o held2
+expect 0 'optimizer state and gradients sharded over 2 ranks, -z 2; ' $sharded -gm 0.0461 -x 1 -o held3
+expect 0 'gradients and weights sharded over 2 ranks, -z 3; ' $sharded -gm 0.0435 -x 1 -o held4
+expect 7 'rank 0 of 2: .* needs with -z 3; it has 42.0 MB within -gm: .* MB are missing' $sharded -gm 0.042 -x 1 -o new
+expect 0 'total  *|  *42.* MB of 42 MB (-gm)' $sharded -gm 0.0424 -x 0
 [ -e /dev/nvidiactl ] || expect 2 'To plan .* for a GPU you don.t have: .*-x 0 -gm' $train $data -x 5 -dv cuda-f64 -o new
 expect 0 'smoe.c' $train --version
 
@@ -430,7 +442,7 @@ expect 0 'cpu.* a step of 65536 tokens takes minutes' $train -i text.txt -e race
 expect 0 'race: no experts in 8 bits' $train -i text.txt -e race -x 0 -gm a100
 expect 0 '-pe  expert-precision | fp8-all' $train -i text.txt -e race -x 0 -gm h100
 expect 0 'table of bigrams  .* rows of 768; ' $train -i text.txt -e race -x 0 -gm h100
-expect 0 'DOES NOT FIT.*t[0-9]* for t200 in -e: ' $train -i text.txt -e m2:c2048e2f64t200 -b 1 -t 32 -x 0 -gm 1.5
+expect 0 'DOES NOT FIT: .* missing.*t[0-9]* for t200 in -e: ' $train -i text.txt -e m2:c2048e2f64t200 -b 1 -t 32 -x 0 -gm 1.5
 expect 0 'reads the text [0-9.]* times, and tables' $train -i text.txt -j val.txt -tk 300 -e d1:c32h2f32v1t2 -b 40 -t 32 -d 1280 -x 60 -v 60 -m 1 -s 0 -o tables
 expect 3 '-nr 1: which rows of its table of bigrams' $train -i text.txt -j val.txt -e tables -tk more.json -nr 1 -o never
 expect 0 'fingerprint' $plain -e folder -x 20 -o half
@@ -825,14 +837,14 @@ plan="$train $data -x 0 -dv cuda -ng 4 -e m12:e64k8f256 -b 2 -t 512"
 expect 0 'optimizer state sharded over 4 ranks, -z 1; in all -z 0: .*, -z 3: ' $plan -gm 8
 expect 0 'state and gradients sharded over 4 ranks, -z 2' $plan -gm 4
 expect 0 'gradients and weights sharded over 4 ranks, -z 3' $plan -gm 3.5
-expect 0 'DOES NOT FIT. This would fit: .*-z 3: ' $plan -gm 4 -z 1
-expect 0 'DOES NOT FIT. This would fit: 16 GPUs (-ng, or several machines) with -z 3.* each. Otherwise shorter' $plan -gm 2 -r 0
-expect 0 'DOES NOT FIT. Only shorter sequences' $plan -gm 0.01
+expect 0 'DOES NOT FIT: .* MB are missing. This would fit: .*-z 3: ' $plan -gm 4 -z 1
+expect 0 'DOES NOT FIT: .* MB are missing. This would fit: 16 GPUs (-ng, or several machines) with -z 3.* each. Otherwise shorter' $plan -gm 2 -r 0
+expect 0 'DOES NOT FIT: .* MB are missing. Only shorter sequences' $plan -gm 0.01
 hosts="env WORLD_SIZE=2 RANK=0 LOCAL_WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=192.0.2.1 $plan"
 expect 0 'optimizer state sharded over 8 ranks, -z 1; .* -z 3 -zn 0: .* -z 3 -zn 4: ' $hosts -gm 8
 expect 0 'weights sharded over 4 ranks of a node, alike in each of 2 nodes, -z 3 -zn 4' $hosts -gm 3.5
 expect 0 'gradients and weights sharded over 8 ranks, -z 3 -zn 0' $hosts -gm 2.4
-expect 0 'DOES NOT FIT. This would fit: .*-z 3 -zn 0: ' $hosts -gm 2.4 -z 3
+expect 0 'DOES NOT FIT: .* MB are missing. This would fit: .*-z 3 -zn 0: ' $hosts -gm 2.4 -z 3
 expect 0 'sharded over 4 ranks of a node' $hosts -z 3
 huge="$train $data -dv cpu -ng 2 -b 1 -t 32 -e m48:c4096h32e256k8f2048"
 expect 7 'rank [01] of 2: cpu-f32 does not have the .* MB that this run needs with -z 1; it has .* MB' $huge -z 1 -o new

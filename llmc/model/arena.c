@@ -17,10 +17,13 @@ void arena_add(Arena *a, MemCategory category, const char *name, void *pointer, 
     a->category[category] += bytes;
     a->total = bytes > SIZE_MAX - a->total ? SIZE_MAX : a->total + bytes;       /* which no device has */
 }
+static _Thread_local size_t most, taken;        /* most: 0: no limit */
+void arena_limit(size_t bytes) { most = bytes; }
 int arena_allocate(Arena *a, const Device *dev) {
-    char *at = dev->alloc(a->total);
+    char *at = !most || (taken <= most && a->total <= most - taken) ? dev->alloc(a->total) : NULL;
     if (!at) return 0;
     a->base = at;
+    taken += a->total;
     for (int i = 0; i < a->count; i++) {
         *a->at[i].pointer = at;
         at += a->at[i].bytes;
@@ -28,7 +31,7 @@ int arena_allocate(Arena *a, const Device *dev) {
     return 1;
 }
 void arena_free(Arena *a, const Device *dev) {
-    if (a->base) dev->release(a->base);
+    if (a->base) dev->release(a->base), taken -= a->total;
     free(a->at);
     *a = (Arena){ 0 };
 }

@@ -23,5 +23,6 @@ typedef struct {
 void arena_add(Arena *a, MemCategory category, const char *name, void *pointer, size_t bytes);
 size_t arena_rounded(size_t bytes);                     /* what that takes */
 int  arena_allocate(Arena *a, const Device *dev);       /* 0 if the device does not have it; then nothing was changed */
+void arena_limit(size_t bytes);         /* at most this many for all arenas of the calling thread; 0: no limit */
 void arena_free(Arena *a, const Device *dev);
 #endif

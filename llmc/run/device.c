@@ -82,6 +82,16 @@ int device_rates(const char *memory, int head_size, Rates *rates) {
     return 1;
 }
 
+int device_limit(const char *memory, const Device *dev, OUT size_t *bytes, Error *e) {
+    Gpu gpu;
+    if (!gpu_named(memory, &gpu) || (!dev->is_gpu && gpu.bandwidth > 0))
+        return error_set(e, "-gm %s: a run on %s is held below a number of gigabytes, such as -gm 40%s. The plan for a "
+                         "GPU that is not here needs -x 0, and -dv cuda or none", memory, dev->name,
+                         dev->is_gpu ? ", or below what a GPU has, such as -gm h100" : "");
+    *bytes = (size_t)(1e9 * gpu.gigabytes);
+    return 1;
+}
+
 static size_t imagined_bytes;
 static int imagined_gpus;
 static size_t imagined_memory(void) { return imagined_bytes; }

@@ -20,6 +20,9 @@ const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[
  * name: cuda, or the name of a device for GPUs; memory: of the GPU, as a name (h100) or in GB (80),
  * "" if it is not known. NULL if the memory is neither. */
 const Device *device_imagine(const char *name, const char *memory, int gpus, Error *e);
+/* The bytes of -gm, below which a run on this device is held. 0: it is no number of gigabytes, nor,
+ * on a GPU, the name of one. */
+int           device_limit(const char *memory, const Device *dev, OUT size_t *bytes, Error *e);
 /* The rates of such a GPU for heads of this size; 0: its memory alone is known. memory: as above,
  * or GB:GB/s:TFLOP/s, such as 80:2000:312. */
 int           device_rates(const char *memory, int head_size, Rates *rates);

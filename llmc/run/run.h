@@ -29,6 +29,8 @@ typedef struct {
     int           leads;                /* 1: rank 0; before there are ranks, process 0 */
     int           takes_signals;        /* 1: the rank that reports its process's signals */
     const Device *dev;
+    int           elsewhere;            /* 1: dev is a GPU that is not here, for a plan */
+    size_t        limit;                /* bytes that each rank may take of its device (-gm); 0: what it has */
     Config        config, dense;    /* dense: of the model in a folder whose MLPs became experts (-up); else unused */
     Recompute     recompute;            /* what -r means here */
     Model         model;

@@ -159,18 +159,18 @@ void run_claim_folder(Run *r) {
 void run_choose_device(Run *r) {
     char why_cpu[256];
     Error e;
-    const int plans = run_only_plans(r), names = *r->s.gpu_memory != 0;
+    const int names = *r->s.gpu_memory != 0;
     const int gpu = !strncmp(r->s.device, "cuda", 4), automatic = !strcmp(r->s.device, "auto");
     r->local_devices = (LocalDevices){ .local = r->launch.local, .locals = r->launch.locals, .count = r->s.ranks };
-    if (names && (!plans || !(gpu || automatic)))
-        fail(EXIT_USAGE, "-gm is for the plan of a run on a GPU: it needs -x 0, and -dv cuda or none");
-    if (plans && (names || (gpu && !device_usable(r->s.device)))) {
+    r->elsewhere = run_only_plans(r) && ((names && (gpu || automatic)) || (gpu && !device_usable(r->s.device)));
+    if (r->elsewhere) {
         if (!(r->dev = device_imagine(r->s.device, r->s.gpu_memory, r->s.ranks, &e))) fail_with(&e, EXIT_USAGE);
         r->local_devices.count = r->dev->count();
         return;
     }
     r->dev = device_choose(r->s.device, &r->local_devices, why_cpu);
     if (*why_cpu && r->leads) printf("training on the CPU: %s\n", why_cpu);
+    if (names && !device_limit(r->s.gpu_memory, r->dev, &r->limit, &e)) fail_with(&e, EXIT_USAGE);
 }
 
 /* Did it start from a model of a folder (-e)? That may have been removed since. */

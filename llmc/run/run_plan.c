@@ -45,6 +45,11 @@ static void set_sharding(const Run *r, Parallel *p, int level, int shards) {
     p->shards = shards;
     p->one_process = r->s.copies && r->dev->is_gpu && !r->records && r->local_devices.count % parallel_shards(p) == 0;
 }
+/* Of what writes samples of text, besides the model m. */
+static size_t samples_memory(const Run *r, const Model *m) {
+    return r->s.sample_every > 0 ? decoder_bytes(r->dev, &m->config, 1, r->s.seq > 2 ? r->s.seq : 2, m) : 0;
+}
+static size_t total_memory(const Run *r) { return r->model.arena.total + samples_memory(r, &r->model); }
 /* Memory of a plan; with -r auto, within capacity. chosen: NULL, or receives what is recomputed. */
 static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *chosen) {
     Model m;
@@ -59,10 +64,8 @@ static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *c
                         run_most_micro_batches(r) * r->s.batch / e.batch, r->s.gradients,
                         p.ranks > 1 || p.ordered ? &p : NULL);
     optimizer_plan(&o, &m, e.master, e.moments, settings_muon(&r->s));
-    const int length = r->s.seq > 2 ? r->s.seq : 2;
-    const size_t kept = m.arena.total,
-        samples = r->s.sample_every > 0 ? decoder_bytes(r->dev, &c, 1, length, &m) : 0;
-    if (e.automatic && kept + samples > capacity) e.recompute = recompute_choose(&m, kept + samples - capacity);
+    const size_t kept = m.arena.total + samples_memory(r, &m);
+    if (e.automatic && kept > capacity) e.recompute = recompute_choose(&m, kept - capacity);
     const size_t total = e.automatic ? kept - recompute_saves(&m, e.recompute) : kept;
     if (chosen) *chosen = e.recompute;
     model_free(&m);
@@ -70,7 +73,10 @@ static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *c
 }
 /* Ranks of this process that use the memory of one device. */
 static size_t ranks_on_device(const Run *r) { return r->dev->is_gpu ? 1 : (size_t)r->local_devices.count; }
-static size_t rank_memory(const Run *r) { return r->dev->memory() / ranks_on_device(r); }       /* 0: unknown */
+static size_t rank_memory(const Run *r) {                                               /* 0: unknown */
+    const size_t has = r->dev->memory() / ranks_on_device(r);
+    return r->limit && (!has || r->limit < has) ? r->limit : has;
+}
 /* The least that a rank has, and which has it. All ranks call this. */
 static size_t least_memory(const Run *r, int *which) {
     const int ranks = r->parallel.group ? r->parallel.ranks : 1;
@@ -292,25 +298,27 @@ static char *would_fit(const Run *r, size_t capacity) {
 }
 /* rank: a rank without enough memory; capacity: what it has. */
 static _Noreturn void lacks_memory(const Run *r, int rank, double capacity) {
-    const size_t need = r->model.arena.total;
-    char where[96] = "", has[96] = "", name[48];
+    const size_t need = total_memory(r);
+    char where[96] = "", with[64] = "", has[96] = "", name[48];
     if (r->parallel.ranks > 1) snprintf(where, sizeof where, "rank %d of %d: ", rank, r->parallel.ranks);
-    if (r->parallel.ranks > 1 && capacity > 0)
-        snprintf(has, sizeof has, " with %s; it has %.1f MB",
-                 sharding_name(r, r->parallel.level, r->parallel.shards, name), capacity / 1e6);
+    if (r->parallel.ranks > 1)
+        snprintf(with, sizeof with, " with %s", sharding_name(r, r->parallel.level, r->parallel.shards, name));
+    if (capacity > 0 && capacity < (double)need)
+        snprintf(has, sizeof has, "; it has %.1f MB%s: %.1f MB are missing", capacity / 1e6,
+                 r->limit ? " within -gm" : "", ((double)need - capacity) / 1e6);
     char table[96] = "";
     if (r->config.bigram) snprintf(table, sizeof table, ", %.1f MB of it the table of bigrams (t)",
                                    (double)bigram_memory(r) / 1e6);
-    fail(EXIT_MEMORY, "%s%s does not have the %.1f MB that this run needs%s%s%s. %s%s", where, r->dev->name,
-         (double)need / 1e6, has, r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "", table,
-         r->s.recompute < 0 ? "Backward already recomputes all that it can (-r auto). " : "",
+    fail(EXIT_MEMORY, "%s%s does not have the %.1f MB that this run needs%s%s%s%s. %s%s", where, r->dev->name,
+         (double)need / 1e6, with, r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
+         table, has, r->s.recompute < 0 ? "Backward already recomputes all that it can (-r auto). " : "",
          would_fit(r, (size_t)capacity));
 }
 /* Ranks exchange what they have, so that all end with the same message if one has too little. */
 void run_check_memory(const Run *r) {
     int which;
     const size_t least = least_memory(r, &which);
-    if (least && r->model.arena.total > least) lacks_memory(r, which, (double)least);
+    if (least && total_memory(r) > least) lacks_memory(r, which, (double)least);
 }
 void run_out_of_memory(const Run *r) { lacks_memory(r, r->parallel.rank, (double)rank_memory(r)); }
 /* A line of the table; on a terminal it goes on in further ones, under its value. */
@@ -363,7 +371,7 @@ void run_plan_saves(Run *r) {
     const size_t copy_bytes = saver_copy_bytes(s), host = device_find("cpu-f32")->memory(),
         each = copy_bytes + (r->dev->is_gpu ? 0 : r->model.arena.total);
     saver_close(s);
-    r->saves.copy_bytes = !*r->s.gpu_memory && host && each * ranks_here(r) > host / 4 * 3 ? 0 : copy_bytes;
+    r->saves.copy_bytes = !r->elsewhere && host && each * ranks_here(r) > host / 4 * 3 ? 0 : copy_bytes;
 }
 /* What is recomputed; in a plan that is only printed, also what could be. */
 static void print_recompute(const Run *r, int plans) {
@@ -378,23 +386,26 @@ static void print_recompute(const Run *r, int plans) {
 }
 /* The end of the plan: does it fit? */
 static void print_fit(const Run *r) {
-    const size_t total = r->model.arena.total, capacity = rank_memory(r);
+    const size_t total = total_memory(r), capacity = rank_memory(r);
     const int plans = run_only_plans(r);
+    if (r->s.sample_every > 0)
+        line("|   %-27s | %10.2f MB", "samples of text (-s)", (double)samples_memory(r, &r->model) / 1e6);
     print_recompute(r, plans);
     Text t = { 0 };
     text_add(&t, "|   %-27s | %10.2f MB", "total", (double)total / 1e6);
-    if (capacity) text_add(&t, " of %.0f MB%s", (double)capacity / 1e6, *r->s.gpu_memory ? "" : " free");
+    if (capacity)
+        text_add(&t, " of %.0f MB%s", (double)capacity / 1e6, r->limit ? " (-gm)" : r->elsewhere ? "" : " free");
     else if (plans && r->dev->is_gpu) text_add(&t, "; for which GPU? -gm h100, or -gm 80 (GB), says whether it fits");
     line("%s", t.at);
     free(t.at);
     if (plans && capacity && total > capacity) {
         char *const hint = would_fit(r, capacity);
-        line("|   DOES NOT FIT. %s", hint);
+        line("|   DOES NOT FIT: %.1f MB are missing. %s", (double)(total - capacity) / 1e6, hint);
         free(hint);
     }
     if (r->saves.copy_bytes)
         line("|   checkpoint snapshot, host   | %10.2f MB%s: training pauses only while it is taken",
-             (double)r->saves.copy_bytes / 1e6, *r->s.gpu_memory ? ", if it has them for each rank" : "");
+             (double)r->saves.copy_bytes / 1e6, r->elsewhere ? ", if it has them for each rank" : "");
     else
         line("|   checkpoint snapshot, host   |       none: it would leave too little memory, so training pauses for "
              "every save");

@@ -46,6 +46,7 @@ void run_allocate(Run *r) {
     const Settings *s = &r->s;
     const size_t most = (size_t)run_most_micro_batches(r), N = most * (size_t)s->batch * (size_t)s->seq;
     run_check_memory(r);
+    arena_limit(r->limit);
     if (!model_allocate(&r->model)) run_out_of_memory(r);
     /* of sharded weights all ranks have a part */
     r->shows_samples = s->sample_every > 0 && (r->leads || r->model.dp.level >= 3);

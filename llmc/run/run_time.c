@@ -7,8 +7,8 @@
 /* Of a GPU that is not here by its name; of this machine measured. 0: neither. */
 static int find_rates(const Run *r, Rates *rates) {
     const Settings *s = &r->s;
-    if (*s->gpu_memory) return device_rates(s->gpu_memory, r->config.head_size, rates);
-    if (r->dev->is_gpu && !device_usable(s->device)) return 0;
+    if (r->elsewhere && *s->gpu_memory) return device_rates(s->gpu_memory, r->config.head_size, rates);
+    if (r->elsewhere) return 0;
     return rates_measure(r->dev, &r->config, s->seq, rates);
 }
 /* Of all ranks. Sums of gradients run beside backward; what of them is not hidden was 1 to 4 % on
@@ -49,7 +49,7 @@ int run_estimate(const Run *r, Text *out) {
              (long long)steps, left, (double)steps * tokens / total, (double)steps * tokens / active);
     duration_text(left, run_seconds(r, &c, epoch));
     if (epoch > 0 && epoch != steps) text_add(out, "an epoch, %lld steps, takes %s\n", (long long)epoch, left);
-    text_add(out, "estimated%s; within 15 %% of the runs it was compared with%s", *r->s.gpu_memory
+    text_add(out, "estimated%s; within 15 %% of the runs it was compared with%s", r->elsewhere
              ? " from its bandwidth and its rate of bf16" : " from rates measured now",
              r->dev->is_gpu ? ", all on an H200. Networks between machines are not counted" : " on an idle machine");
     return 1;

@@ -204,8 +204,9 @@ static const Option options[] = {
       "how long to wait for all processes to start" },
     { "ranks",     "pt", "silence-seconds",  OPTION_INT,   AT(silence_seconds), "10",                1,    1e6,   NULL,
       "a process that is silent for longer is lost" },
-    { "planning",  "gm", "gpu-memory",       OPTION_TEXT,  AT(gpu_memory),    "",                    0,    0,     NULL,
-      "with -x 0: plan for a GPU you don't have, by its name (h100), memory in GB (80), or GB:GB/s:TFLOP/s of bf16 "
+    { "ranks",     "gm", "gpu-memory",       OPTION_TEXT,  AT(gpu_memory),    "",                    0,    0,     NULL,
+      "gigabytes below which the memory of a run is held, on each GPU, or of each rank on a CPU: 40, or what a GPU of "
+      "this name has (h100). With -x 0: plan for a GPU you don't have, by its name, GB, or GB:GB/s:TFLOP/s of bf16 "
       "(80:2000:312)" },
     { "planning",  "as", "all-settings",     OPTION_INT,   AT(show_all),      "0",                   0,    1,     NULL,
       "1: the start table has every setting, not only those that were given or chosen" },

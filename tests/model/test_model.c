@@ -432,6 +432,19 @@ static void penalties(float penalty, float presence, float frequency) {
     generator_close(&g), model_free(&m), free(logits);
 }
 
+/* arena_limit: two arenas that fit one after the other, but not both. */
+static void memory_limit(void) {
+    const Device *dev = device_find("cpu-f32");
+    void *at[2];
+    Arena a[2] = { 0 };
+    arena_limit(1000);
+    for (int i = 0; i < 2; i++) arena_add(&a[i], MEM_DATA, "half", &at[i], 512);
+    check(arena_allocate(&a[0], dev) && !arena_allocate(&a[1], dev) && !a[1].base, "1024 bytes are more than 1000");
+    arena_free(&a[0], dev);
+    check(arena_allocate(&a[1], dev), "what is freed may be taken again");
+    arena_free(&a[1], dev);
+    arena_limit(0);
+}
 /* An SMoE MLP layer keeps only its input, the pre-activations of the experts, and the routing. */
 static void memory_promise(void) {
     static const char *const models[] = { "m4:a8n0", "m2:c128h4e32k8f32a8x2n0", "m2:c128h4e64k4f64a8x2n0" };
@@ -699,6 +712,7 @@ void test_model(void) {
     PART(penalties(1, 0, 0.4f));
     PART(penalties(1.2f, -0.3f, 0.2f));
     PART(memory_promise());
+    PART(memory_limit());
     PART(rounded_gradients());
     PART(forgetting());
     PART(pauses("m3:c32h4e4k2f32"));
