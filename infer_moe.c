@@ -317,6 +317,7 @@ static void open_generator(Session *q, int capacity) {
     if (q->talk.chat.form) {
         const char *end = converse_end(&q->talk, q->tokenizer, g->end_token, &g->end_tokens);
         q->style.stops = q->stops = stops_add(q->stops, end, strlen(end));
+        q->style.answers = 1;
     }
     g->sequences = s->sequences;
     g->interrupted = &interrupts;

@@ -97,7 +97,9 @@ void stream_flush(void) {
 void stream_print(Stream *o, int end) {
     const int marked = o->style->marked;
     const size_t ready = stream_ready(o, end);
-    for (size_t i = 0, n; i < ready; i += n) {
+    size_t begin = 0;
+    while (o->style->answers && !o->last && begin < ready && o->text.at[begin] == ' ') begin++;
+    for (size_t i = begin, n; i < ready; i += n) {
         char shown[5];
         int expert;
         n = text_show(o->text.at + i, ready - i, shown);

@@ -27,14 +27,20 @@ static void sample_of(int i) {
     Log log = { .folder = "" };
     log_sample(&log, 1, outside[i].text, strlen(outside[i].text));
 }
-static void stream_of(int i) {                          /* of a model, on a terminal */
+static void stream_text(const char *text, int answers) {        /* of a model, on a terminal */
     Tokenizer *t = tokenizer_bytes();
-    const TextStyle style = { .tokenizer = t, .terminal = 1 };
+    const TextStyle style = { .tokenizer = t, .terminal = 1, .answers = answers };
     Stream o;
     stream_open(&o, &style);
-    for (const char *c = outside[i].text; *c; c++) stream_generated(&o, (unsigned char)*c, 0);
+    for (const char *c = text; *c; c++) { stream_generated(&o, (unsigned char)*c, 0); if (answers) stream_print(&o, 0); }
     stream_print(&o, 1);
     stream_close(&o), tokenizer_free(t);
+}
+static void stream_of(int i) { stream_text(outside[i].text, 0); }
+static void answer_of(int i) {                          /* in a chat: without the spaces in front */
+    char *text = text_format("  %s", outside[i].text);
+    stream_text(text, 1);
+    free(text);
 }
 static void options_of(int i) {                         /* a setting restored from a checkpoint */
     const char *text = NULL;
@@ -50,6 +56,7 @@ static void test_text_from_outside(void) {
     static const struct { const char *name; void (*write)(int); const char *form; } ways[] = {
         { "fail", fail_of, "error: %s\n" }, { "warn", warn_of, "warning: %s\n" }, { "text_print", print_of, "%s" },
         { "log_sample", sample_of, "---\n%s\n---\n" }, { "stream_print", stream_of, "%s" },
+        { "an answer", answer_of, "%s" },
         { "options_print", options_of, "| group\n|   -i   name            | %s\n" },
     };
     char *path = scratch_path("shown");
