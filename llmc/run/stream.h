@@ -14,7 +14,7 @@ typedef struct {                        /* how texts are written */
     int   marked;                       /* 1: text shows which expert read it, */
     int   colored;                      /* 1: by color; 0: by [3] for expert 3 */
     int   terminal;                     /* 1: written by text_show, as a terminal may show it */
-    int   answers;                      /* 1: texts are answers in a chat: spaces before the first word are not printed */
+    int   answers;                      /* 1: texts are answers in a chat; leading spaces are not printed */
 } TextStyle;
 
 typedef struct {                        /* one text on its way out */

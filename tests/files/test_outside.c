@@ -32,7 +32,10 @@ static void stream_text(const char *text, int answers) {        /* of a model, o
     const TextStyle style = { .tokenizer = t, .terminal = 1, .answers = answers };
     Stream o;
     stream_open(&o, &style);
-    for (const char *c = text; *c; c++) { stream_generated(&o, (unsigned char)*c, 0); if (answers) stream_print(&o, 0); }
+    for (const char *c = text; *c; c++) {
+        stream_generated(&o, (unsigned char)*c, 0);
+        if (answers) stream_print(&o, 0);
+    }
     stream_print(&o, 1);
     stream_close(&o), tokenizer_free(t);
 }
