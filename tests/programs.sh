@@ -232,6 +232,9 @@ for gpu in h1000 4090; do expect 2 'expected the memory of a GPU in GB, or one o
 expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm H100 -e m6
 expect 2 'held below a number of gigabytes, such as -gm 40. The plan for a GPU that is not here needs -x 0' $train $data -x 5 -gm h100 -o new
 for gpu in h100 80:2000:312 many; do expect 2 "gm $gpu: a run on cpu-f32 is held below a number" $train $data -x 0 -gm $gpu -dv cpu; done
+expect 0 'GPUs that hold it, time  *| 24 GB (rtx4090): 1, .*; 40 GB (a100-40): 1, .*; 80 GB (h100): 1, .*; 141 GB (h200): 1, ' $train $data -x 0 -gm 1 -e m6
+expect 0 '24 GB (rtx4090): 8, .*, or 4 with -r auto -mw 0 -mo bf16, .*; 40 GB (a100-40): 4, .*, or 1 with -r auto -mw 0 -mo bf16, .*; 80 GB (h100): 1, .*; 141 GB (h200): 1, [0-9:h]*$' $train $data -x 0 -gm 40 -e m12:c2048h32d128q4e64k8f1024 -t 1024 -b 4
+expect 0 '24 GB (rtx4090): not on 1024; .*not on 1024$' $train $data -x 0 -gm 40 -e m2:c32768h256d128e1024k8f32768 -b 1 -t 1024
 # A run that is held below a limit of memory: what is recomputed and sharded changes, and no bit.
 held="$train $data -dv cpu -e m6:c64h2e8k2f64 -t 32 -s 3 -g 4 -x 3 -v 3 -u 1"
 expect 0 fingerprint $held -b 4 -o held

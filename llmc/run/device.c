@@ -52,7 +52,8 @@ typedef enum { PORTABLE, HOPPER, BLACKWELL } Kernels;
 typedef struct { const char *name; double gigabytes, bandwidth, teraflops; Kernels kernels; } Gpu;
 static const Gpu known[] = {
     { "a10", 24, 600, 125, PORTABLE }, { "a30", 24, 933, 165, PORTABLE }, { "a40", 48, 696, 150, PORTABLE },
-    { "a6000", 48, 768, 155, PORTABLE }, { "a100", 80, 2039, 312, PORTABLE }, { "l4", 24, 300, 121, PORTABLE },
+    { "a6000", 48, 768, 155, PORTABLE }, { "a100-40", 40, 1555, 312, PORTABLE }, { "a100", 80, 2039, 312, PORTABLE },
+    { "l4", 24, 300, 121, PORTABLE },
     { "l40", 48, 864, 181, PORTABLE }, { "l40s", 48, 864, 362, PORTABLE }, { "rtx3060", 12, 360, 25, PORTABLE },
     { "rtx3090", 24, 936, 71, PORTABLE }, { "rtx4090", 24, 1008, 165, PORTABLE },
     { "rtx5090", 32, 1792, 209, PORTABLE }, { "h100", 80, 3350, 989, HOPPER }, { "h200", 141, 4800, 989, HOPPER },
@@ -66,6 +67,13 @@ static int gpu_named(const char *text, Gpu *gpu) {
     if (*end == ':') gpu->bandwidth = strtod(end + 1, &end);
     if (*end == ':' && gpu->bandwidth > 0) gpu->teraflops = strtod(end + 1, &end);
     return !*end && gpu->gigabytes > 0 && gpu->gigabytes <= 1024 && (!gpu->bandwidth == !gpu->teraflops);
+}
+const char *device_example(int i, OUT double *gigabytes) {
+    static const char *const names[] = { "rtx4090", "a100-40", "h100", "h200" };
+    Gpu gpu;
+    if (i < 0 || i >= (int)(sizeof names / sizeof *names) || !gpu_named(names[i], &gpu)) return NULL;
+    *gigabytes = gpu.gigabytes;
+    return names[i];
 }
 /* Parts of what the maker says that our kernels reach. Measured on an H200, with its own kernels
  * and with the portable ones; of other GPUs nothing is (docs/LOG.md, "Time in the plan"). */

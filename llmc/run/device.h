@@ -20,6 +20,7 @@ const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[
  * name: cuda, or the name of a device for GPUs; memory: of the GPU, as a name (h100) or in GB (80),
  * "" if it is not known. NULL if the memory is neither. */
 const Device *device_imagine(const char *name, const char *memory, int gpus, Error *e);
+const char   *device_example(int i, OUT double *gigabytes); /* GPUs of four sizes, by name; NULL past the last */
 /* The bytes of -gm, below which a run on this device is held. 0: it is no number of gigabytes, nor,
  * on a GPU, the name of one. */
 int           device_limit(const char *memory, const Device *dev, OUT size_t *bytes, Error *e);

@@ -82,6 +82,9 @@ void run_plan(Run *r);                  /* batch, model and optimizer; allocates
 void run_plan_saves(Run *r);            /* does the host have memory for a copy of what is saved? */
 void run_print_plan(const Run *r);
 int  run_estimate(const Run *r, Text *out);  /* lines of the plan: how long it would take. 0: no rates are known */
+/* Seconds that its steps (without -x: those that then hold) take on so many GPUs of this name
+ * (device_rates) in batches of this size. */
+double run_time_on(const Run *r, const char *gpu, int gpus, Recompute again, int batch);
 int  run_check_gradients(const Run *r);     /* -gc 1, instead of training; returns an exit code */
 void run_allocate(Run *r);
 void run_start_or_resume(Run *r);       /* weights, state and progress; from here on the folder belongs to this run */

@@ -221,22 +221,68 @@ static int smaller_batch(const Run *r, int batch) {
     for (batch /= 2; batch > 1 && sequences % batch; ) batch--;
     return batch;
 }
-/* The fewest GPUs, twice as many and so on, that could hold the run if they sharded everything. */
-static void add_more_ranks(const Run *r, Economy all, size_t capacity, Text *hint) {
+/* The fewest GPUs, twice as many and so on from e->ranks on, that hold the run if they shard
+ * everything: then e has their number and what they recompute. 0: too many. */
+static size_t fewest_ranks(const Run *r, Economy *e, size_t capacity) {
     enum { MOST_RANKS = 1024 };
-    for (all.ranks *= 2; r->dev->is_gpu && all.ranks <= MOST_RANKS; all.ranks *= 2) {
-        all.shards = all.ranks;
-        const size_t bytes = memory_with(r, all, capacity, NULL);
-        if (bytes > capacity) continue;
+    size_t all = 0;                                         /* bytes of all ranks together; more of them need no less */
+    for (; e->ranks <= MOST_RANKS; e->ranks *= 2) {
+        if (all / (size_t)e->ranks > capacity) continue;
+        e->level = e->ranks > 1 ? MOST_SHARDED : 0, e->shards = e->ranks;
+        Economy smallest = *e;
+        smallest.automatic = 0;                 /* what to recompute is chosen when it is clear that this will do */
+        if (e->automatic) smallest.recompute = recompute_numbered(2);
+        const size_t bytes = memory_with(r, smallest, capacity, NULL);
+        if (bytes <= capacity) return memory_with(r, *e, capacity, &e->recompute);
+        if (!all) all = bytes * (size_t)e->ranks;
+    }
+    return 0;
+}
+static void add_more_ranks(const Run *r, Economy all, size_t capacity, Text *hint) {
+    all.ranks *= 2;
+    const size_t bytes = r->dev->is_gpu ? fewest_ranks(r, &all, capacity) : 0;
+    if (bytes)
         text_add(hint, "%s %d GPUs (-ng, or several machines) with -z 3%s: %.1f MB each", hint->at ? "," : "This would "
                  "fit:", all.ranks, all.automatic ? " -r auto" : "", (double)bytes / 1e6);
-        return;
-    }
 }
 /* The largest of the smaller batches that fits; 1 or 0 if none does. */
 static void shrink(const Run *r, Economy *e, size_t capacity) {
     do e->batch = smaller_batch(r, e->batch);
     while (e->batch > 1 && memory_with(r, *e, capacity, NULL) > capacity);
+}
+/* The fewest with the options that need least; micro-batches of one sequence where those do. */
+static Economy least_ranks(const Run *r, size_t capacity) {
+    Economy best = as_set(r), least = best;
+    best.ranks = 0;
+    least.master = 0, least.moments = FLOATX, least.automatic = 1;
+    for (int i = 0; i < 2 && r->dev->floatX_size == 2; i++, least.batch = 1) {
+        least.ranks = 1;
+        if (fewest_ranks(r, &least, capacity) && (!best.ranks || least.ranks < best.ranks)) best = least;
+    }
+    return best;
+}
+/* What holds this run: of GPUs of several sizes the fewest, as it is and with those options; and
+ * its time on them. */
+static void add_gpus(const Run *r, Text *out) {
+    double gigabytes;
+    const char *name;
+    for (int i = 0; (name = device_example(i, &gigabytes)); i++) {
+        const size_t capacity = (size_t)(1e9 * gigabytes);
+        Economy now = as_set(r);
+        char time[32];
+        now.automatic = r->s.recompute < 0, now.ranks = 1;
+        text_add(out, "%s%.0f GB (%s): ", i ? "; " : "", gigabytes, name);
+        const int fits = fewest_ranks(r, &now, capacity) > 0;
+        if (fits) duration_text(time, run_time_on(r, name, now.ranks, now.recompute, now.batch));
+        if (fits) text_add(out, "%d, %s", now.ranks, time);
+        const Economy least = fits && now.ranks == 1 ? now : least_ranks(r, capacity);
+        if (!fits && !least.ranks) text_add(out, "not on 1024");
+        if (!least.ranks || (fits && least.ranks >= now.ranks)) continue;
+        duration_text(time, run_time_on(r, name, least.ranks, least.recompute, least.batch));
+        text_add(out, "%s%d with -r auto -mw 0 -mo bf16", fits ? ", or " : "", least.ranks);
+        if (least.batch != now.batch) text_add(out, " -b %d -d %lld", least.batch, (long long)tokens_per_step(r));
+        text_add(out, ", %s", time);
+    }
 }
 /* What a table of bigrams takes, with its gradient and moments. */
 static size_t bigram_memory(const Run *r) {
@@ -294,6 +340,10 @@ static char *would_fit(const Run *r, size_t capacity) {
                  (long long)tokens_per_step(r), least.ranks > 1 ? " -z 3 -zn 0" : "", (double)fewest / 1e6);
     add_more_ranks(r, all, capacity, &hint);
     text_add(&hint, "%s shorter sequences (-t) or a smaller model (-e)", hint.at ? ". Otherwise" : "Only");
+    if (r->dev->is_gpu && !run_only_plans(r)) {
+        text_add(&hint, ". How many GPUs hold this run, and how long it takes: ");
+        add_gpus(r, &hint);
+    }
     return hint.at;
 }
 /* rank: a rank without enough memory; capacity: what it has. */
@@ -403,6 +453,10 @@ static void print_fit(const Run *r) {
         line("|   DOES NOT FIT: %.1f MB are missing. %s", (double)(total - capacity) / 1e6, hint);
         free(hint);
     }
+    t = (Text){ 0 };
+    if (plans && r->dev->is_gpu) add_gpus(r, &t);
+    if (t.at) line("|   %-27s | %s", "GPUs that hold it, time", t.at);
+    free(t.at);
     if (r->saves.copy_bytes)
         line("|   checkpoint snapshot, host   | %10.2f MB%s: training pauses only while it is taken",
              (double)r->saves.copy_bytes / 1e6, r->elsewhere ? ", if it has them for each rank" : "");

@@ -32,6 +32,26 @@ static double run_seconds(const Run *r, const StepCost *c, int64_t steps) {
         validations = (steps + s->val_every - 1) / s->val_every;
     return (double)steps * (c->passes + c->update) + (double)(validations * batches) / r->parallel.ranks * c->forward;
 }
+/* The steps of -x; of a plan, those that a run without -x has. */
+static int64_t planned_steps(const Run *r) {
+    const int64_t epoch = data_epoch_samples(r->data, r->s.seq) / samples_per_step(r),
+        given = run_only_plans(r) ? settings_steps(&r->s, r->dev, data_tokens(r->data, DATA_TRAIN)) : r->s.steps;
+    return given < 0 ? -given * epoch : given;
+}
+double run_time_on(const Run *r, const char *gpu, int gpus, Recompute again, int batch) {
+    Run there = *r;
+    Rates rates;
+    if (!device_rates(gpu, r->config.head_size, &rates)) return 0;
+    const double micro_batches = (double)samples_per_step(r) / batch / gpus;        /* of each; below 1: a part of one */
+    there.s.batch = batch;
+    there.recompute = again;
+    there.micro_batches = micro_batches > 1 ? (int)micro_batches : 1;
+    there.parallel.ranks = there.parallel.shards = gpus;
+    there.parallel.level = gpus > 1 ? MOST_SHARDED : 0;
+    StepCost c = step_cost(&there, &rates);
+    c.passes *= micro_batches / there.micro_batches;
+    return run_seconds(&there, &c, planned_steps(r));
+}
 int run_estimate(const Run *r, Text *out) {
     Rates rates;
     char left[32];
@@ -39,9 +59,7 @@ int run_estimate(const Run *r, Text *out) {
     const StepCost c = step_cost(r, &rates);
     const double tokens = (double)tokens_per_step(r), step = c.passes + c.update;
     const double total = (double)r->model.manifest.learnable, active = (double)config_active(&r->config, (size_t)total);
-    const int64_t epoch = data_epoch_samples(r->data, r->s.seq) / samples_per_step(r),
-        given = settings_steps(&r->s, r->dev, data_tokens(r->data, DATA_TRAIN)),
-        steps = given < 0 ? -given * epoch : given;
+    const int64_t epoch = data_epoch_samples(r->data, r->s.seq) / samples_per_step(r), steps = planned_steps(r);
     text_add(out, "%.0f tokens/s, %.4g ms per step, %.3g TFLOP/s\n", tokens / step, 1e3 * step,
              1e-12 * c.flop * r->parallel.ranks / step);
     duration_text(left, run_seconds(r, &c, steps));
