@@ -42,7 +42,7 @@ double run_time_on(const Run *r, const char *gpu, int gpus, Recompute again, int
     Run there = *r;
     Rates rates;
     if (!device_rates(gpu, r->config.head_size, &rates)) return 0;
-    const double micro_batches = (double)samples_per_step(r) / batch / gpus;        /* of each; below 1: a part of one */
+    const double micro_batches = (double)samples_per_step(r) / batch / gpus;    /* of each; may be below 1 */
     there.s.batch = batch;
     there.recompute = again;
     there.micro_batches = micro_batches > 1 ? (int)micro_batches : 1;
