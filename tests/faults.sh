@@ -111,6 +111,15 @@ fails words - "$errors" $few "$train" $options -tk 300 -x 6 -y auto
 fails one - "malloc:ENOMEM" $many "$train" $options -x 6 -y auto
 fails one one.4 "malloc:ENOMEM" $many "$train" -y auto
 fails two two.4 "malloc:ENOMEM" $many "$train" -y auto -ng 2
+# without memory for a copy of what is saved: in pieces, while steps wait
+"$train" $options -x 0 > said
+sed -n 's/^|   total  *| *\([0-9.]*\) MB.*/\1/p' said | awk '{ printf "MemAvailable: %d kB\n", $1 * 1100 }' > memory
+FAULT_MEMORY=$work/memory; export FAULT_MEMORY
+LD_PRELOAD=$work/faults.so "$train" $options -x 0 > said; grep -q 'pauses while each checkpoint' said; verdict $? "saves in pieces: $(grep snapshot said)"
+fails one - "write:ENOSPC truncate:EIO fsync:EIO rename:EIO close:EIO any:kill" $few "$train" $options -x 6 -y auto
+fails shards shards.4 "write:ENOSPC fsync:EIO any:kill" $few "$train" -y auto -ng 2
+fails one one.4 "malloc:ENOMEM" $many "$train" -y auto
+unset FAULT_MEMORY
 # permanent faults: a disk that stays full, a broken disk
 fails one - "write:ENOSPC+ fsync:EIO+ rename:EIO+ any:EIO+" $some "$train" $options -x 6 -y auto
 

@@ -247,6 +247,30 @@ expect 0 'optimizer state and gradients sharded over 2 ranks, -z 2; ' $sharded -
 expect 0 'gradients and weights sharded over 2 ranks, -z 3; ' $sharded -gm 0.0435 -x 1 -o held4
 expect 7 'rank 0 of 2: .* needs with -z 3; it has 42.0 MB within -gm: .* MB are missing' $sharded -gm 0.042 -x 1 -o new
 expect 0 'total  *|  *42.* MB of 42 MB (-gm)' $sharded -gm 0.0424 -x 0
+# What is saved, and how much of the host's memory that takes.
+kept="$held -b 4 -n 2"
+host() { sed -n 's/^|   memory of the host  *| *\([0-9.]*\) MB.*/\1/p' "$said"; }
+expect 0 'saved step 2 in' $kept -o kept
+expect 0 'no run resumes from weights alone' $kept -sv weights -o kept1
+ok "-sv weights: the same weights, and no state of the optimizer" sh -c 'cmp kept/model.safetensors kept1/model.safetensors && cmp kept/best/model.safetensors kept1/best/model.safetensors && [ -z "$(find kept1 -name "optimizer*")" ]'
+expect 4 'only weights (-sv weights), so no run resumes from it. To train its model further: -e kept1, and another folder' $train -o kept1 -y 1 -x 6
+expect 0 fingerprint $train -e kept1 $data -dv cpu -t 16 -x 1 -o kept2
+start $some -sv weights -x 1000000 -o kept3; await grep -q 'step *3/' "$work/log" && kill -TERM $background
+ends 75 "-sv weights: SIGTERM saves weights"
+ok "and the way on is said" grep -q 'to train these weights further:  ./train_moe -e kept3 ' "$work/log"
+expect 0 'no weights were saved (-sv none)' $kept -sv none -o kept4
+ok "-sv none: no model, no card, no checkpoint, the same losses" sh -c '[ -z "$(find kept4 -name "*.safetensors" -o -name README.md)" ]'
+same_run kept kept4 "-sv none"
+expect 0 'nothing is saved (-sv none)' $kept -sv none -y 1 -o kept4
+expect 0 'snapshot, host  *|  *none: nothing is saved' $train $data -x 0 -gm h100 -sv none
+large="$train $data -dv cpu -e m4:c256h4e16k2f256 -b 4 -t 64 -s 0 -x 1"
+expect 0 'snapshot, host  *|  *[0-9.]* MB: training pauses only while' $large -o large
+with=$(host) peak=$(sed -n 's/^peak memory  *| *\([0-9.]*\) MB.*/\1/p' "$said") copy=$(sed -n 's/.*snapshot, host  *| *\([0-9.]*\) MB.*/\1/p' "$said")
+ok "memory of the host: planned $with MB, taken $peak MB" awk -v a="$with" -v b="$peak" 'BEGIN { exit !(b > 0.8 * a && b < 1.1 * a + 10) }'
+limit=$(awk -v a="$with" -v c="$copy" 'BEGIN { print (a - c / 3) / 1000 }')
+expect 0 'none: it would leave too little memory. Training pauses while each checkpoint of [0-9.]* MB is written from the device in pieces (0:00, at 1 GB/s)' $large -hm "$limit" -o large1
+ok "in pieces: the same files" sh -c 'cmp large/state/step-00000001/model.safetensors large1/state/step-00000001/model.safetensors && cmp large/state/step-00000001/optimizer.safetensors large1/state/step-00000001/optimizer.safetensors'
+expect 7 'hm 0.05: this run takes at least [0-9.]* MB of the host.s memory' $large -hm 0.05 -o new
 [ -e /dev/nvidiactl ] || expect 2 'To plan .* for a GPU you don.t have: .*-x 0 -gm' $train $data -x 5 -dv cuda-f64 -o new
 expect 0 'smoe.c' $train --version
 

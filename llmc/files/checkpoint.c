@@ -199,6 +199,11 @@ static int verify_step(Checkpoint *c, const char *file, const Wanted *w, Error *
         || !config_from_json(&c->config, json_get(run, "config"), &why)
         || (w && !w->usable(run, w->of, &why))) return error_set(e, "%s: %.900s", file, why.text);
     for (int i = 0; i < FILES; i++) {
+        if (i && !json_get(json_get(run, "files"), checkpoint_files[i])) {
+            if (!w) continue;                               /* its weights are wanted */
+            return error_set(e, "it has no state of the optimizer, only weights (-sv weights), so no run resumes from "
+                             "it. To train its model further: -e %s, and another folder with -o", c->folder);
+        }
         char *path = text_format("%s/%s", c->path, checkpoint_files[i]);
         FileSum sum;
         int ok = expected_sum(run, checkpoint_files[i], &sum, &why);

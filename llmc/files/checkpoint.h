@@ -51,11 +51,12 @@ typedef enum { SAVED_NOTHING, SAVED_STATE, SAVED_ALL } Saved;
  * all of them see. Each writes its own part of every tensor, and needs no other rank's, so none has
  * more of the model in memory than it trains; the files are those that one rank would write. If one
  * rank cannot, none of it is saved, and all get its reason.
- * open: of a planned model and optimizer. copy_bytes: of a copy of what this rank writes, in the
- * host's memory. drop_oldest: a thread begins to take them. use_buffer, between saves: if they are
+ * open: of a planned model and optimizer; NULL: weights alone, without the optimizer's state, from
+ * which no run is resumed. copy_bytes: of a copy of what this rank writes, in the host's memory.
+ * make_buffer: a thread begins to take them. use_buffer, between saves: if they are
  * there on all ranks, later saves make a copy. With a copy training goes on while files are
  * written, and only waits for the copy; on a GPU from before the next update on (Device.copied).
- * Without, begin returns when this rank has written.
+ * Without, begin returns when this rank has written, in pieces from the device (save_shard.h).
  * begin: 0: nothing was saved. begin_best: the same for FOLDER/best, of what->model only, which is
  * tried twice. busy, of this rank alone: 1: the next call of saver_next would wait for its thread.
  * next, when no rank is busy, or to wait: 1: the save has ended, with the result *saved, and e

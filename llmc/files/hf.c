@@ -377,6 +377,13 @@ static int load_weights(Model *m, const Model *was, const char *path, Error *e) 
     free(problems.at);
     return !n;
 }
+size_t hf_host_bytes(const Model *m) {
+    size_t count, unit = 1;
+    Piece *pieces = pieces_of(m, &count);
+    for (size_t i = 0; i < count; i++) if (piece_unit(&pieces[i]) > unit) unit = piece_unit(&pieces[i]);
+    free(pieces);
+    return load_host_bytes(m->dev, unit);
+}
 int hf_load_weights(Model *m, const char *path, Error *e) { return load_weights(m, m, path, e); }
 int hf_load_upcycled(Model *m, const Config *dense, const char *path, Error *e) {
     Model was;

@@ -39,6 +39,8 @@ int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer
 enum { MOST_ENDS = 32 };
 int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, OUT int ids[MOST_ENDS]);
 
+/* Of the host's memory, that loading a model takes at most, besides a model on a CPU. */
+size_t hf_host_bytes(const Model *m);
 /* Writes and syncs this rank's parts of the file of weights. Refuses what is not finite. */
 int hf_write_weights(const SaveShard *s, const char *path, int64_t step, FilePart **parts, size_t *count, Error *e);
 /* all of it, of a model of one rank */

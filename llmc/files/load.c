@@ -61,6 +61,11 @@ static int send(const Device *dev, const Batch *b, Error *e) {
     }
     return 1;
 }
+size_t load_host_bytes(const Device *dev, size_t unit) {
+    const size_t threads = (size_t)omp_get_max_threads(), most = unit > MOST ? unit * dev->floatX_size
+        : MOST * dev->real_size;
+    return threads * ((dev->is_gpu ? 2 * 2 * most : 0) + unit * dev->floatX_size);     /* a check copies a unit */
+}
 int load_all(const Device *dev, Safetensors *s, const Load *loads, size_t count, Error *e) {
     const int most = 2 * omp_get_max_threads();
     Batch batches[2] = { { 0 } };

@@ -20,6 +20,7 @@ struct Load {
     const void *of;                     /* for check */
 };
 const char *load_dtype(const Device *dev, Dtype type);      /* its name in files */
+size_t load_host_bytes(const Device *dev, size_t unit);     /* of the host's memory, for units of so many elements */
 /* 0: the first error, in their order */
 int load_all(const Device *dev, Safetensors *s, const Load *loads, size_t count, Error *e);
 #endif

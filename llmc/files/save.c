@@ -23,13 +23,14 @@
 
 /* ---- what is written ------------------------------------------------------------------------- */
 
-static int save_run(const char *path, const Snapshot *s, const FileSum sums[FILES], Error *e) {
+static int save_run(const char *path, const Snapshot *s, int files, const FileSum sums[FILES], Error *e) {
     Text t = { 0 };
     text_add(&t, "{\n  \"format\": %d,\n", FORMAT);
     text_add_string(&t, s->progress);
-    text_add(&t, ",\n  \"files\": {\n    \"model.safetensors\": {\"bytes\": %llu, \"crc32c\": %u},\n"
-                 "    \"optimizer.safetensors\": {\"bytes\": %llu, \"crc32c\": %u}",
-             (unsigned long long)sums[0].bytes, sums[0].crc, (unsigned long long)sums[1].bytes, sums[1].crc);
+    text_add_string(&t, ",\n  \"files\": {");
+    for (int f = 0; f < files; f++)
+        text_add(&t, "%s\n    \"%s\": {\"bytes\": %llu, \"crc32c\": %u}", f ? "," : "", checkpoint_files[f],
+                 (unsigned long long)sums[f].bytes, sums[f].crc);
     if (s->tokenizer) {
         size_t bytes;
         const char *json = tokenizer_json(s->tokenizer, &bytes);
@@ -125,10 +126,12 @@ struct Saver {
     atomic_int done;
 };
 
+/* The first ones: the best weights, or a saver without the optimizer, have no state. */
+static int files_of(const Saver *s) { return s->is_best || !s->shard.optimizer ? 1 : FILES; }
 static void write_parts(Saver *s) {
     const char *const in = s->is_best ? NULL : s->temporary;
     char *weights = in ? top_weights(in) : text_format("%s", s->temporary),
-        *state = in ? text_format("%s/%s", in, checkpoint_files[1]) : NULL;
+        *state = files_of(s) > 1 ? text_format("%s/%s", in, checkpoint_files[1]) : NULL;
     s->ok = hf_write_weights(&s->shard, weights, s->what.step, &s->parts[0], &s->count[0], &s->why)
          && (!state || optimizer_save(&s->shard, state, &s->parts[1], &s->count[1], &s->why));
     free_each(weights, state);
@@ -137,7 +140,7 @@ static void publish_step(Saver *s) {
     char *run = text_format("%s/run.json", s->temporary), *final = step_path(s->folder, s->what.step),
         *weights = top_weights(final);
     int published = 0;
-    int ok = save_run(run, &s->what, s->sums, &s->why) && folder_sync(s->temporary, &s->why)
+    int ok = save_run(run, &s->what, files_of(s), s->sums, &s->why) && folder_sync(s->temporary, &s->why)
           && publish_folder(s->folder, s->what.step, s->temporary, &published, &s->why);
     ok = ok && publish(weights, s->folder, s->shard.model, s->what.tokenizer, s->what.origin, &s->why);
     if (ok) remove_old_steps(s->folder, s->what.step, s->keep);
@@ -191,7 +194,7 @@ static int agree(Saver *s, int ok) { return s->group ? group_agree(s->group, ok,
 /* The sums of the files, on rank 0. */
 static int collect_sums(Saver *s) {
     int ok = 1;
-    for (int f = 0; f < (s->is_best ? 1 : FILES); f++) {
+    for (int f = 0; f < files_of(s); f++) {
         const int fits = save_shard_sum(&s->shard, s->group, s->parts[f], s->count[f], &s->sums[f]);
         char *path = s->is_best ? text_format("%s", s->temporary)
                                 : text_format("%s/%s", s->temporary, checkpoint_files[f]);
@@ -250,7 +253,7 @@ static void discard(const Saver *s) {
 /* By rank 0: the folder for the files. */
 static int prepare(Saver *s) {
     const Model *m = s->shard.model;
-    const size_t state = s->is_best ? 0 : optimizer_bytes(m, s->shard.optimizer);
+    const size_t state = files_of(s) < FILES ? 0 : optimizer_bytes(m, s->shard.optimizer);
     char *in = text_format("%s/%s", s->folder, s->is_best ? "best" : "state");
     discard(s);
     const int ok = folder_make(in, &s->why)
@@ -286,6 +289,7 @@ static int begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, 
     }
     save_shard_borrow(&s->shard);
     if (s->shard.copy) save_shard_copy(&s->shard, s->is_best);
+    else save_shard_stream(&s->shard);
     s->phase = COPIES;
     if (!s->shard.copied || !s->shard.model->dev->is_gpu) start_writing(s);
     return 1;

@@ -132,10 +132,35 @@ void save_shard_copy(SaveShard *s, int weights_only) {
     if (bias_bytes(s)) dev->copy_out(s->copy + s->bias_at, s->model->bias, bias_bytes(s));
     s->copied = 1;
 }
+void save_shard_stream(SaveShard *s) {
+    SaveStream *q = mem_alloc(sizeof *q);
+    q->bytes = s->bytes < SAVE_PIECE ? s->bytes : SAVE_PIECE;
+    q->memory = host_buffer_open(s->model->dev, s->model->params, q->bytes);
+    if (host_buffer_state(q->memory, 1) == BUFFER_READY) { s->stream = q; return; }
+    host_buffer_close(q->memory);
+    free(q);
+}
 void save_shard_drop(SaveShard *s) {
-    free(s->borrowed);
+    if (s->stream) host_buffer_close(s->stream->memory);
+    free_each(s->borrowed, s->stream);
     s->borrowed = NULL;
+    s->stream = NULL;
     s->copied = 0;
+}
+/* n elements that the device has, through the buffer: it gets as many from `first` on as it holds,
+ * and so what the next calls ask for, too. */
+static const void *streamed(const SaveShard *s, int array, int tensor, size_t first, size_t n) {
+    const Device *dev = s->model->dev;
+    SaveStream *q = s->stream;
+    const SaveShardPart *p = &s->parts[array][tensor];
+    const size_t element = save_shard_element(s, array), most = q->bytes / element, left = p->first + p->own - first;
+    char *const memory = host_buffer_memory(q->memory);
+    if (!q->n || q->array != array || q->tensor != tensor || first < q->first || first + n > q->first + q->n) {
+        q->array = array, q->tensor = tensor, q->first = first, q->n = left < most ? left : most;
+        dev->copy_out(memory, array_of(s, array) + (p->source + first - p->first) * element, q->n * element);
+        dev->copied(1);
+    }
+    return memory + (first - q->first) * element;
 }
 
 /* Does a rank's own part of a range end within a unit? The same answer on all ranks. */
@@ -178,6 +203,7 @@ const void *save_shard_read(const SaveShard *s, int array, int tensor, size_t fi
         return buffer;
     }
     if (s->copied) return s->copy + p->at + (first - p->first) * element;
+    if (s->stream && n * element <= s->stream->bytes) return streamed(s, array, tensor, first, n);
     s->model->dev->download(buffer, array_of(s, array) + (p->source + first - p->first) * element, n * element);
     return buffer;
 }

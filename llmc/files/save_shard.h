@@ -1,12 +1,13 @@
 /* save_shard.h: what one rank writes of a model and its optimizer's state. Every rank has a shard
  * of every tensor, whatever is sharded: its piece of the range (tensor.h). It is read from the
- * device, or from a copy in the host's memory, which is made at once; then training goes on while
- * files are written. No rank needs what others have, but of sharded experts that files have in
- * another order (transposed): of those that are cut, the rank that has the beginning borrows the
- * rest. */
+ * device, in pieces through a small buffer that it reaches directly, while training waits; or from
+ * a copy in the host's memory, which is made at once, and training goes on while files are written.
+ * No rank needs what others have, but of sharded experts that files have in another order
+ * (transposed): of those that are cut, the rank that has the beginning borrows the rest. */
 #ifndef SAVE_SHARD_H
 #define SAVE_SHARD_H
 #include "llmc/model/optim.h"
+#include "host_buffer.h"
 #include "safetensors.h"
 
 enum { SHARD_WEIGHTS = STATE_KINDS, SHARD_ARRAYS };        /* before it, the kinds of the optimizer's state */
@@ -17,6 +18,9 @@ typedef struct {
     size_t at;                          /* and here in the copy, in bytes; */
     size_t borrowed;                    /* the others begin here among the borrowed ones, in bytes */
 } SaveShardPart;
+/* A buffer with a piece of this rank's part of a tensor: n elements from `first` on. */
+typedef struct { HostBuffer *memory; size_t bytes; int array, tensor; size_t first, n; } SaveStream;
+enum { SAVE_PIECE = HOST_PIECE };               /* its bytes, at most */
 typedef struct {
     const Model     *model;
     const Optimizer *optimizer;         /* NULL: weights only */
@@ -28,6 +32,7 @@ typedef struct {
     char            *borrowed;          /* in the host's memory, while something is saved */
     char            *copy;              /* in the host's memory, `bytes`; NULL: there is none */
     int              copied;            /* 1: it has what is to be saved */
+    SaveStream      *stream;            /* else, while something is saved; NULL: the host has no memory for it */
 } SaveShard;
 
 void save_shard_open(SaveShard *s, const Model *m, const Optimizer *o);  /* of a planned model and optimizer */
@@ -35,13 +40,15 @@ void save_shard_close(SaveShard *s);
 
 /* Gets from other ranks what is borrowed, as it is now: called by all ranks. Starts the copy of
  * what the device has now; Device.copied tells when it is complete; weights_only: without the
- * optimizer's state. drop: from now on the device is read, and nothing is borrowed. */
+ * optimizer's state. stream: makes the buffer instead. drop: of all of this nothing is left; from
+ * now on the device is read. */
 void save_shard_borrow(SaveShard *s);
 void save_shard_copy(SaveShard *s, int weights_only);
+void save_shard_stream(SaveShard *s);
 void save_shard_drop(SaveShard *s);
 
-/* n elements of this rank's part, from the tensor's element `first` on: on the host, or in
- * buffer. */
+/* n elements of this rank's part, from the tensor's element `first` on: in buffer, or on the host
+ * until the next call. */
 const void *save_shard_read(const SaveShard *s, int array, int tensor, size_t first, size_t n, void *buffer);
 const void *save_shard_bias(const SaveShard *s, void *buffer);  /* the routers' biases, (routers, E) */
 /* The sum of a file, of which this rank has written these parts, on rank 0. 0: those of all ranks

@@ -35,6 +35,7 @@ typedef struct {
     Recompute     recompute;            /* what -r means here */
     Model         model;
     Optimizer     optimizer;
+    size_t        memory;               /* bytes of a rank's device that the plan takes, for samples, too */
     Generator     samples;              /* uses the model's weights */
     TextStyle     sample_style;
     Progress      progress;
@@ -80,6 +81,9 @@ void run_choose_model(Run *r);
 void run_join_ranks(Run *r);            /* connects to the other processes, which must have the same settings */
 void run_plan(Run *r);                  /* batch, model and optimizer; allocates nothing */
 void run_plan_saves(Run *r);            /* does the host have memory for a copy of what is saved? */
+/* Bytes of the host's memory that this process takes, with a copy of so many on each of its ranks:
+ * measured so far, and counted for what comes. list: NULL, or receives its parts. */
+size_t run_host_memory(const Run *r, size_t copy_bytes, Text *list);
 void run_print_plan(const Run *r);
 int  run_estimate(const Run *r, Text *out);  /* lines of the plan: how long it would take. 0: no rates are known */
 /* Seconds that its steps (without -x: those that then hold) take on so many GPUs of this name

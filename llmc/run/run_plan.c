@@ -49,7 +49,6 @@ static void set_sharding(const Run *r, Parallel *p, int level, int shards) {
 static size_t samples_memory(const Run *r, const Model *m) {
     return r->s.sample_every > 0 ? decoder_bytes(r->dev, &m->config, 1, r->s.seq > 2 ? r->s.seq : 2, m) : 0;
 }
-static size_t total_memory(const Run *r) { return r->model.arena.total + samples_memory(r, &r->model); }
 /* Memory of a plan; with -r auto, within capacity. chosen: NULL, or receives what is recomputed. */
 static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *chosen) {
     Model m;
@@ -211,6 +210,7 @@ void run_plan(Run *r) {
     if (s->moments == FLOATX && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
     optimizer_plan(&r->optimizer, &r->model, s->master, s->moments, settings_muon(s));
+    r->memory = r->model.arena.total + samples_memory(r, &r->model);
     r->optimizer.end_betas[0] = s->end_beta1, r->optimizer.end_betas[1] = s->end_beta2;
     r->optimizer.tables = (TableRates){ s->value_rate, s->bigram_rate };
 }
@@ -348,7 +348,7 @@ static char *would_fit(const Run *r, size_t capacity) {
 }
 /* rank: a rank without enough memory; capacity: what it has. */
 static _Noreturn void lacks_memory(const Run *r, int rank, double capacity) {
-    const size_t need = total_memory(r);
+    const size_t need = r->memory;
     char where[96] = "", with[64] = "", has[96] = "", name[48];
     if (r->parallel.ranks > 1) snprintf(where, sizeof where, "rank %d of %d: ", rank, r->parallel.ranks);
     if (r->parallel.ranks > 1)
@@ -368,7 +368,7 @@ static _Noreturn void lacks_memory(const Run *r, int rank, double capacity) {
 void run_check_memory(const Run *r) {
     int which;
     const size_t least = least_memory(r, &which);
-    if (least && total_memory(r) > least) lacks_memory(r, which, (double)least);
+    if (least && r->memory > least) lacks_memory(r, which, (double)least);
 }
 void run_out_of_memory(const Run *r) { lacks_memory(r, r->parallel.rank, (double)rank_memory(r)); }
 /* A line of the table; on a terminal it goes on in further ones, under its value. */
@@ -412,17 +412,6 @@ static void print_levels(const Run *r) {
     free(t.at);
 }
 
-/* Ranks of this process's machine. */
-static size_t ranks_here(const Run *r) {
-    return (size_t)(r->local_devices.count * (r->launch.locals > 0 ? r->launch.locals : 1));
-}
-void run_plan_saves(Run *r) {
-    Saver *s = saver_open(&r->model, &r->optimizer);
-    const size_t copy_bytes = saver_copy_bytes(s), host = device_find("cpu-f32")->memory(),
-        each = copy_bytes + (r->dev->is_gpu ? 0 : r->model.arena.total);
-    saver_close(s);
-    r->saves.copy_bytes = !r->elsewhere && host && each * ranks_here(r) > host / 4 * 3 ? 0 : copy_bytes;
-}
 /* What is recomputed; in a plan that is only printed, also what could be. */
 static void print_recompute(const Run *r, int plans) {
     Text t = { 0 };
@@ -434,9 +423,29 @@ static void print_recompute(const Run *r, int plans) {
     if (plans && r->config.layers > 1) line("|   (recomputing would save: %s)", t.at);
     free(t.at);
 }
+/* The host's memory, and what saving costs. */
+static void print_host(const Run *r) {
+    enum { DISK = 1000000000 };                             /* bytes per second of a disk, if nothing is known of it */
+    const double bytes = (double)r->saves.bytes;
+    Text t = { 0 };
+    char time[32];
+    const double total = (double)run_host_memory(r, r->saves.copy_bytes, &t);
+    line("|   %-27s | %10.2f MB: %s", "memory of the host", total / 1e6, t.at);
+    free(t.at);
+    duration_text(time, bytes / DISK);
+    if (r->s.kept == KEEP_NOTHING)
+        line("|   checkpoint snapshot, host   |       none: nothing is saved (-sv none)");
+    else if (r->saves.copy_bytes)
+        line("|   checkpoint snapshot, host   | %10.2f MB%s: training pauses only while it is taken",
+             bytes / 1e6, r->elsewhere ? ", if it has them for each rank" : "");
+    else
+        line("|   checkpoint snapshot, host   |       none: it would leave too little memory. Training pauses while "
+             "each checkpoint of %.1f MB is written from the device in pieces (%s, at 1 GB/s)%s", bytes / 1e6, time,
+             r->s.kept == KEEP_STATE ? "; -sv weights saves less" : "");
+}
 /* The end of the plan: does it fit? */
 static void print_fit(const Run *r) {
-    const size_t total = total_memory(r), capacity = rank_memory(r);
+    const size_t total = r->memory, capacity = rank_memory(r);
     const int plans = run_only_plans(r);
     if (r->s.sample_every > 0)
         line("|   %-27s | %10.2f MB", "samples of text (-s)", (double)samples_memory(r, &r->model) / 1e6);
@@ -457,12 +466,7 @@ static void print_fit(const Run *r) {
     if (plans && r->dev->is_gpu) add_gpus(r, &t);
     if (t.at) line("|   %-27s | %s", "GPUs that hold it, time", t.at);
     free(t.at);
-    if (r->saves.copy_bytes)
-        line("|   checkpoint snapshot, host   | %10.2f MB%s: training pauses only while it is taken",
-             (double)r->saves.copy_bytes / 1e6, r->elsewhere ? ", if it has them for each rank" : "");
-    else
-        line("|   checkpoint snapshot, host   |       none: it would leave too little memory, so training pauses for "
-             "every save");
+    print_host(r);
 }
 
 /* Which part of the validation split is read, and how much work a kill would lose. */
@@ -478,7 +482,10 @@ static void print_intervals(const Run *r) {
                  (double)s->save_seconds / 2);
     if (s->save_every) text_add(&t, "%s%lld steps (-n)", t.at ? ", or " : "", (long long)s->save_every);
     if (!t.at) text_add(&t, "all work: checkpoints are saved only at the end and when stopped (-nt, -n)");
-    line("|   kill -9 would lose  | %s%s", s->save_seconds > 0 || s->save_every ? "at most " : "", t.at);
+    if (s->kept == KEEP_STATE)
+        line("|   kill -9 would lose  | %s%s", s->save_seconds > 0 || s->save_every ? "at most " : "", t.at);
+    else line("|   kill -9 would lose  | all work: %s", s->kept == KEEP_WEIGHTS
+              ? "no run resumes from weights alone (-sv weights)" : "nothing is saved (-sv none)");
     free(t.at);
 }
 

@@ -178,6 +178,11 @@ void run_forewarn(Run *r, const StepStats *t) {
 
 double run_chance(const Run *r) { return log(config_ids(&r->config)); }
 
+/* The step of the checkpoint of before it diverged; -1: there is none to resume from. */
+static int64_t way_back(const Run *r) {
+    const int64_t sound = r->progress.sound;
+    return r->s.kept == KEEP_STATE ? checkpoint_newest(r->s.out, sound ? sound : -1) : -1;
+}
 /* From where can it go on as it was before? */
 static void say_way_back(const Run *r, int64_t step, Text *out) {
     if (step < 0) {
@@ -196,7 +201,7 @@ void run_follow_course(Run *r, const StepStats *t) {
     const Course course = progress_course(p, t->loss, chance);
     if (course == COURSE_SAME || !r->leads) return;
     const double bound = progress_bound(p, chance);
-    const int64_t from = checkpoint_newest(r->s.out, p->sound ? p->sound : -1);
+    const int64_t from = way_back(r);
     Text e = event(course == COURSE_DIVERGED ? "diverged" : "recovered"), way = { 0 };
     event_int(&e, "step", t->step);
     event_double(&e, "loss", t->loss);
@@ -264,7 +269,7 @@ static void log_summary(Run *r, uint64_t weights) {
                  (double)r->waits / (double)(p->step - r->first_step));
     if (p->diverged) {
         Text way = { 0 };
-        say_way_back(r, checkpoint_newest(r->s.out, p->sound ? p->sound : -1), &way);
+        say_way_back(r, way_back(r), &way);
         log_line(&r->log, "DIVERGED         | since step %lld; the lowest mean loss was %.4g. %s",
                  (long long)p->diverged, p->lowest, way.at);
         free(way.at);
@@ -346,21 +351,25 @@ void run_end_log(Run *r) {
     Error e;
     const uint64_t weights = saves_fingerprint(&r->saves);
     if (!r->leads) return;
-    export_model(r);
-    write_cards(r);
+    if (r->s.kept != KEEP_NOTHING) export_model(r);
+    if (r->s.kept != KEEP_NOTHING) write_cards(r);
     log_summary(r, weights);
     if (!report_update(r->report, 0, &e)) warn("%s", e.text);
     report_close(r->report);
     Text folder = { 0 };
     char *best = text_format("%s%s", r->s.out, r->s.keep_best && r->progress.best.step >= 0 ? "/best" : "");
     text_add_word(&folder, r->finished ? best : r->s.out);
-    if (r->finished && data_has_chats(r->data) && *chat_name(data_chat(r->data)))
+    if (r->s.kept == KEEP_NOTHING) log_line(&r->log, "\nno weights were saved (-sv none)");
+    else if (r->finished && data_has_chats(r->data) && *chat_name(data_chat(r->data)))
         log_line(&r->log, "\nto talk to it:  make infer_moe && ./infer_moe %s -m chat", folder.at);
     else if (r->finished) {
         add_prompt(r, &folder);
         log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s%s", folder.at,
                  r->tokenizer ? "" : "      (ids of tokens; -z names a tokenizer)");
     }
+    else if (r->s.kept == KEEP_WEIGHTS)
+        log_line(&r->log, "\nstopped on request; to train these weights further:  ./train_moe -e %s -o ANOTHER",
+                 folder.at);
     else log_line(&r->log, "\nstopped on request; to continue:  ./train_moe -o %s -y 1", folder.at);
     free(folder.at);
     free(best);

@@ -10,8 +10,8 @@ static int leads(const Saves *v) { return v->parallel->rank == 0; }
 void saves_open(Saves *v, const Settings *s, Progress *p, Log *log, const Parallel *parallel, Snapshot what,
                 size_t copy_bytes) {
     *v = (Saves){ .s = s, .p = p, .log = log, .parallel = parallel, .what = what,
-                  .saver = saver_open(what.model, what.optimizer), .copy_bytes = copy_bytes, .saved_step = -1,
-                  .saved = SAVED_ALL, .lost_best = -1 };
+                  .saver = saver_open(what.model, s->kept == KEEP_STATE ? what.optimizer : NULL), .bytes = v->bytes,
+                  .copy_bytes = copy_bytes, .saved_step = -1, .saved = SAVED_ALL, .lost_best = -1 };
     if (!group_all(parallel->group, copy_bytes > 0)) {
         if (leads(v) && copy_bytes)
             warn("the host of another rank has no room for a copy of what is saved: steps wait for saves");
@@ -73,7 +73,7 @@ static void end_best(Saves *v, Saved saved, const char *why) {
  * name (saves_begin). Others are written beside the steps, if memory for a copy is free. */
 int saves_best(Saves *v, Best before) {
     Error e;
-    if (!v->s->keep_best) return 1;
+    if (!v->s->keep_best || v->s->kept == KEEP_NOTHING) return 1;
     if (v->p->step == v->s->steps) return v->best_is_last = 1;
     use_buffer(v);
     if (!v->copies || v->under_way) return save_best(v);
@@ -90,7 +90,8 @@ static double save_period(const Saves *v) {
     return v->cost <= 0 ? wanted / 2 : wanted > 100 * v->cost ? wanted : 100 * v->cost;
 }
 int saves_due(const Saves *v) {
-    return leads(v) && !v->under_way && v->s->save_seconds > 0 && now() - v->at >= save_period(v);
+    return leads(v) && !v->under_way && v->s->save_seconds > 0 && v->s->kept != KEEP_NOTHING
+        && now() - v->at >= save_period(v);
 }
 
 static void report_saved(Saves *v, Saved saved, const char *why) {
@@ -110,8 +111,8 @@ static void report_saved(Saves *v, Saved saved, const char *why) {
         log_event(v->log, &e);
     }
     if (saved == SAVED_STATE)
-        warn("step %lld is saved in %s/state, and -y 1 resumes from it; but the model in %s is an older one, or the "
-             "disk may lose it: %s", step, out, out, why);
+        warn("step %lld is saved in %s/state; but the model in %s is an older one, or the disk may lose it: %s", step,
+             out, out, why);
     if (saved != SAVED_NOTHING) { v->failed = 0; return; }
     char newest[64];
     saves_newest(out, newest);
@@ -204,6 +205,10 @@ void saves_begin(Saves *v, int timed, int waits) {
     Error e;
     Progress *p = v->p;
     Text progress = { 0 };
+    if (v->s->kept == KEEP_NOTHING) {
+        v->saved_step = p->step;
+        return;
+    }
     if (waits) saves_follow(v, 1);
     else if (!v->late) wait_some(v);
     if (v->under_way) { put_off(v); return; }

@@ -15,6 +15,7 @@ typedef struct {
     const Parallel *parallel;
     Snapshot  what;                     /* of the run; step and progress are set by each save */
     Saver    *saver;
+    size_t    bytes;                    /* of a checkpoint, that this rank writes */
     size_t    copy_bytes;               /* of host memory for a copy of what a rank saves; 0: steps wait */
     int       copies;                   /* 1: saves make a copy */
     enum { NO_SAVE, SAVES_STATE, SAVES_BEST } under_way;
@@ -23,7 +24,7 @@ typedef struct {
     int64_t   step, due;                /* that it saves, and was to save: an earlier one, if it was put off; else 0 */
     double    paused;                   /* seconds that the steps waited for it */
     double    at, cost;             /* time of the last save, or of the first step; seconds that it cost, 0: none yet */
-    int64_t   saved_step;               /* of this session; -1: none */
+    int64_t   saved_step;               /* of this session; -1: none. -sv none: the last that was due */
     Saved     saved;                    /* what the last save has saved */
     int       failed;                   /* saves in a row */
     int64_t   lost_best;                /* the step of the best weights, if they could not be saved; else -1 */

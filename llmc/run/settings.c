@@ -158,6 +158,9 @@ static const Option options[] = {
       "also keep every N-th step's checkpoint permanently; 0: none" },
     { "saving",    "nb", "best",             OPTION_INT,   AT(keep_best),     "1",                   0,    1,     NULL,
       "1: keep the weights with the best validation loss in OUT/best" },
+    { "saving",    "sv", "saved",            OPTION_CHOICE, AT(kept),          "state", 0, 0, "state|weights|none",
+      "state: checkpoints to resume from, and the model; weights: the model alone, from which no run resumes (-e OUT "
+      "trains it further); none: not even at the end" },
     { "saving",    "sw", "save-type",    OPTION_CHOICE, AT(saved_type),    "auto", 0, 0, "auto|f32|bf16|f16|f64",
       "number type of the model in OUT and OUT/best at the end; auto: as in the folder of -e, else the device's" },
     { "saving",    "ss", "shard-size",   OPTION_FLOAT, AT(shard),         "50",                  0,    1e6,   NULL,
@@ -204,6 +207,9 @@ static const Option options[] = {
       "how long to wait for all processes to start" },
     { "ranks",     "pt", "silence-seconds",  OPTION_INT,   AT(silence_seconds), "10",                1,    1e6,   NULL,
       "a process that is silent for longer is lost" },
+    { "ranks",     "hm", "host-memory",      OPTION_FLOAT, AT(host_memory),   "0",                   0,    1e6,   NULL,
+      "gigabytes of the host's memory that this process may take; a copy of what is saved is made only if it fits into "
+      "them. 0: into three quarters of what is free" },
     { "ranks",     "gm", "gpu-memory",       OPTION_TEXT,  AT(gpu_memory),    "",                    0,    0,     NULL,
       "gigabytes below which the memory of a run is held, on each GPU, or of each rank on a CPU: 40, or what a GPU of "
       "this name has (h100). With -x 0: plan for a GPU you don't have, by its name, GB, or GB:GB/s:TFLOP/s of bf16 "

@@ -9,12 +9,13 @@
 #include "llmc/model/schedule.h"
 #include "options.h"
 
-enum { SETTINGS = 87 };
+enum { SETTINGS = 89 };
 /* Values of choices, in the order of their words in the table. */
 typedef enum { ADAMW, MUON } Updates;
 typedef enum { DECAY_PLAIN, DECAY_CAUTIOUS, DECAY_SQUARED } DecayKind;
 typedef enum { BIAS_BY_SIGN, BIAS_RELATIVE } BiasLaw;
 typedef enum { PRECISE, FP8_IF_FASTER, FP8_ALWAYS } Precision;
+typedef enum { KEEP_STATE, KEEP_WEIGHTS, KEEP_NOTHING } Kept;
 typedef enum { SAVE_AUTO, SAVE_F32, SAVE_BF16, SAVE_F16, SAVE_F64 } SavedType;
 
 /* In the order of the table's groups. */
@@ -47,6 +48,7 @@ typedef struct {
     int64_t     save_every, major;
     float       save_seconds, shard;
     int         keep, keep_best;
+    Kept        kept;
     SavedType   saved_type;
     const char *device;
     int         recompute;
@@ -55,6 +57,7 @@ typedef struct {
     int64_t     seed;
     int         overfit, check;
     const char *address, *gpu_memory;
+    float       host_memory;
     int         ranks, processes, process, port, join_seconds, silence_seconds, show_all;
     const char *preset;                     /* whose model -e is (presets.h); NULL: of none */
     char        given[SETTINGS];            /* 1: given by the user */

@@ -445,6 +445,7 @@ static void best_linked(Trainee *t) {
           "of a step that was not saved there are none: %s", e.text);
     free(folder), free(best), free(state), free(in);
 }
+static int use_any(const JsonValue *run, const void *of, Error *e) { (void)run; (void)of; (void)e; return 1; }
 static FileSum sum_of(const char *path) {
     Error e;
     size_t n = 0;
@@ -474,6 +475,52 @@ static void copied_later(Trainee *t) {
     }
     check(sum[0].bytes > 1000 && sum[0].bytes == sum[1].bytes && sum[0].crc == sum[1].crc, "the state is the same");
     saver_close(s), free(path[0]), free(path[1]), free(folder), free(json.at);
+}
+
+/* Without memory for a copy what is saved comes in pieces through a small buffer, and in no other
+ * way. Without the optimizer there is no state, and no run resumes. */
+static size_t pieces, largest;
+static void count_piece(void *host, const void *src, size_t bytes) {
+    pieces++;
+    if (bytes > largest) largest = bytes;
+    memcpy(host, src, bytes);
+}
+static void no_download(void *host, const void *src, size_t bytes) {
+    check(bytes < 256, "%zu bytes past the buffer", bytes);             /* biases of routers */
+    memcpy(host, src, bytes);
+}
+static void saved_in_pieces(Trainee *t) {
+    const Device *dev = t->m.dev;
+    Device counts = *dev;
+    counts.copy_out = count_piece, counts.download = no_download;
+    char *folder = scratch_path("pieces"), *path[2];
+    Error e = { 0 };
+    Text json = { 0 };
+    progress_to_json(&(Progress){ .step = 1, .best = { .step = -1 } }, "cpu-f32", &json);
+    pieces = largest = 0;
+    for (int weights_only = 0; weights_only < 2; weights_only++) {
+        const Snapshot a = { .model = &t->m, .optimizer = &t->o, .step = 1, .progress = json.at, .options = "{}" };
+        char *in = weights_only ? text_format("%s-only", folder) : text_format("%s", folder);
+        t->m.dev = &counts;
+        Saver *s = saver_open(&t->m, weights_only ? NULL : &t->o);
+        check(saver_begin(s, in, &a, (Keep){ 2, 0, 0, 0 }, &e) && saver_end(s, &e) == SAVED_ALL, "saved: %s", e.text);
+        saver_close(s);
+        t->m.dev = dev;
+        check(pieces > 0 && largest > 1000 && largest <= SAVE_PIECE, "%zu pieces of %zu bytes", pieces, largest);
+        Checkpoint *c = checkpoint_open(in, NULL, &e);
+        check(c != NULL, "it can be opened for its weights: %s", e.text);
+        checkpoint_close(c);
+        c = checkpoint_open(in, &(Wanted){ use_any, NULL, 0 }, &e);
+        if (weights_only) fails(c != NULL, &e, "only weights (-sv weights)|To train its model further: -e ", "weights");
+        else check(c != NULL, "a run resumes from it: %s", e.text);
+        checkpoint_close(c);
+        path[weights_only] = file_of(in, 1, "model.safetensors");
+        free(in);
+    }
+    const FileSum a = sum_of(path[0]), b = sum_of(path[1]);
+    char *state = file_of(folder, 1, "optimizer.safetensors");
+    check(a.bytes > 1000 && a.bytes == b.bytes && a.crc == b.crc && sum_of(state).bytes > 1000, "the same weights");
+    free_each(path[0], path[1], state, folder, json.at);
 }
 
 /* From the copy, while the weights change. A failed attempt is repeated. */
@@ -548,6 +595,7 @@ void test_state(void) {
         fail(EXIT_MEMORY, "no memory for a small model");
     for (int i = 0; i < 2; i++) trainee_do(&t, i);
     PART(impossible_state(&t)); PART(brought_up_to_date(&t)); PART(half_saved(&t)); PART(copied_later(&t));
+    PART(saved_in_pieces(&t));
     PART(best_from_copy(&t)); PART(best_linked(&t)); PART(tokenizer(&t));
     trainee_close(&t);
 }
