@@ -263,6 +263,10 @@ ok "-sv none: no model, no card, no checkpoint, the same losses" sh -c '[ -z "$(
 same_run kept kept4 "-sv none"
 expect 0 'nothing is saved (-sv none)' $kept -sv none -y 1 -o kept4
 expect 0 'snapshot, host  *|  *none: nothing is saved' $train $data -x 0 -gm h100 -sv none
+mkdir unfetched && cp kept/config.json unfetched                  # a model of which only the description is here
+expect 0 'unfetched has no weights: this is the plan by its config.json, and of a text of bytes, as it has no tokenizer.json' $train $data -x 0 -e unfetched -gm h100
+ok "it has the parameters of the model" [ "$(grep '|   parameters ' "$said")" = "$($train $data -x 0 -e kept -gm h100 | grep '|   parameters ')" ]
+expect 3 'unfetched: holds neither model.safetensors nor' $train $data -e unfetched -o new
 large="$train $data -dv cpu -e m4:c256h4e16k2f256 -b 4 -t 64 -s 0 -x 1"
 expect 0 'snapshot, host  *|  *[0-9.]* MB: training pauses only while' $large -o large
 with=$(host) peak=$(sed -n 's/^peak memory  *| *\([0-9.]*\) MB.*/\1/p' "$said") copy=$(sed -n 's/.*snapshot, host  *| *\([0-9.]*\) MB.*/\1/p' "$said")

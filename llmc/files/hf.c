@@ -29,10 +29,10 @@ static int has_file(const char *folder, const char *name) {
     free(path);
     return has;
 }
-static int is_model(const char *folder) {
-    return has_file(folder, "config.json")
-        && (has_file(folder, "model.safetensors") || has_file(folder, "model.safetensors.index.json"));
+int hf_has_weights(const char *folder) {
+    return has_file(folder, "model.safetensors") || has_file(folder, "model.safetensors.index.json");
 }
+static int is_model(const char *folder) { return has_file(folder, "config.json") && hf_has_weights(folder); }
 
 static int later(struct timespec a, struct timespec b) {
     return a.tv_sec > b.tv_sec || (a.tv_sec == b.tv_sec && a.tv_nsec > b.tv_nsec);

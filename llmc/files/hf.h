@@ -10,6 +10,8 @@
 char *hf_find_model(const char *given, Error *e);
 int hf_load_config(const char *folder, Config *c, Error *e);
 
+int hf_has_weights(const char *folder);                     /* 0: config.json alone, at most */
+
 /* Loads all weights of an allocated model from a folder or one file. The error lists every missing,
  * misshapen or non-finite tensor. Other tensors are ignored with a warning. */
 int hf_load_weights(Model *m, const char *path, Error *e);

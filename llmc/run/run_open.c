@@ -321,7 +321,11 @@ static void load_config(Run *r) {
         fail(EXIT_INPUT, "-nr 1: which rows of its table of bigrams (t) a pair has depends on the size of the "
              "vocabulary, so %s takes no new tokens. A model without the table does; or train one with this tokenizer "
              "(-tk) from the start", s->model);
-    if (!hf_check_weights(r->dev, c, s->model, &e)) fail_with(&e, EXIT_INPUT);
+    const int planned = run_only_plans(r) && !hf_has_weights(s->model);             /* by its config.json alone */
+    if (planned)
+        warn("%s has no weights: this is the plan by its config.json%s", s->model, r->tokenizer
+             && tokenizer_is_bytes(r->tokenizer) ? ", and of a text of bytes, as it has no tokenizer.json either" : "");
+    else if (!hf_check_weights(r->dev, c, s->model, &e)) fail_with(&e, EXIT_INPUT);
     r->dense = *c;
     r->new_rows = more > 0 ? more : 0;
     c->vocab += r->new_rows, c->padding += r->new_rows;             /* rows that no file has, until it is read */
@@ -329,7 +333,7 @@ static void load_config(Run *r) {
     if (!r->restored && (!*s->upcycle || data_has_chats(r->data)))
         settings_fine_tune(&r->s, r->dev->is_gpu, c->channels, c->context, data_has_chats(r->data));
     char *theirs = text_format("%s/tokenizer.json", s->model);
-    if (r->tokenizer && !*s->tokenizer && !is_there(theirs) && c->vocab > tokenizer_vocab(r->tokenizer))
+    if (!planned && r->tokenizer && !*s->tokenizer && !is_there(theirs) && c->vocab > tokenizer_vocab(r->tokenizer))
         fail(EXIT_INPUT, "%s is missing, and of bytes this model "
              "has learned nothing. To make it of the folder's other files: python3 -c \"import transformers as t; "
              "t.AutoTokenizer.from_pretrained('FOLDER').save_pretrained('FOLDER')\"; or name one (-tk)", theirs);
