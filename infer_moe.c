@@ -376,8 +376,8 @@ static void answer_message(Session *q, const char *line, size_t bytes) {
         message(q, "%zu control tokens in messages are read as %s\n", q->talk.controls - controls,
                 controls_become(q));
     if (q->talk.forgotten > forgotten)
-        message(q, "the context of %d tokens was full: the oldest %d messages are forgotten\n", q->g.capacity,
-                q->talk.forgotten - forgotten);
+        message(q, "no room for an answer in the context of %d tokens: the oldest %d messages are forgotten\n",
+                q->g.capacity, q->talk.forgotten - forgotten);
 }
 
 static void continue_line(Session *q, const char *line, size_t bytes) {
@@ -553,21 +553,25 @@ static void measure_perplexity(Session *q) {
 
 /* ---- questions ------------------------------------------------------------------------------- */
 
-/* A standard error needs answers of both kinds, and enough of them. */
-static void print_accuracy(const char *name, int64_t right, int64_t questions) {
+/* A standard error needs answers of both kinds, and enough of them. 1: it is printed. */
+static int print_accuracy(const char *name, int64_t right, int64_t questions) {
     enum { ENOUGH = 20 };
+    const int known = questions >= ENOUGH && right && right < questions;
     printf("  %s %.4f", name, (double)right / (double)questions);
-    if (questions >= ENOUGH && right && right < questions) printf(" +- %.4f", evaluate_error(right, questions));
+    if (known) printf(" +- %.4f", evaluate_error(right, questions));
     else printf(" (%lld of %lld)", (long long)right, (long long)questions);
+    return known;
 }
-static void print_evaluation(const Session *q, const Questions *all, const Evaluation *v) {
+static int print_evaluation(const Session *q, const Questions *all, const Evaluation *v) {
     static const char *const names[MEASURES] = { "accuracy", "per token", "per character" };
+    int errors = 0;
     text_print(stdout, "%s: questions %lld", q->s.questions, (long long)v->questions);
     if (v->questions < (int64_t)all->count) printf(" of %zu, then interrupted", all->count);
     for (int by = 0; by < MEASURES && v->questions; by++)
         if (by != PER_CHARACTER || v->has_characters)
-            print_accuracy(names[by], v->right[by], v->questions);
+            errors |= print_accuracy(names[by], v->right[by], v->questions);
     putchar('\n');
+    return errors;
 }
 /* The file is read and checked before anything is allocated. */
 static void answer_questions(Session *q) {
@@ -592,9 +596,9 @@ static void answer_questions(Session *q) {
     const double start = now();
     if (!evaluate(&m, &all, &interrupts, s->verbose > 0, details, &v, &e)) fail(EXIT_NUMERICS, "-ev %s", e.text);
     if (details && !file_finish(details, &e)) fail(EXIT_DISK, "-eo %s", e.text);
-    print_evaluation(q, &all, &v);
-    message(q, "answered in %.1f s, %.1f questions/s; +- is one standard error\n", now() - start,
-            (double)v.questions / (now() - start));
+    const int errors = print_evaluation(q, &all, &v);
+    message(q, "answered in %.1f s, %.1f questions/s%s\n", now() - start, (double)v.questions / (now() - start),
+            errors ? "; +- is one standard error" : "");
     model_free(&m);
     questions_free(&all);
 }
@@ -653,7 +657,8 @@ static void follow_folder(Session *q, Options o) {
         else if (!is_given && follows[i].drawn) options_default(o, row->letter, follows[i].drawn);
         else if (!is_given) continue;
         option_value(row, o.settings, value, sizeof value);
-        text_add(&said, "%s%s %s (-%s)", said.length ? ", " : "", row->name, value, row->letter);
+        text_add(&said, "%s%s %s (-%s%s)", said.length ? ", " : "", row->name, value, row->letter,
+                 is_given || greedy ? "" : ", Transformers' default");
     }
     const JsonValue *stops = json_get(root, "stop_strings"),
         *stop = json_is(stops, JSON_ARRAY) ? json_first(stops) : stops;

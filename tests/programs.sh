@@ -532,7 +532,8 @@ expect 3 'no chat template.*-ct NAME' $train -i chats.jsonl -e m2:c32h4e4k2f32a1
 tune="$train -i chats.jsonl -e base -u 2 -v 5 -s 10 -g 20 -x 10 -n 5 -l 1e-2 -b 2"
 rows="-t 128 -d 512"
 expect 0 'conversations, 1 file.*every tenth' $tune $rows -o tuned
-ok "it says how to talk to the model" grep -q 'infer_moe tuned.* -m chat' "$said"
+ok "it says how to talk to the model" grep -q 'infer_moe tuned -m chat' "$said"
+ok "its sample is an answer" sh -c 'grep -A1 "^---" "$1" | grep -q "<|im_start|>user" && grep -q "^<|im_start|>assistant" "$1"' - "$said"
 for name in tokenizer.json tokenizer_config.json; do ok "fine-tuning keeps $name" cmp base/$name tuned/$name; done
 ok "its generation ends where the template ends an answer" grep -q '"stop_strings": \["<|im_end|>"\]' tuned/generation_config.json
 rm -rf chatted && cp -r tuned chatted && rm -rf chatted/state/step-00000010

@@ -217,7 +217,7 @@ static void say_controls(const Portion *p, const Tokenizer *t, const Controls *c
     if (!first) return;
     warn("%s spells out %zu control token%s, the first %.*s: %s", p->source->path, c->count, c->count > 1 ? "s" : "",
          (int)bytes, first, tokenizer_splits_controls(t) ? "encoded as text (-sp)"
-         : "encoded as control tokens, as Transformers does; -sp 1 encodes such as text");
+         : "encoded as control tokens, as Transformers does; -sp 1 encodes them as ordinary text");
 }
 static int encode_portion(Data *d, const Portion *p, const Tokenizer *t, int says, Meter *meter, Error *e) {
     const int chats = p->source->has_chats;

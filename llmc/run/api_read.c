@@ -12,11 +12,12 @@ enum { COMPLETION = 1, CHAT = 2, BOTH = 3 };
 /* ---- the tables ------------------------------------------------------------------------------ */
 
 #define FIELD(name) offsetof(ApiRequest, name)
-/* Numbers. letter: the option of infer_moe that has the value of what is not given; help: of those
- * that have none. */
+/* Numbers. letter: the option of infer_moe that has the value of what is not given; help: on the
+ * page; NULL: the option's, and with neither it is not offered there. */
 static const struct { const char *key; int in, is_float; size_t field; double low, high; const char *letter, *help; }
 numbers[] = {
-    { "max_tokens", BOTH, 0, FIELD(tokens), 0, API_TOKENS, "n", NULL },
+    { "max_tokens", BOTH, 0, FIELD(tokens), 0, API_TOKENS, "n",
+      "tokens to generate at most" },
     { "max_completion_tokens", CHAT, 0, FIELD(tokens), 0, API_TOKENS, NULL, NULL },
     { "temperature", BOTH, 1, FIELD(temperature), 0, 100, "t", NULL },
     { "top_p", BOTH, 1, FIELD(top_p), 0, 1, "p", NULL },
@@ -127,8 +128,8 @@ static int read_field(ApiRequest *q, int form, const JsonValue *v, ApiError *e) 
     for (size_t i = 0; i < ROWS(single); i++)
         if (single[i].in & form && !strcmp(single[i].key, v->key)) return read_single(i, v, e);
     for (size_t i = 0; i < ROWS(others); i++) if (others[i].in & form && !strcmp(others[i].key, v->key)) return 1;
-    error_set(&e->e, "%.100s: not known here, and without it the answer might not be the one that is meant: leave it "
-              "out", v->key);
+    error_set(&e->e, "unknown key %.100s: the answer might not be the one that is meant. Remove it; docs/api.md lists "
+              "those that are known", v->key);
     return refuse(e, v->key, "unsupported_parameter");
 }
 
@@ -410,7 +411,7 @@ void api_settings(const Api *a, Text *out) {
     text_add_string(out, "\"settings\": [");
     for (size_t i = 0; i < ROWS(numbers); i++) {
         const Option *o = numbers[i].letter ? option_row(a->options, numbers[i].letter) : NULL;
-        const char *help = o ? o->help : numbers[i].help;
+        const char *help = o && !numbers[i].help ? o->help : numbers[i].help;
         char value[64] = "0";
         if (!help) continue;
         if (o) option_value(o, a->options.settings, value, sizeof value);

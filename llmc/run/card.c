@@ -84,7 +84,7 @@ static void add_use(Text *t, const Run *r) {
                         "ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, "
                         "return_tensors=\"pt\", return_dict=True)\n");
     else text_add_string(t, "ids = tokenizer(\"Hello\", return_tensors=\"pt\")\n");
-    text_add(t, "print(tokenizer.decode(model.generate(**ids, max_new_tokens=100)[0]))\n```\n\n"
+    text_add(t, "print(tokenizer.decode(model.generate(**ids, max_new_tokens=100, tokenizer=tokenizer)[0]))\n```\n\n"
              "or `./infer_moe FOLDER%s`.\n", chats ? " -m chat" : "");
     text_add_string(t, "\n## Limits and licence\n\nNobody has checked what it says. Fill in: what it is for, what it "
                     "must not be used for, the licences of the data and of this model.\n");

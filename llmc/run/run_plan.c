@@ -198,6 +198,7 @@ void run_plan(Run *r) {
         fail(EXIT_USAGE, "-d %lld: must be a multiple of B*T = %d*%d%s = %lld", (long long)s->total, s->batch, s->seq,
              ranks > 1 ? ", times the ranks," : "", (long long)micro);
     plan_stages(r, s->total / micro);
+    if (!r->restored) settings_fit_steps(s);
     bound_validation(r);
     r->recompute = recompute_numbered(s->recompute);
     if (ranks > 1) choose_level(r);

@@ -110,7 +110,7 @@ static void write_settings(const Run *r) {
     Error e;
     Text t = { 0 };
     text_add(&t, "# settings of the run in this folder, written when it starts. To repeat it: ./train_moe -cf "
-             "settings.txt -o ANOTHER\n");
+             "FOLDER/settings.txt -o ANOTHER\n");
     settings_write(&r->s, &t);
     char *path = text_format("%s/settings.txt", r->s.out);
     if (!file_write(path, t.at, t.length, &e)) warn("%s", e.text);
@@ -357,14 +357,15 @@ void run_end_log(Run *r) {
     if (!report_update(r->report, 0, &e)) warn("%s", e.text);
     report_close(r->report);
     Text folder = { 0 };
-    char *best = text_format("%s%s", r->s.out, r->s.keep_best && r->progress.best.step >= 0 ? "/best" : "");
+    const char *make = is_file("infer_moe") ? "" : "make infer_moe && ";
+    const int talks = data_has_chats(r->data) && *chat_name(data_chat(r->data));        /* few are for validation */
+    char *best = text_format("%s%s", r->s.out, r->s.keep_best && r->progress.best.step >= 0 && !talks ? "/best" : "");
     text_add_word(&folder, r->finished ? best : r->s.out);
     if (r->s.kept == KEEP_NOTHING) log_line(&r->log, "\nno weights were saved (-sv none)");
-    else if (r->finished && data_has_chats(r->data) && *chat_name(data_chat(r->data)))
-        log_line(&r->log, "\nto talk to it:  make infer_moe && ./infer_moe %s -m chat", folder.at);
+    else if (r->finished && talks) log_line(&r->log, "\nto talk to it:  %s./infer_moe %s -m chat", make, folder.at);
     else if (r->finished) {
         add_prompt(r, &folder);
-        log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s%s", folder.at,
+        log_line(&r->log, "\nto generate text:  %s./infer_moe %s%s", make, folder.at,
                  r->tokenizer ? "" : "      (ids of tokens; -z names a tokenizer)");
     }
     else if (r->s.kept == KEEP_WEIGHTS)

@@ -1,6 +1,7 @@
 /* run_start.c: the end of a run's start (run.h): the check of gradients, memory, weights. */
 #define _POSIX_C_SOURCE 200809L
 #include "run.h"
+#include "converse.h"
 #include "llmc/data/meter.h"
 #include "llmc/files/hf.h"
 #include "llmc/model/check.h"
@@ -53,6 +54,11 @@ void run_allocate(Run *r) {
     r->sample_style = (TextStyle){ .tokenizer = r->tokenizer };
     r->samples = (Generator){ .dev = r->dev, .sampler = { .temperature = 0.8f, .top_p = 0.95f }, .sequences = 1,
                               .interrupted = &never, .silent = 1, .trusts = 1, .weights_of = &r->model };
+    if (data_has_chats(r->data)) {                          /* an answer ends by a token, or by this string */
+        const Conversation talk = { .chat = *data_chat(r->data) };
+        const char *end = converse_end(&talk, r->tokenizer, r->samples.end_token, &r->samples.end_tokens);
+        r->sample_style.stops = stops_add(NULL, end, strlen(end));
+    }
     if (r->shows_samples && !generator_open(&r->samples, &r->config, s->seq > 2 ? s->seq : 2, &r->sample_style))
         run_out_of_memory(r);
     r->samples.d.replay.off = 1;                            /* sharded weights move */

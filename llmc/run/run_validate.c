@@ -7,6 +7,7 @@
 #include "llmc/model/pass.h"
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Padding rows as a fraction of all rows of tiles, in the step's last micro-batch on this rank: for
  * the experts that tokens chose, and after rounding. */
@@ -203,9 +204,26 @@ void run_validate_short(Run *r, int loads) {
     if (loads) show_loads(r, 0);
 }
 
-/* From what begins a text: its token, one that ends a text before it, or a new line. */
+/* The tokens of the first conversation for validation up to its first answer; 0: it has none. Free
+ * *text. */
+static int first_question(Run *r, char **text) {
+    const int T = r->s.seq;
+    int n = 0;
+    size_t bytes;
+    Error e;
+    if (!data_has_chats(r->data) || !data_validation_batches(r->data, 1, T)
+        || !data_validation(r->data, 0, 1, T, r->inputs, r->targets, r->positions, &e)) return 0;
+    while (n < T && r->targets[n] < 0) n++;
+    if (++n >= T) return 0;
+    *text = tokenizer_decode(r->tokenizer, r->inputs, (size_t)n, &bytes);
+    return n;
+}
+/* Of conversations: an answer. Else from what begins a text: its token, one that ends a text before
+ * it, or a new line. */
 void run_show_sample(Run *r) {
     Generator *g = &r->samples;
+    char *question = NULL;
+    const int prompted = first_question(r, &question);
     const int newline = r->tokenizer ? tokenizer_id(r->tokenizer, "\n") : 0,
         eos = r->tokenizer ? tokenizer_eos(r->tokenizer) : -1;
     const int bos = r->tokenizer ? tokenizer_bos(r->tokenizer) : -1,
@@ -213,7 +231,9 @@ void run_show_sample(Run *r) {
     parallel_wait_all_weights(&r->model);
     generator_restart(g);
     g->seed = random_key((uint64_t)r->s.seed, (uint64_t)r->progress.step);
-    generator_read(g, &first, 1, NULL, 0);
-    generator_write(g, r->s.sample_length, 0);
+    if (prompted) generator_read(g, r->inputs, prompted, question, strlen(question));
+    else generator_read(g, &first, 1, NULL, 0);
+    generator_write(g, r->s.sample_length, prompted && r->model.dp.level < 3);      /* ranks with -z 3 keep step */
     log_sample(&r->log, r->progress.step, g->stream[0].text.at, g->stream[0].text.length);
+    free(question);
 }

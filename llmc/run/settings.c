@@ -72,7 +72,7 @@ static const Option options[] = {
       "peak learning rate; with -wo adamw 1e-3 is the default, with -up 3e-4, for a folder's model 2e-5 * "
       "2048 / channels" },
     { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "50",                 0,    1e12,  NULL,
-      "steps to reach the peak" },
+      "steps to reach the peak; the default takes at most an eighth of -x" },
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
       "final learning rate, as a fraction of the peak" },
     { "schedule",  "kd", "decay-part",       OPTION_FLOAT, AT(decay_part),    "0.2",                 0.001, 1,   NULL,
@@ -395,6 +395,11 @@ void settings_fit_rows(Settings *s, int64_t rows) {
     const int64_t steps = s->steps > 0 ? s->steps : -s->steps * rows / s->batch;
     snprintf(text, sizeof text, "%d", steps && steps < 100 ? (int)steps / 10 : 10);
     options_default(table(s), "u", text);
+}
+void settings_fit_steps(Settings *s) {
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)s->steps / 8);
+    if (s->steps > 0 && s->steps / 8 < s->warmup) options_default(table(s), "u", text);
 }
 
 /* --help -i DATA: the values that a run would have. */

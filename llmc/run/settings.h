@@ -75,6 +75,7 @@ int  settings_fp8(const Settings *s, const Device *dev);        /* are a preset'
 /* The same for a folder's model of these channels and this context; chats: on conversations. */
 void settings_fine_tune(Settings *s, int gpu, int channels, int context, int chats);
 void settings_fit_rows(Settings *s, int64_t rows);      /* then, of conversations that fill `rows` rows of -t tokens */
+void settings_fit_steps(Settings *s);       /* a warm-up that was not given takes an eighth of them at most */
 /* The steps (-x) that hold if the user does not say: below 0, epochs. */
 int64_t settings_steps(const Settings *s, const Device *dev, int64_t tokens);
 void settings_print(const Settings *s);         /* what was given or chosen, and what matters always; -as: all */
