@@ -263,6 +263,10 @@ ok "-sv none: no model, no card, no checkpoint, the same losses" sh -c '[ -z "$(
 same_run kept kept4 "-sv none"
 expect 0 'nothing is saved (-sv none)' $kept -sv none -y 1 -o kept4
 expect 0 'snapshot, host  *|  *none: nothing is saved' $train $data -x 0 -gm h100 -sv none
+disk="$train $data -x 0 -dv cpu -e m6:c64h2e8k2f64 -t 32 -b 4"
+expect 0 'disk  *|  *22.94 MB at most; [0-9]* MB are free' $disk
+expect 0 'disk  *|  *5.67 MB at most' $disk -sv weights -nk 1 -nb 0
+expect 0 'the saves of this run may take [0-9.]* GB, and /proc/none has 0.0 GB free. Less: -nk 1' $disk -o /proc/none
 mkdir unfetched && cp kept/config.json unfetched                  # a model of which only the description is here
 expect 0 'unfetched has no weights: this is the plan by its config.json, and of a text of bytes, as it has no tokenizer.json' $train $data -x 0 -e unfetched -gm h100
 ok "it has the parameters of the model" [ "$(grep '|   parameters ' "$said")" = "$($train $data -x 0 -e kept -gm h100 | grep '|   parameters ')" ]

@@ -38,6 +38,7 @@ void  process_protect(void);
 /* Files (file.c). Errors name the path. Without host memory the program ends with EXIT_MEMORY. */
 char *file_read(const char *path, size_t *bytes, Error *e);   /* the whole file, then a NUL; NULL on error; free() it */
 int   folder_make(const char *path, Error *e);                       /* mkdir -p; an existing folder is fine */
+double file_space(const char *path);        /* bytes free on the disk that it is on, or will be; below 0: not known */
 int   folder_sync(const char *path, Error *e);                       /* fsync: renames inside it survive a power loss */
 int   is_folder(const char *path);
 int   is_same_folder(const char *a, const char *b);           /* by whatever names */

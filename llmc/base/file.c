@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 enum { BUFFER = 1 << 20 };
@@ -301,6 +302,17 @@ static int link_or_copy(const char *temporary, const void *from, Error *e) {
 }
 int file_link(const char *from, const char *path, Error *e) { return file_replace(path, link_or_copy, from, e); }
 
+double file_space(const char *path) {
+    struct statvfs s;
+    char *part = text_format("%s", path);
+    size_t n = strlen(part);
+    int there;
+    while (!(there = !statvfs(n ? part : *path == '/' ? "/" : ".", &s)) && n) {
+        do part[--n] = 0; while (n && part[n - 1] != '/');
+    }
+    free(part);
+    return there ? (double)s.f_bavail * (double)s.f_frsize : -1;
+}
 int folder_make(const char *path, Error *e) {
     char *part = text_format("%s", path);
     for (char *c = part + 1; ; c++) {

@@ -12,7 +12,7 @@
 static const struct { const char *pattern, *what, *remedy; } kinds[] = {
     { "pytorch_model*.bin*", "its weights are pytorch_model.bin, which only Python reads",
       "To convert them: " PYTHON("transformers", LOAD ".save_pretrained(sys.argv[2])") },
-    { "adapter_config.json", "a LoRA adapter, which changes a model and is none",
+    { "adapter_[cm]o*", "a LoRA adapter, which changes a model and is none",
       "To merge it into its model: " PYTHON("peft", "peft.AutoPeftModelForCausalLM.from_pretrained(sys.argv[1], "
                                             "dtype=\"auto\").merge_and_unload().save_pretrained(sys.argv[2])") },
     { "*.gguf", "a model in GGUF, for llama.cpp", "Take the model that it was made of, which has model.safetensors" },

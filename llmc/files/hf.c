@@ -101,6 +101,10 @@ static int has_other_head(const char *folder, Error *e) {
 }
 int hf_load_config(const char *folder, Config *c, Error *e) {
     if (!is_model(folder) && !foreign_model(folder, e)) return 0;
+    if (has_file(folder, "adapter_config.json"))
+        return error_set(e, "%s: a model, and beside it a LoRA adapter (adapter_config.json), which changes that model "
+                         "or another. Merge it first (peft: merge_and_unload(), save_pretrained()); or take the model "
+                         "from a folder without the adapter", folder);
     Json *json = json_read_file(folder, "config.json", e);
     Error why;
     const int ok = json && (config_from_json(c, json_root(json), &why) || error_set(e, "%s/%.900s", folder, why.text));

@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 /* ---- what is written ------------------------------------------------------------------------- */
@@ -47,10 +46,8 @@ static int save_run(const char *path, const Snapshot *s, int files, const FileSu
 }
 
 static int has_space(const char *folder, size_t need, Error *e) {
-    struct statvfs s;
-    if (statvfs(folder, &s)) return 1;
-    const double available = (double)s.f_bavail * (double)s.f_frsize;
-    return available >= (double)need * 1.02 ? 1
+    const double available = file_space(folder);
+    return available < 0 || available >= (double)need * 1.02 ? 1
         : error_set(e, "%s: a checkpoint needs %.1f MB and the disk has %.1f MB free", folder, (double)need / 1e6,
                     available / 1e6);
 }

@@ -85,6 +85,9 @@ void run_plan_saves(Run *r);            /* does the host have memory for a copy 
  * measured so far, and counted for what comes. list: NULL, or receives its parts. */
 size_t run_host_memory(const Run *r, size_t copy_bytes, Text *list);
 void run_print_plan(const Run *r);
+/* The most bytes of a disk that its saves take at a time. available: those that are free; below 0:
+ * not known. */
+double run_disk_bytes(const Run *r, OUT double *available);
 int  run_estimate(const Run *r, Text *out);  /* lines of the plan: how long it would take. 0: no rates are known */
 /* Seconds that its steps (without -x: those that then hold) take on so many GPUs of this name
  * (device_rates) in batches of this size. */

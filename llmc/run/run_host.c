@@ -1,6 +1,6 @@
-/* run_host.c: the host's memory of a run (run.h), and whether it has enough for a copy of what is
- * saved. Weights of files are read in pieces, and no copy of them is kept: what is large is that
- * copy; on a CPU the model, too. */
+/* run_host.c: what a run takes of the host's memory and of a disk (run.h), and whether there is
+ * memory for a copy of what is saved. Weights of files are read in pieces, and no copy of them is
+ * kept: what is large is that copy; on a CPU the model, too. */
 #include "run.h"
 #include "llmc/files/hf.h"
 
@@ -39,4 +39,13 @@ void run_plan_saves(Run *r) {
         fail(EXIT_MEMORY, "-hm %g: this run takes at least %.1f MB of the host's memory", (double)r->s.host_memory,
              (double)least / 1e6);
     r->saves.copy_bytes = fits ? bytes : 0;
+}
+
+double run_disk_bytes(const Run *r, OUT double *available) {
+    const Settings *s = &r->s;
+    const double state = (double)r->saves.bytes * r->parallel.ranks,
+        weights = (double)(r->model.manifest.learnable * r->dev->floatX_size);
+    const int again = s->save_every || s->save_seconds > 0, shards = s->shard > 0 && weights > 1e9 * (double)s->shard;
+    *available = r->elsewhere ? -1 : file_space(s->out);
+    return s->kept == KEEP_NOTHING ? 0 : (again ? s->keep + 1 : 1) * state + (2 * s->keep_best + shards) * weights;
 }

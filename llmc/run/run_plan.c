@@ -443,6 +443,14 @@ static void print_host(const Run *r) {
         line("|   checkpoint snapshot, host   |       none: it would leave too little memory. Training pauses while "
              "each checkpoint of %.1f MB is written from the device in pieces (%s, at 1 GB/s)%s", bytes / 1e6, time,
              r->s.kept == KEEP_STATE ? "; -sv weights saves less" : "");
+    double available;
+    const double most = run_disk_bytes(r, &available);
+    if (most > 0 && available >= 0) snprintf(time, sizeof time, "; %.0f MB are free", available / 1e6);
+    if (most > 0) line("|   %-27s | %10.2f MB at most%s", "disk", most / 1e6, available < 0 ? "" : time);
+    if (available >= 0 && most > available && !r->from)     /* a resumed run replaces what it has */
+        warn("the saves of this run may take %.1f GB, and %s has %.1f GB free. Less: -nk 1 or -nt 0 (fewer checkpoints "
+             "at a time), -nb 0 (no best weights), -ss 0 (one file at the end), -sv weights or none", 1e-9 * most,
+             r->s.out, 1e-9 * available);
 }
 /* The end of the plan: does it fit? */
 static void print_fit(const Run *r) {

@@ -5,6 +5,7 @@
 #include "llmc/base/json.h"
 #include "llmc/base/random.h"
 #include "llmc/files/foreign.h"
+#include "llmc/files/hf.h"
 #include "llmc/files/safetensors.h"
 #include "kernels/kernels.h"
 #include "llmc/data/tokenizer.h"
@@ -931,6 +932,7 @@ static void test_foreign_models(void) {
     static const struct { const char *file, *words; } cases[] = {
         { "pytorch_model.bin", "only Python reads|save_pretrained|foreign" },
         { "pytorch_model.bin.index.json", "only Python reads" }, { "adapter_config.json", "LoRA|merge_and_unload" },
+        { "adapter_model.safetensors", "LoRA|merge_and_unload" },
         { "x-Q4.gguf", "GGUF" }, { "model-00001-of-00003.safetensors", "index.json is missing" },
         { "consolidated.safetensors", "other names|config.json" }, { "tf_model.h5", "TensorFlow" },
         { "x.pth", "Python" },
@@ -948,6 +950,11 @@ static void test_foreign_models(void) {
     static const char *const others[] = { "ROMEO:", "m4:z1", "nowhere", "/no/where", "./no/where", "a/b/c", "a/",
                                           "a/b c" };
     for (size_t i = 0; i < COUNT(others); i++) check(foreign_model(others[i], &e), "%s: nothing foreign", others[i]);
+    static const char *const both[] = { "foreign/config.json", "foreign/model.safetensors",
+                                        "foreign/adapter_config.json" };
+    for (size_t i = 0; i < COUNT(both); i++) free(scratch_put(both[i], "{}", 2));
+    Config c;
+    fails(hf_load_config(folder, &c, &e), &e, "a LoRA adapter|merge_and_unload", "a model and an adapter");
     free(folder);
 }
 
