@@ -634,6 +634,14 @@ resume 0 'run of 60 steps is complete' moved    # a copy of a whole run is the s
 edit '/^  "run"/d' moved
 ok "a checkpoint without an identity" [ -z "$(run_of moved/$newest/run.json)" ]
 resume 0 'run of 60 steps is complete' moved    # an older program wrote it
+for size in 280 300; do expect 0 fingerprint $train -i text.txt -e m2:c32h4e4k2f32n0 -tk $size -b 2 -t 32 -x 1 -s 0 -o tk$size; done
+expect 0 fingerprint $train -i text.txt -e tk300 -tk tk280/tokenizer.json -b 2 -t 32 -x 60 -s 0 -o rows
+resume 0 'run of 60 steps is complete' rows
+edit '/^  "run"/d' rows; sed 's/"run": "[0-9a-f]*", //' rows/log.jsonl > log && mv log rows/log.jsonl
+resume 4 'an older program began this run, and left the 20 rows of the vocabulary that have no token out.*--allow-data-change 1' rows
+expect 0 'step   61/61' $train -o rows -y 1 -x 61 --allow-data-change 1
+resume 0 'run of 61 steps is complete' rows     # it is a run of this program now
+rm -rf rows tk280 tk300
 rm -rf other foreign moved
 
 # A run that diverges says so, keeps what was there before, and ends with exit code 9.

@@ -277,7 +277,7 @@ int data_encode_texts(Data *d, const DataRequest *r, Tokenizer **tokenizer, Erro
     d->bos = *tokenizer ? tokenizer_bos(*tokenizer) : -1;
     if (!open_chat(d, r, e)) return 0;
     if (r && (wanted >= 0 || !d->is_bytes)) {
-        d->text_hash = 1;
+        d->text_hash = FORMS_VERSION;
         for (int i = 0; i < d->texts.count; i++)
             d->text_hash = source_hash(&d->texts.at[i], d->text_hash + (uint64_t)d->texts.use[i]);
         if (wanted >= 0) d->recipe_hash = hash_bytes((uint64_t)wanted, r->pattern, strlen(r->pattern));

@@ -174,10 +174,15 @@ void run_start_or_resume(Run *r) {
             fail(EXIT_CHECKPOINT, "%s was trained on other data than %s (names, sizes, contents or the chat template "
                  "differ, or an older program read them otherwise). To continue anyway: --allow-data-change 1",
                  checkpoint_path(r->from), s->train);
+        if (!p->run && !s->allow_data && r->tokenizer && tokenizer_vocab(r->tokenizer) < config_ids(&r->config))
+            fail(EXIT_CHECKPOINT, "%s: an older program began this run, and left the %d rows of the vocabulary that "
+                 "have no token out of the softmax. To continue with all rows: --allow-data-change 1",
+                 checkpoint_path(r->from), config_ids(&r->config) - tokenizer_vocab(r->tokenizer));
         if (p->seed != (uint64_t)s->seed && r->leads)
             warn("from here on the seed is %lld; the run began with %llu", (long long)s->seed,
                  (unsigned long long)p->seed);
         if (r->identity) p->run = r->identity;              /* it differs if that was allowed */
+        else if (s->allow_data && !p->run) p->run = draw_identity();
         if (p->diverged && r->leads)
             warn("this run diverged at step %lld. An earlier checkpoint: -ys STEP", (long long)p->diverged);
         if (r->leads) text_print(stdout, "resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);

@@ -668,6 +668,29 @@ static void test_rows(const char *tokenizer, const char *what) {
     chat_close(&c), tokenizer_free(t), tokenizer_free(bytes), free(text.at);
 }
 
+/* Runs and tokens that an older program left, whose counts another rule made (FORMS_VERSION), are
+ * not gone on with: its fingerprint of these data, and its hash of the text in tokens.cache. */
+static void test_older(void) {
+    static const char talk[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, "
+                               "{\"role\": \"assistant\", \"content\": \"b\"}]}\n";
+    Error e = { 0 };
+    Tokenizer *t = NULL;
+    Text text = { 0 };
+    uint64_t header[2] = { 0 };
+    size_t bytes = 0;
+    for (int i = 0; i < 20; i++) text_add_string(&text, talk);
+    Data *d = open_chats(text.at, text.length, "270", "chatml", scratch(), &t, &e);
+    check(d && data_keep(d, t, scratch(), &e), "conversations: %s", e.text);
+    char *path = scratch_path("tokens.cache"), *cache = file_read(path, &bytes, &e);
+    if (cache && bytes > sizeof header) memcpy(header, cache, sizeof header);
+    check(header[1] && header[1] != 0xfb44d58eff10b172u, "tokens of before are not read: %llx",
+          (unsigned long long)header[1]);
+    check(d && data_fingerprint(d) != 0x57133d7a8557d1c2u, "a run of before has other data: %llx",
+          d ? (unsigned long long)data_fingerprint(d) : 0);
+    data_close(d), tokenizer_free(t);
+    free_each(path, cache, text.at);
+}
+
 /* Rows are nearly full. */
 static void test_density(void) {
     enum { T = 256 };
@@ -744,5 +767,5 @@ void test_chats(void) {
     PART(test_unanswered(ONE "]}", 0));
     PART(test_unanswered(ONE ", {\"role\": \"assistant\", \"content\": \"y\"}]}", 1));
     PART(test_rows("", "bytes")); PART(test_rows("tests/reference/tokenizers/qwen2.json", "qwen2"));
-    PART(test_rows("tests/reference/tokenizers/llama2.json", "llama2")); PART(test_density());
+    PART(test_rows("tests/reference/tokenizers/llama2.json", "llama2")); PART(test_density()); PART(test_older());
 }
