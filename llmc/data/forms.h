@@ -26,8 +26,8 @@ typedef struct {
 } Form;
 
 /* A larger number: some records are read in another way than before, so that runs and kept tokens
- * of then are not gone on with. 0: before this file. 2: a token that joins the end of an answer with
- * what follows is learned. */
+ * of then are not gone on with. 0: before this file. 2: a token that joins the end of an answer
+ * with what follows is learned. */
 enum { FORMS_VERSION = 2 };
 
 /* record: from json_parse_record. field: NULL or "", or the key of the text or the list of
