@@ -142,8 +142,11 @@ static const JsonValue *rope_of(const JsonValue *root) {
     const JsonValue *older = json_get(root, "rope_scaling");
     return json_is(older, JSON_OBJECT) && json_first(older) ? older : member(root, "rope_parameters");
 }
+static int is_flag(int i) { return keys[i].kind == FLAG || keys[i].kind == BIASES || keys[i].kind == RENORM; }
+/* null of a flag is false, as in Python */
+static int flag_of(const JsonValue *v, int otherwise) { return !json_is(v, JSON_NULL) && json_bool(v, otherwise); }
 static const JsonValue *find_key(const JsonValue *root, int i) {
-    const JsonValue *v = keys[i].kind == RANK ? json_get(root, keys[i].key) : member(root, keys[i].key);
+    const JsonValue *v = keys[i].kind == RANK || is_flag(i) ? json_get(root, keys[i].key) : member(root, keys[i].key);
     if (!v && keys[i].alias) v = member(root, keys[i].alias);
     if (!strcmp(keys[i].key, "rope_theta") && member(rope_of(root), "rope_theta"))
         v = member(rope_of(root), "rope_theta");
@@ -196,9 +199,10 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
     const KeyKind kind = keys[i].kind;
     if (kind == RANK && json_is(v, JSON_NULL)) return *integer = 0, 1;      /* there is no latent */
     if (kind == SCORE || kind == ACTIVATION) return read_name(c, i, v, r);
-    if (kind == FLAG || kind == BIASES || kind == RENORM) {
-        if (v && !json_is(v, JSON_BOOL)) return error_set(r->e, "config.json: \"%s\" must be true or false", key);
-        *integer = json_bool(v, otherwise != 0);
+    if (is_flag(i)) {
+        if (v && !json_is(v, JSON_BOOL) && !json_is(v, JSON_NULL))
+            return error_set(r->e, "config.json: \"%s\" must be true or false", key);
+        *integer = flag_of(v, otherwise != 0);
     } else if (is_double(kind) ? !read_real(field, key, v, otherwise, r->e)
                                : !read_integer(integer, key, v, kind == PADDED ? c->vocab : otherwise, r->e)) return 0;
     if ((kind == MULTIPLIER || kind == OF_SCORES) && !(*(double *)field > 0))
@@ -245,6 +249,12 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
         *s = (RopeScaling){ ROPE_YARN, 1, 32, 1, 32, 4096, rope_mscale(32, 1), 0 };
         return 1;
     }
+    if (strcmp(type, json_string(json_get(v, "type"), type)))
+        return error_set(e, "config.json: \"type\" and \"rope_type\" of the scaled positions differ");
+    if (v && v == json_get(root, "rope_scaling") && member(v, "rope_theta")
+        && json_double(member(root, "rope_theta"), 0) != c->rope_theta)
+        return error_set(e, "config.json: \"rope_theta\" of \"rope_scaling\", which only Transformers 5 reads, is not "
+                         "the one beside \"rope_scaling\"; remove the wrong one, and write the other beside it");
     if (kind > ROPE_YARN)
         return error_set(e, "config.json: rope_type \"%.60s\"; this program knows default, linear, llama3 and yarn. "
                             "Others need their frequencies in llmc/model/rope.c", type);
@@ -264,7 +274,7 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
                         by > 0 && all > 0 ? rope_mscale(s->factor, by) / rope_mscale(s->factor, all)
                                           : rope_mscale(s->factor, 1), e))) return 0;
     if (s->kind && r->family & MLA && !real_of(&s->scores, v, "mscale_all_dim", 0, e)) return 0;
-    s->exact = s->kind == ROPE_YARN && !json_bool(json_get(v, "truncate"), 1);
+    s->exact = s->kind == ROPE_YARN && !flag_of(json_get(v, "truncate"), 1);
     if (s->kind && !(s->factor > 0 && s->original > 0 && s->low >= 0 && s->high >= s->low && s->attention >= 0
                      && s->factor < 1e9 && s->scores >= 0 && s->scores <= 1e6))
         return error_set(e, "config.json: a factor of rope_type \"%s\" is impossible", type);
@@ -576,6 +586,10 @@ static int complete_latents(Config *c, const JsonValue *root, const Reader *r) {
     if (c->kv_heads != r->heads)
         return error_set(r->e, "config.json: %d key/value heads and %d heads; latent attention has as many of both",
                          c->kv_heads, r->heads);
+    const JsonValue *head = json_get(root, "head_dim");     /* Transformers takes angles for so many dimensions */
+    if (head && r->family & (DS3 | LIT) && json_int(head, 0) != c->rotated)
+        return error_set(r->e, "config.json: \"head_dim\" is not \"qk_rope_head_dim\", %d; without it, it is",
+                         c->rotated);
     if (!(r->family & DS2)) return 1;
     c->scores = SOFTMAX_TOPK, c->rope_pairs = 1;
     c->groups_by_best = !strcmp(json_string(member(root, "topk_method"), ""), by_groups);
@@ -599,6 +613,8 @@ static int complete(Config *c, const JsonValue *root, const Reader *r) {
         if (f != FAMILY_SMOE) c->norm_eps = c->final_eps;
     }
     if (f & MLA && !complete_latents(c, root, r)) return 0;
+    if (f & DEEPS && (c->groups_chosen < 1 || c->groups_chosen > c->groups))
+        return error_set(r->e, "config.json: \"topk_group\" is %d, \"n_group\" %d", c->groups_chosen, c->groups);
     if (f & (QW3 | Q3M | DOT)) c->qk_norm = 1;
     if (f & (OLM | MMX)) c->qk_norm = 2;
     if (f & MMX) c->scores = SIGMOID_TOPK;
@@ -771,6 +787,10 @@ static void write_key(const JsonValue *v, const char **separator, Text *out) {
     text_add_string(out, ": ");
     *separator = ",\n  ";
 }
+/* A rope_theta that another, of rope_parameters, is taken before. */
+static int is_hidden(const Config *c, const JsonValue *v) {
+    return !strcmp(v->key, "rope_theta") && json_double(v, c->rope_theta) != c->rope_theta;
+}
 static int is_type(const JsonValue *v) { return !strcmp(v->key, "dtype") || !strcmp(v->key, "torch_dtype"); }
 int config_to_json_like(const Config *c, const char *dtype, const JsonValue *origin, Text *out) {
     const Family f = config_family(c);
@@ -787,7 +807,7 @@ int config_to_json_like(const Config *c, const char *dtype, const JsonValue *ori
         write_key(v, &separator, out);
         if (is_type(v)) text_add(out, "\"%s\"", config_type(dtype));
         else if (renamed && !strcmp(v->key, "model_type")) text_add(out, "\"%s\"", family_name(f));
-        else if (row < 0 || is_kept(c, &was, row)) json_write(out, v, 1);
+        else if (row < 0 || (is_kept(c, &was, row) && !is_hidden(c, v))) json_write(out, v, 1);
         else write_value(c, row, out);
     }
     if (f == FAMILY_SMOE && !json_get(origin, "auto_map")) text_add(out, "%s" AUTO_MAP, separator);

@@ -125,6 +125,12 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "deepseek_v3", LATENTS "\"kv_lora_rank\": 0",                   "latent of keys and values" },
     { "deepseek_v3", LATENTS "\"kv_lora_rank\": 16777217",            "kv_lora_rank" },
     { "deepseek_v3", LATENTS "\"q_lora_rank\": 0",                    "null is none" },
+    { "deepseek_v3", LATENTS "\"head_dim\": null",                    "qk_rope_head_dim" },
+    { "deepseek_v3", LATENTS "\"head_dim\": 32",                      "qk_rope_head_dim" },
+    { "glm4_moe", KV4 "\"moe_intermediate_size\": 8, \"topk_group\": 2", "\"topk_group\" is 2, \"n_group\" 1" },
+    { "llama", "\"rope_scaling\": {\"type\": \"yarn\", \"rope_type\": \"linear\", \"factor\": 2.0}", "differ" },
+    { "llama", "\"rope_theta\": 1e4, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0, \"rope_theta\": 5e5}",
+      "rope_theta" },
     { "deepseek_v3", LATENTS "\"partial_rotary_factor\": 0.5",        "partial_rotary_factor" },
     { "deepseek_v3", "\"moe_intermediate_size\": 8, \"n_group\": 1, \"topk_group\": 1, \"num_key_value_heads\": 2",
       "2 key/value heads and 4" },
@@ -340,7 +346,25 @@ static void older_and_newer_keys(void) {
     check(from_text(&again, json.at, &e) && config_same(&c, &again, &e), "which is read as the same: %s", e.text);
     free(json.at);
 }
+/* A null is false, and of two numbers the one that counts is written for older readers. */
+static void nulls_and_doubles(void) {
+    static const char text[] = "{\"model_type\": \"glm4_moe\", " SIZES ", \"moe_intermediate_size\": 8, "
+        "\"num_key_value_heads\": 4, \"norm_topk_prob\": null, \"rope_theta\": 55.0, \"rope_parameters\": "
+        "{\"rope_type\": \"yarn\", \"rope_theta\": 300.0, \"factor\": 2.0, "
+        "\"original_max_position_embeddings\": 32, \"truncate\": null}}";
+    Config c;
+    Error e = { 0 };
+    Text like = { 0 };
+    Json *json = json_parse(text, strlen(text), &e);
+    check(json && config_from_json(&c, json_root(json), &e) && c.scores == SIGMOID_EACH && c.rope.exact
+          && c.rope_theta == 300, "a null is false, as in Transformers: %s", e.text);
+    if (json && config_to_json_like(&c, "F32", json_root(json), &like))
+        check(strstr(like.at, "\"rope_theta\": 300.0,") && !strstr(like.at, "55.0"),
+              "the rope_theta that counts is in %s", like.at);
+    json_free(json), free(like.at);
+}
 void test_configs(void) {
-    PART(older_and_newer_keys()); PART(configs()); PART(refused_configs()); PART(published_configs());
+    PART(older_and_newer_keys()); PART(nulls_and_doubles()); PART(configs()); PART(refused_configs());
+    PART(published_configs());
     PART(windows_of_configs()); PART(default_configs());
 }
