@@ -532,6 +532,8 @@ expect 0 '--steps .*\[-2\]' $train --help -i chats.jsonl -e base
 expect 0 'training tokens' $train --help -i chats.jsonl
 expect 0 '\[\[it is 1 or 1<|im_end|>\]\]' $train -i chats.jsonl -e base -x 0 -o never
 ok "a dry run leaves no folder" [ ! -e never ]
+printf '{"messages": [{"role": "user", "content": "a\\u0000b"}, {"role": "assistant", "content": "c"}]}\n%.0s' 1 2 3 > zero.jsonl
+expect 0 '^a\\x00b<|im_end|>$' $train -i zero.jsonl -e base -x 0 -o never
 expect 3 'no chat template.*-ct NAME' $train -i chats.jsonl -e m2:c32h4e4k2f32a1 -o never
 tune="$train -i chats.jsonl -e base -u 2 -v 5 -s 10 -g 20 -x 10 -n 5 -l 1e-2 -b 2"
 rows="-t 128 -d 512"

@@ -187,9 +187,13 @@ static int check_message(const Chat *c, const JsonValue *v, size_t number, Error
         return error_set(e, "message %zu has a \"weight\" that is neither 0 nor 1", number);
     for (const JsonValue *x = json_first(v); x; x = x->next) {
         if (is_harmless(x->key, json_string(role, "")) || is_empty(x)) continue;
-        if (!has_key(c, x->key))
+        if (!has_key(c, x->key)) {              /* "reasoning" is what vLLM and OpenRouter call it */
+            const int thought = !strncmp(x->key, "reasoning", 9) || !strcmp(x->key, "thinking");
             return error_set(e, "message %zu has \"%.60s\", which the chat template %s does not read: another template "
-                             "(-ct) may, or write it as \"content\"", number, x->key, c->name);
+                             "(-ct) may, or write it as \"%s\"", number, x->key, c->name,
+                             thought && has_key(c, "reasoning_content") ? "reasoning_content"
+                             : thought && has_key(c, "thinking") ? "thinking" : "content");
+        }
         others++;
     }
     return (content && !json_is(content, JSON_NULL)) || others

@@ -29,6 +29,7 @@ struct Tokenizer {
     char *json; size_t json_bytes;
     char *chat, *answer_end;            /* tokenizer_set_chat, tokenizer_set_answer_end */
     int vocab, model_tokens, bos, eos, is_bytes;
+    int behind;                         /* what the post-processor puts behind a text, or -1 */
     int splits;                         /* 1: control tokens of a text are text */
     int eos_named;                      /* eos has no usual name, but tokenizer_config.json names it */
     /* what happens to text, in this order */

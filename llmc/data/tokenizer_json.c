@@ -172,8 +172,12 @@ static void read_post_processor(Tokenizer *t, const JsonValue *v) {
     for (const JsonValue *part = json_first(json_get(v, "processors")); part; part = part->next)
         read_post_processor(t, part);
     if (strcmp(type_of(v), "TemplateProcessing")) return;
-    const char *name = json_string(json_get(json_get(json_first(json_get(v, "single")), "SpecialToken"), "id"), NULL);
-    if (name) t->bos = tokenizer_id(t, name);
+    int first = 1;
+    for (const JsonValue *x = json_first(json_get(v, "single")); x; x = x->next, first = 0) {
+        const char *name = json_string(json_get(json_get(x, "SpecialToken"), "id"), NULL);
+        if (name && first) t->bos = tokenizer_id(t, name);
+        else if (name) t->behind = tokenizer_id(t, name);
+    }
 }
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
@@ -438,7 +442,7 @@ static int read_all(Tokenizer *t, const JsonValue *root, size_t bytes, Error *e)
         || !read_pre_tokenizer(t, json_get(root, "pre_tokenizer"), e)
         || !check_family(t, e) || !read_decoder(t, json_get(root, "decoder"), e)
         || !read_model(t, root, bytes, e)) return 0;
-    t->bos = t->eos = -1;
+    t->bos = t->eos = t->behind = -1;
     read_post_processor(t, json_get(root, "post_processor"));
     int ends[1];
     if (tokenizer_ends(t, ends, 1)) t->eos = ends[0];
@@ -464,7 +468,7 @@ Tokenizer *tokenizer_load_text(const char *text, size_t bytes, Error *e) {
 }
 
 /* add_bos_token of tokenizer_config.json, where it says something else than the post-processor:
- * Transformers 4 follows the first with these classes, 5 the second. */
+ * Transformers 4 follows the first with these classes, 5 the second. And a token behind a text. */
 static void compare_config(const Tokenizer *t, const char *path) {
     static const char *const classes[] = { "", "LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer",
                                            "CohereTokenizer" };
@@ -482,6 +486,9 @@ static void compare_config(const Tokenizer *t, const char *path) {
         warn("%s: add_bos_token of tokenizer_config.json is %s, but tokenizer.json puts %s in front of a text. "
              "Transformers 4 follows the first, 5 and this program the second; to change it: post_processor in "
              "tokenizer.json", path, json_bool(add, 0) ? "true" : "false", t->bos >= 0 ? "a token" : "no token");
+    if (t->behind >= 0)
+        warn("%s puts token %d behind a text, as Transformers does with every text, prompts too. This program ends %s "
+             "with it", path, t->behind, t->behind == t->eos ? "documents of a folder or of JSON" : "no text");
     json_free(json);
     free(folder);
 }

@@ -153,6 +153,13 @@ static const JsonValue *find_key(const JsonValue *root, int i) {
     return v;
 }
 
+/* Versions of Transformers differ in which of two names they take. */
+static int one_value(const JsonValue *root, int i, Error *e) {
+    const JsonValue *v = member(root, keys[i].key), *other = keys[i].alias ? member(root, keys[i].alias) : NULL;
+    return !v || !other || json_double(v, 0) == json_double(other, 0)
+        || error_set(e, "config.json: \"%s\" and \"%s\" mean the same, but differ", keys[i].key, keys[i].alias);
+}
+
 /* The readers of numbers. key: for messages. */
 static int read_integer(int *to, const char *key, const JsonValue *v, double otherwise, Error *e) {
     int64_t number = (int64_t)otherwise;
@@ -470,9 +477,10 @@ static const struct { int families; const char *key; } read_by_name[] = {
 };
 /* Of training, of generation, of the names of things: they change no logit. */
 static const char *const harmless[] = {
-    "_name_or_path", "add_cross_attention", "architectures", "attention_dropout", "auto_map", "aux_loss_alpha",
-    "aux_loss_coef", "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward",
-    "compression_ratio", "cross_attention_hidden_size", "decoder_start_token_id", "descriptor", "diversity_penalty",
+    "_name_or_path", "add_cross_attention", "architectures", "attention_dropout", "attn_implementation",
+    "auto_map", "aux_loss_alpha", "aux_loss_coef", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
+    "chunk_size_feed_forward", "compression_ratio", "cross_attention_hidden_size", "decoder_start_token_id",
+    "descriptor", "diversity_penalty",
     "do_sample", "dtype", "early_stopping", "embd_pdrop", "encoder_no_repeat_ngram_size", "eos_token_id", "ep_size",
     "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "fuse_rope",
     "hidden_dropout", "id2label", "initial_context_length", "is_decoder", "is_encoder_decoder", "is_llama_config",
@@ -690,7 +698,7 @@ int config_from_json(Config *c, const JsonValue *root, Error *e) {
     if (r.family == FAMILY_SMOE && json_int(always, always != NULL))
         return error_set(e, "config.json: num_always_on_attention_experts: " WITHOUT_ALWAYS);
     for (int i = 0; i < KEYS; i++)
-        if (keys[i].families & r.family && !read_key(c, i, find_key(root, i), &r)) return 0;
+        if (keys[i].families & r.family && !(one_value(root, i, e) && read_key(c, i, find_key(root, i), &r))) return 0;
     if (!complete(c, root, &r) || !checked(c, e) || !read_layers(c, root, &r) || !read_rope(c, root, &r)
         || !read_windows(c, root, &r) || !refuse_unknown(root, &r)) return 0;
     return family_expresses(r.family, c) ? 1

@@ -303,6 +303,8 @@ static void explain_names(const Model *m, const Safetensors *s, Text *problems) 
         { "language_model.", "it is a model of images and text: only models of text are read" },
         { "_orig_mod.", "it was saved from a compiled module (torch.compile), whose names begin with _orig_mod: save "
           "the module in it" },
+        { "module.", "it was saved from a wrapped module (DDP, DeepSpeed), whose names begin with module: save the "
+          "module in it" },
     };
     const char *name = safetensors_count(s) ? safetensors_at(s, 0)->name : "none";
     const char *is = NULL;

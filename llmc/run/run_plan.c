@@ -523,8 +523,12 @@ static void print_time(const Run *r) {
 static void print_chat(const Run *r) {
     enum { MOST = 2000 };
     Text text = { 0 };
-    if (data_show_chat(r->data, r->tokenizer, MOST, &text))
-        text_print(stdout, "The first conversation; what is learned of it is between [[ and ]]:\n%s\n", text.at);
+    if (data_show_chat(r->data, r->tokenizer, MOST, &text)) {
+        text_print(stdout, "The first conversation; what is learned of it is between [[ and ]]:\n");
+        for (size_t at = 0; at < text.length; at += strlen(text.at + at) + 1)       /* a message may have a NUL */
+            text_print(stdout, at ? "\\x00%s" : "%s", text.at + at);
+        text_print(stdout, "\n");
+    }
     free(text.at);
 }
 static void print_preset(const Settings *s) {

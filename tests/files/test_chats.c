@@ -483,6 +483,10 @@ static void test_bad_lines(void) {
     static const struct { const char *chat, *line, *says; } bad[] = {
         { "chatml", "{\"messages\": [{\"role\": \"robot\", \"content\": \"x\"}]}", "role \"robot\"" },
         { "chatml", "{\"messages\": [{\"role\": \"user\"}]}", "no \"content\"" },
+        { "qwen3", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"x\", \"reasoning\": \"y\"}]}",
+          "write it as \"reasoning_content\"" },
+        { "chatml", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"x\", \"thinking\": \"y\"}]}",
+          "write it as \"content\"" },
         { "chatml", "{\"messages\": [{\"role\": \"user\", \"content\": null}]}", "no \"content\"" },
         { "chatml", "{\"messages\": [{\"role\": \"user\", \"content\": [1]}]}", "text only" },
         { "chatml", "{\"messages\": [{\"content\": \"x\"}]}", "no \"role\"" },

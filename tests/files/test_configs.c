@@ -127,6 +127,7 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "deepseek_v3", LATENTS "\"q_lora_rank\": 0",                    "null is none" },
     { "deepseek_v3", LATENTS "\"head_dim\": null",                    "qk_rope_head_dim" },
     { "deepseek_v3", LATENTS "\"head_dim\": 32",                      "qk_rope_head_dim" },
+    { "qwen3_moe", KV4 "\"moe_intermediate_size\": 8, \"num_experts\": 8, \"num_local_experts\": 4", "num_experts" },
     { "glm4_moe", KV4 "\"moe_intermediate_size\": 8, \"topk_group\": 2", "\"topk_group\" is 2, \"n_group\" 1" },
     { "llama", "\"rope_scaling\": {\"type\": \"yarn\", \"rope_type\": \"linear\", \"factor\": 2.0}", "differ" },
     { "llama", "\"rope_theta\": 1e4, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0, \"rope_theta\": 5e5}",
