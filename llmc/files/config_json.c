@@ -252,6 +252,9 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
     const char *type = json_string(json_get(v, "rope_type"), json_string(json_get(v, "type"), "default"));
     int kind = 0;
     while (kind <= ROPE_YARN && strcmp(type, rope_names[kind])) kind++;
+    if (!v && r->family & GPT && json_get(root, "rope_scaling"))
+        return error_set(e, "config.json: \"rope_scaling\" is null: Transformers 4 then scales nothing, 5 takes yarn; "
+                         "write {\"rope_type\": \"default\"} or what it should be");
     if (!v && r->family & GPT) {                            /* what its class has where nothing is said */
         *s = (RopeScaling){ ROPE_YARN, 1, 32, 1, 32, 4096, rope_mscale(32, 1), 0 };
         return 1;
@@ -438,6 +441,7 @@ static void write_windows(const Config *c, Text *out) {
     if (!(f & WINDOWED) || (!c->window && !(f & (MIS | DOT | GPT)))) return;
     if (f & (QW2 | QW3 | QWENS)) text_add(out, ",\n  \"use_sliding_window\": %s", c->window ? "true" : "false");
     if (c->window) text_add(out, ",\n  \"sliding_window\": %d", c->window);
+    else if (f & GPT) text_add(out, ",\n  \"sliding_window\": %d", c->context);          /* it may not be null there */
     else text_add(out, ",\n  \"sliding_window\": null");
     for (int l = 0; f & LISTED && l < c->layers; l++)
         text_add(out, "%s\"%s_attention\"%s", l ? ", " : ",\n  \"layer_types\": [",
@@ -536,7 +540,8 @@ static int refuse_other_keys(const JsonValue *root, const Reader *r) {
 }
 static int refuse_names(const JsonValue *root, const Reader *r) {
     for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
-        const JsonValue *v = named[i].families & r->family ? member(root, named[i].key) : NULL;
+        const JsonValue *v = named[i].families & r->family ? json_get(root, named[i].key) : NULL;
+        if (json_is(v, JSON_NULL) && r->family & ~GRA) v = NULL;            /* of a granitemoe it is no rotation */
         const char *const *known = named[i].values, *name = json_string(v, "");
         if (v && strcmp(name, known[0]) && (!known[1] || strcmp(name, known[1])))
             return error_set(r->e, "config.json: \"%s\" is \"%.60s\"; of a %s this program knows %s%s%s", named[i].key,
@@ -751,7 +756,7 @@ static void write_older(const Config *c, const JsonValue *origin, const char *se
         text_add(out, "%s\"rope_theta\": ", separator);
         text_add_real(out, c->rope_theta);
     }
-    if (newer && c->rope.kind && !json_get(origin, "rope_scaling")) {
+    if (newer && (c->rope.kind || f & GPT) && !json_get(origin, "rope_scaling")) {
         text_add(out, "%s\"rope_scaling\": ", separator);
         write_rope(c, 0, out);
     }

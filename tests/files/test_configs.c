@@ -155,6 +155,8 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
       "two experts" },
     { "jetmoe",  "\"num_key_value_heads\": 1",                        "kv_channels" },
     { "granitemoe", "\"num_local_experts\": 4, \"position_embedding_type\": \"nope\"", "position_embedding_type" },
+    { "granitemoe", "\"num_local_experts\": 4, \"position_embedding_type\": null", "position_embedding_type" },
+    { "gpt_oss", KV4 "\"num_local_experts\": 4, \"rope_scaling\": null", "rope_scaling" },
     { "minimax_m2", "\"num_key_value_heads\": 4, \"layernorm_mlp_beta\": 2.0", "layernorm_mlp_beta" },
 };
 
@@ -363,6 +365,14 @@ static void nulls_and_doubles(void) {
         check(strstr(like.at, "\"rope_theta\": 300.0,") && !strstr(like.at, "55.0"),
               "the rope_theta that counts is in %s", like.at);
     json_free(json), free(like.at);
+    /* a gpt_oss whose positions are not scaled says so to readers whose default is yarn */
+    static const char plain[] = "{\"model_type\": \"gpt_oss\", " SIZES ", \"num_local_experts\": 4, "
+        "\"num_key_value_heads\": 4, \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 300.0}}";
+    Text fresh = { 0 };
+    const int read = from_text(&c, plain, &e);
+    if (read) config_to_json(&c, "F32", 0, &fresh);
+    check(read && strstr(fresh.at, "\"rope_scaling\": {\"rope_type\": \"default\"}"), "unscaled: %s", e.text);
+    free(fresh.at);
 }
 void test_configs(void) {
     PART(older_and_newer_keys()); PART(nulls_and_doubles()); PART(configs()); PART(refused_configs());
