@@ -430,9 +430,10 @@ static void help_in_chat(const Session *q) {
 }
 static void chat(Session *q) {
     Generator *g = &q->g;
-    size_t bytes, capacity = 0;
+    size_t bytes;
     int *ids = NULL;
-    char *line = NULL, *prompt = prompt_read(q->s.prompt, &bytes);
+    Text text = { 0 };
+    char *prompt = prompt_read(q->s.prompt, &bytes);
     const int talks = q->talk.chat.form != NULL;
     const int count = bytes
         && !talks ? prompt_encode(q->tokenizer, config_ids(&q->config), prompt, bytes, 1, q->s.context, &ids) : 0;
@@ -444,13 +445,13 @@ static void chat(Session *q) {
         if (count && !g->d.length) generator_read(g, ids, count, NULL, bytes);
         if (interactive) fputs("> ", stderr);
         errno = 0;
-        const ssize_t n = getline(&line, &capacity, stdin);
+        const long n = stdin_read(&text, 1);
+        char *const line = text.at;
         if (n < 0 && errno == EINTR) {
             clearerr(stdin);
             fputs("\n(Ctrl-C again, or /quit, ends)\n", stderr);
             continue;
         }
-        if (n < 0 && errno == ENOMEM) fail(EXIT_MEMORY, "out of host memory: a line is too long");
         if (n < 0 && ferror(stdin)) fail(EXIT_DISK, "stdin cannot be read: %s", strerror(errno));
         if (n < 0 || is_command(line, "/quit")) break;
         interrupts = 0;
@@ -463,9 +464,7 @@ static void chat(Session *q) {
     interrupts = 0;
     report(q);
     generator_close(g);
-    free(line);
-    free(ids);
-    free(prompt);
+    free_each(text.at, ids, prompt);
 }
 
 /* ---- web: a page to talk to the model -------------------------------------------------------- */

@@ -606,15 +606,17 @@ struct Device {
     void  (*post)(int slot, const void *src, size_t bytes);
     void  (*collect)(void *host, int slot, size_t bytes);
 
-    /* Copies of much memory, to memory of the host that the device reaches directly. host_lock, by
-     * any thread, prepares a piece: at most HOST_PIECE bytes, which do not cross a multiple of it;
-     * near: memory of the device. 0: the system refuses. Tens of GB take seconds. copy_out, to
-     * consecutive pieces, starts after all work queued so far and runs beside work that is queued
-     * later, which leaves src as it is until copied(0): what is queued after that starts when all
-     * such copies are complete. copied(1): the host waits for them. */
+    /* Copies of much memory, to and from memory of the host that the device reaches directly.
+     * host_lock, by any thread, prepares a piece: at most HOST_PIECE bytes, which do not cross a
+     * multiple of it; near: memory of the device. 0: the system refuses. Tens of GB take seconds.
+     * copy_out, to consecutive pieces, starts after all work queued so far and runs beside work
+     * that is queued later, which leaves src as it is until copied(0): what is queued after that
+     * starts when all such copies are complete. copied(1): the host waits for them. copy_in, from
+     * consecutive pieces, is in the order of other work; host stays as it is until sync. */
     int   (*host_lock)(const void *near, void *host, size_t bytes);
     void  (*host_unlock)(void *host);
     void  (*copy_out)(void *host, const void *src, size_t bytes);
+    void  (*copy_in)(void *dst, const void *host, size_t bytes);
     void  (*copied)(int host_waits);
 
     Waits (*waits)(void);                                   /* so far: by sync; by download, collect and *_to_double */

@@ -563,6 +563,8 @@ expect 4 'tuned.* is another model than -e ours' $train -i chats.jsonl -e ours -
 expect 0 'generated 24 tokens' sh -c "printf 'say 3\n/reset\n\nsay 4\n' | $infer tuned -m chat -t 0 -n 12"
 expect 0 'chat template chatml\|tokens/s' sh -c "printf 'hello\n' | $infer ours -m chat -n 5"
 expect 2 'for chats' $infer tuned -ct chatml
+expect 3 'a line of more than 64 MB' sh -c "$infer tuned -m chat < /dev/zero"
+expect 3 'a text of more than 64 MB' sh -c "$infer tuned -i - < /dev/zero"
 expect 0 'forgotten' sh -c "printf 'one\ntwo\nthree\nfour\nfive\nsix\n' | $infer tuned -m chat -c 64 -n 20"
 # Control tokens that messages spell out: counted, and with -sp 1 encoded as text.
 sed '3s/say 3/say <|endoftext|> and <|endoftext|>/; 4s/it is 4/it is <|endoftext|>/' chats.jsonl > spelt.jsonl

@@ -101,7 +101,7 @@ PART(device) {
         .open = open_device, .count = count, .alloc = alloc, .release = release, .memory = memory,
         .upload = copy, .download = download, .copy = copy, .zero = zero, .sync = count_sync, .waits = waits,
         .post = post, .collect = collect, .host_lock = host_lock, .host_unlock = host_unlock, .copy_out = copy,
-        .copied = copied, .from_double = from_double, .to_double = to_double,
+        .copy_in = copy, .copied = copied, .from_double = from_double, .to_double = to_double,
         .reals_from_double = reals_from_double, .reals_to_double = reals_to_double,
         .expert_up_forward = compound_expert_up_forward, .expert_down_backward = compound_expert_down_backward,
         .add_norm_forward = compound_add_norm_forward, .add_norm_backward = compound_add_norm_backward,

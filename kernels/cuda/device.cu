@@ -87,6 +87,17 @@ static int host_lock(const void *near, void *host, size_t bytes) {
     return 0;
 }
 static void host_unlock(void *host) { CUDA_CHECK(cudaHostUnregister(host)); }
+static void copy_pieces(char *to, const char *from, const void *host, size_t bytes, cudaMemcpyKind kind,
+                        cudaStream_t stream) {
+    for (size_t at = 0, n; at < bytes; at += n) {
+        n = HOST_PIECE - ((uintptr_t)host + at) % HOST_PIECE;
+        if (n > bytes - at) n = bytes - at;
+        CUDA_CHECK(cudaMemcpyAsync(to + at, from + at, n, kind, stream));
+    }
+}
+static void copy_in(void *dst, const void *host, size_t bytes) {
+    copy_pieces((char *)dst, (const char *)host, host, bytes, cudaMemcpyHostToDevice, context()->stream);
+}
 static void copy_out(void *host, const void *src, size_t bytes) {
     if (!leaving.stream) {
         CUDA_CHECK(cudaStreamCreateWithFlags(&leaving.stream, cudaStreamNonBlocking));
@@ -95,12 +106,7 @@ static void copy_out(void *host, const void *src, size_t bytes) {
     }
     CUDA_CHECK(cudaEventRecord(leaving.ready, context()->stream));
     CUDA_CHECK(cudaStreamWaitEvent(leaving.stream, leaving.ready, 0));
-    for (size_t at = 0, n; at < bytes; at += n) {
-        n = HOST_PIECE - ((uintptr_t)host + at) % HOST_PIECE;
-        if (n > bytes - at) n = bytes - at;
-        CUDA_CHECK(cudaMemcpyAsync((char *)host + at, (const char *)src + at, n, cudaMemcpyDeviceToHost,
-                                   leaving.stream));
-    }
+    copy_pieces((char *)host, (const char *)src, host, bytes, cudaMemcpyDeviceToHost, leaving.stream);
     CUDA_CHECK(cudaEventRecord(leaving.complete, leaving.stream));
 }
 static void copied(int host_waits) {
@@ -164,6 +170,7 @@ PART(device) {
     d->post = post;                           d->collect = collect;
     d->host_lock = host_lock;                 d->host_unlock = host_unlock;
     d->copy_out = copy_out;                   d->copied = copied;
+    d->copy_in = copy_in;
     d->waits = cuda_waits;                    d->record_begin = cuda_record_begin;
     d->record_end = cuda_record_end;          d->replay = cuda_replay;
     d->record_free = cuda_record_free;

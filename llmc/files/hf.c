@@ -174,13 +174,13 @@ static void shape_text(char *text, size_t capacity, const uint64_t *shape, int r
 }
 
 /* Where a tensor of a file goes, and again `stride` elements later, `copies` times in all. */
-typedef struct { void *to; size_t stride, copies; } Target;
+typedef struct { const Tensor *tensor; void *to; size_t stride, copies; } Target;
 
 /* Of a piece of `was`: the tensor of the same layer and field in m, or in its every expert. */
 static Target target_of(const Model *m, const Model *was, const Piece *p) {
     const Tensor *t = &was->manifest.at[p->tensor], *to = m->manifest.at;
     while (to->layer != t->layer || to->field != t->field) to++;
-    return (Target){ float_at(m, model_weight(m, to), p->offset - t->offset), t->count, to->count / t->count };
+    return (Target){ to, float_at(m, model_weight(m, to), p->offset - t->offset), t->count, to->count / t->count };
 }
 
 typedef struct { const Model *m; Piece piece; } LoadedPiece;
@@ -188,7 +188,8 @@ static int check_piece(const Load *l, void *data, size_t first, size_t n, Error 
     const LoadedPiece *of = l->of;
     const Device *dev = of->m->dev;
     const size_t bad = first_not_finite(dev->dtype, data, n);
-    if (bad < n) return error_set(e, "tensor %s: element %zu is NaN or infinite", of->piece.name, first + bad);
+    if (bad < n) return error_set(e, "tensor %s: element %zu is NaN or infinite", of->piece.name,
+                                  (size_t)l->first + first + bad);
     piece_reorder(&of->m->config, &of->piece, data, n, dev->floatX_size, 1);
     return 1;
 }
@@ -203,6 +204,19 @@ static int load_ranges(Model *m, Safetensors *s, const Load *loads, const size_t
         if ((ok = load_all(m->dev, s, loads + first[r], first[r + 1] - first[r], e))) parallel_keep_weights(m, r);
     }
     return ok;
+}
+/* Of sharded weights a rank keeps its part: of a piece, `at` elements into a tensor, what is read
+ * are the whole units that it is in. */
+static void load_own(const Model *m, Load *l, const Tensor *t, size_t at) {
+    if (m->dp.level < 3 || !m->dp.parallel || l->copies > 1 || l->scales) return;
+    const Segment own = manifest_segment(&m->manifest, (int)(t - m->manifest.at), m->dp.shards,
+                                         parallel_shard(m->dp.parallel));
+    const size_t begin = own.offset - t->offset, last = begin + own.count, unit = l->unit;
+    const size_t from = begin > at ? (begin - at) / unit * unit : 0,
+        end = last > at ? (last - at + unit - 1) / unit * unit : 0, before = end < l->count ? end : l->count;
+    l->count = own.count && from < before ? before - from : 0;
+    l->first += from;
+    l->to = float_at(m, l->to, from);
 }
 /* All tensors of the file that are those of the model `was`, to the device. */
 static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
@@ -221,6 +235,7 @@ static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
                            .unit = piece_unit(&p), .to = target.to,
                            .copies = target.copies, .stride = target.stride, .type = FLOATX,
                            .check = check_piece, .of = &of[k] };
+        load_own(m, &loads[k], target.tensor, p.offset - f->at[p.tensor].offset);
     }
     first[f->range_count] = count;
     const int ok = load_ranges(m, s, loads, first, e);

@@ -1,12 +1,15 @@
-/* load.c: see load.h. While all threads fill a batch, the calling one sends that before. */
+/* load.c: see load.h. While all threads fill a batch, that before is sent: a GPU copies it from the
+ * host's memory itself, if that is locked for it, else the calling thread does. */
 #include "load.h"
+#include "host_buffer.h"
 #include "llmc/base/omp.h"
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 1 << 19 };               /* elements, unless a unit has more */
+enum { MOST = 1 << 19,                 /* elements of a part, unless a unit has more */
+       MUCH = 256 << 20 };             /* bytes from which locking memory takes less time than it spares */
 
-typedef struct { const Load *load; size_t first, n, capacity; void *data; int ok; Error why; } Part;
+typedef struct { const Load *load; size_t first, n; void *data; int ok; Error why; } Part;
 typedef struct { Part *parts; int count; } Batch;
 /* the next part: of loads[next], from its element first on */
 typedef struct { const Load *loads; size_t count, next, first; } Cursor;
@@ -18,11 +21,14 @@ static char *address_of(const Device *dev, const Part *p, size_t copy) {
     return (char *)p->load->to + (p->first + copy * p->load->stride) * dtype_size(dev, p->load->type);
 }
 
+/* Of its elements, in a part. */
+static size_t part_most(const Load *l) { return l->unit > MOST ? l->unit : MOST / l->unit * l->unit; }
+
 /* As many of the next parts as a batch has room for. */
 static void take(Batch *b, int most, Cursor *at) {
     for (b->count = 0; b->count < most && at->next < at->count; ) {
         const Load *l = &at->loads[at->next];
-        const size_t most_here = l->unit > MOST ? l->unit : MOST / l->unit * l->unit, left = l->count - at->first;
+        const size_t most_here = part_most(l), left = l->count - at->first;
         Part *p = &b->parts[b->count];
         p->load = l, p->first = at->first, p->n = left < most_here ? left : most_here;
         b->count += p->n > 0;
@@ -32,14 +38,7 @@ static void take(Batch *b, int most, Cursor *at) {
 }
 static void fill(const Device *dev, Safetensors *s, Part *p) {
     const size_t bytes = p->n * dtype_size(dev, p->load->type);
-    void *data = address_of(dev, p, 0);
-    if (dev->is_gpu) {
-        if (bytes > p->capacity) {
-            free(p->data);
-            p->data = mem_alloc(p->capacity = bytes);
-        }
-        data = p->data;
-    }
+    void *const data = dev->is_gpu ? p->data : address_of(dev, p, 0);
     const Load *l = p->load;
     const char *type = load_dtype(dev, l->type);
     const uint64_t first = l->first + p->first;
@@ -52,12 +51,13 @@ static void fill(const Device *dev, Safetensors *s, Part *p) {
     for (size_t k = 1; k < p->load->copies && !dev->is_gpu; k++) memcpy(address_of(dev, p, k), data, bytes);
 }
 /* What the last batch holds. 0: one of its parts is bad. */
-static int send(const Device *dev, const Batch *b, Error *e) {
+static int send(const Device *dev, const Batch *b, int locked, Error *e) {
+    void (*const copy)(void *, const void *, size_t) = locked ? dev->copy_in : dev->upload;
     for (int i = 0; i < b->count; i++) {
         const Part *p = &b->parts[i];
         if (!p->ok) return error_set(e, "%s", p->why.text);
         for (size_t k = 0; dev->is_gpu && (!k || k < p->load->copies); k++)
-            dev->upload(address_of(dev, p, k), p->data, p->n * dtype_size(dev, p->load->type));
+            copy(address_of(dev, p, k), p->data, p->n * dtype_size(dev, p->load->type));
     }
     return 1;
 }
@@ -66,12 +66,36 @@ size_t load_host_bytes(const Device *dev, size_t unit) {
         : MOST * dev->real_size;
     return threads * ((dev->is_gpu ? 2 * 2 * most : 0) + unit * dev->floatX_size);     /* a check copies a unit */
 }
+/* The host's memory for the parts of two batches of a GPU. */
+typedef struct { HostBuffer *buffer; int locked; char *at; size_t bytes; } Memory;         /* bytes: of a part */
+static Memory memory_open(const Device *dev, const Load *loads, size_t count, size_t parts) {
+    Memory m = { 0 };
+    size_t all = 0;
+    for (size_t i = 0; i < count && dev->is_gpu; i++) {
+        const size_t most = part_most(&loads[i]), n = loads[i].count < most ? loads[i].count : most,
+            element = dtype_size(dev, loads[i].type);
+        if (n * element > m.bytes) m.bytes = n * element;
+        all += loads[i].count * element;
+    }
+    if (all >= MUCH) m.buffer = host_buffer_open(dev, loads->to, parts * m.bytes);
+    m.locked = m.buffer && host_buffer_state(m.buffer, 1) == BUFFER_READY;
+    if (m.buffer && !m.locked) host_buffer_close(m.buffer), m.buffer = NULL;
+    m.at = m.locked ? host_buffer_memory(m.buffer) : mem_alloc(parts * m.bytes);
+    return m;
+}
+static void memory_close(const Device *dev, Memory *m) {
+    if (m->locked) dev->sync();
+    else free(m->at);
+    host_buffer_close(m->buffer);
+}
 int load_all(const Device *dev, Safetensors *s, const Load *loads, size_t count, Error *e) {
     const int most = 2 * omp_get_max_threads();
     Batch batches[2] = { { 0 } };
     Cursor at = { loads, count, 0, 0 };
+    Memory memory = memory_open(dev, loads, count, 2 * (size_t)most);
     int ok = 1;
     for (int i = 0; i < 2; i++) batches[i].parts = mem_alloc((size_t)most * sizeof(Part));
+    for (int i = 0; i < 2 * most; i++) batches[i % 2].parts[i / 2].data = memory.at + (size_t)i * memory.bytes;
     for (int current = 0; ok; current ^= 1) {
         Batch *const now = &batches[current], *const before = &batches[!current];
         take(now, most, &at);
@@ -79,14 +103,13 @@ int load_all(const Device *dev, Safetensors *s, const Load *loads, size_t count,
         #pragma omp parallel if (now->count > 1)
         {
             #pragma omp master
-            ok = send(dev, before, e);
+            ok = send(dev, before, memory.locked, e);
             #pragma omp for schedule(dynamic, 1)
             for (int i = 0; i < now->count; i++) fill(dev, s, &now->parts[i]);
         }
+        if (memory.locked) dev->sync();                     /* what was sent is filled next */
     }
-    for (int i = 0; i < 2; i++) {
-        for (int k = 0; k < most; k++) free(batches[i].parts[k].data);
-        free(batches[i].parts);
-    }
+    memory_close(dev, &memory);
+    for (int i = 0; i < 2; i++) free(batches[i].parts);
     return ok;
 }

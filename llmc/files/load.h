@@ -1,6 +1,6 @@
 /* load.h: loads parts of files' tensors into the memory of a device. All threads of the host read,
- * check and convert. On a GPU the calling thread sends finished pieces at the same time, so that
- * the host holds only a few; on a CPU files are read into the model's memory. */
+ * check and convert. Finished pieces are sent to a GPU at the same time, so the host holds only a
+ * few; on a CPU files are read into the model's memory. */
 #ifndef LOAD_H
 #define LOAD_H
 #include "safetensors.h"

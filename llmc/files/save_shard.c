@@ -88,16 +88,13 @@ void save_shard_open(SaveShard *s, const Model *m, const Optimizer *o) {
     }
     s->bias_at = (s->bytes + GAP - 1) / GAP * GAP;
     s->bytes = s->bias_at + bias_bytes(s);
-}
-/* Most parts of a file that a rank writes: one of each tensor of it, its head, and biases. */
-static size_t most_parts(const Model *m) {
-    size_t pieces;
+    size_t pieces;                                          /* of tensors; then, in the worst case, heads and biases */
     free(pieces_of(m, &pieces));
-    return pieces + (size_t)(STATE_KINDS * m->manifest.count + m->routers) + 2;
+    s->most_parts = pieces + (size_t)(STATE_KINDS * m->manifest.count + m->routers) + 2;
 }
 int save_shard_sum(const SaveShard *s, Group *group, const FilePart *parts, size_t count, FileSum *sum) {
-    const size_t ranks = group ? (size_t)group->size : 1, bound = most_parts(s->model);
-    const size_t most = group ? (size_t)group_max(group, (int)count, (int)bound) : count;
+    const size_t ranks = group ? (size_t)group->size : 1;
+    const size_t most = group ? (size_t)group_max(group, (int)count, (int)s->most_parts) : count;
     FilePart *all = mem_alloc((ranks + 1) * most * sizeof *all), *mine = all + ranks * most;
     size_t n = 0;
     if (count) memcpy(mine, parts, count * sizeof *mine);

@@ -28,6 +28,7 @@ typedef struct {
     SaveShardPart       *parts[SHARD_ARRAYS];  /* (tensors) */
     size_t           bytes;             /* of a copy */
     size_t           bias_at;
+    size_t           most_parts;        /* of a file, that a rank writes: a bound for what others say of theirs */
     size_t           borrowed_bytes;
     char            *borrowed;          /* in the host's memory, while something is saved */
     char            *copy;              /* in the host's memory, `bytes`; NULL: there is none */

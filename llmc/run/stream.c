@@ -156,17 +156,29 @@ void stops_free(char **stops) {
 
 /* ---- text to tokens -------------------------------------------------------------------------- */
 
+long stdin_read(Text *text, int line) {
+    int c;
+    text->length = 0;
+    text_add_bytes(text, "", 0);
+    while ((c = getchar()) != EOF) {
+        const char byte = (char)c;
+        if (text->length == MOST_INPUT)
+            fail(EXIT_INPUT, "stdin: %s of more than %d MB is not read", line ? "a line" : "a text", MOST_INPUT >> 20);
+        text_add_bytes(text, &byte, 1);
+        if (line && c == '\n') break;
+    }
+    return ferror(stdin) || (c == EOF && !text->length) ? -1 : (long)text->length;
+}
 char *prompt_read(const char *prompt, size_t *bytes) {
     Error e;
     Text text = { 0 };
-    char part[4096], *full;
+    char *full;
     if (*prompt == '@') {
         if (!(full = file_read(prompt + 1, bytes, &e))) fail(EXIT_INPUT, "-i %s: %s", prompt, e.text);
         return full;
     }
-    text_add_bytes(&text, "", 0);
     if (strcmp(prompt, "-")) text_add_string(&text, prompt);
-    else for (size_t n; (n = fread(part, 1, sizeof part, stdin)); ) text_add_bytes(&text, part, n);
+    else stdin_read(&text, 0);
     if (ferror(stdin)) fail(EXIT_DISK, "-i -: stdin cannot be read: %s", strerror(errno));
     *bytes = text.length;
     return text.at;

@@ -57,6 +57,10 @@ void   stops_free(char **stops);
 
 /* The prompt of -i: the text itself; - is stdin, @name a file. free() it. */
 char *prompt_read(const char *prompt, size_t *bytes);
+/* What stdin has, or its next line with its end. Returns its bytes; -1: the end, or an error
+ * (errno). More than MOST_INPUT bytes end the program: a device has no end. */
+enum { MOST_INPUT = 64 << 20 };
+long stdin_read(Text *text, int line);
 /* The tokens of a text; free(*ids). begin: 1: the text begins a context: adds the token with which
  * the model's texts begin, and makes sure that there is at least one token. Without a tokenizer,
  * the text must be numbers below vocab: 0 and e if it is not. */

@@ -16,10 +16,13 @@
 extern const char *const web_page[];                    /* lines of llmc/run/web/, made by the Makefile */
 
 enum { CLIENTS = 64, QUEUE = 16, SLOTS = 2, PENDING = 1 << 18, TOKEN_BYTES = 16,
+       READ = 1 << 16,                  /* bytes at a time of one */
        AT_ONCE = 16 };                  /* new connections between two looks at the others */
 /* Seconds: a request arrives; a client takes no byte; a generation; one waits for its client, and
  * others for it; an answered client closes; between looks at the sockets while a prompt is read. */
 static const double ARRIVE = 10, SILENT = 30, LONGEST = 600, BLOCKED = 10, LINGER = 1, GLANCE = 0.01;
+/* A connection is idle after; between looks at idle ones; at all of them while texts are made. */
+static const double IDLE = 0.1, SWEEP = 0.02, PACE = 0.001;
 
 typedef struct Server Server;
 typedef struct {
@@ -56,7 +59,7 @@ struct Server {
     int64_t requests;
     char   token[2 * TOKEN_BYTES + 1];  /* "": none is needed */
     Text   page, policy, model, models;
-    double looked, rest;                /* when sockets were last looked at; until then nobody is accepted */
+    double looked, swept, rest;         /* when sockets, and idle ones, were last looked at; nobody is accepted until */
 };
 
 /* ---- answers --------------------------------------------------------------------------------- */
@@ -168,7 +171,7 @@ static void request_answer(Server *s, Client *c, const HttpRequest *r) {
 }
 /* Of a client whose request is complete, bytes are read to see whether it is still there. */
 static void client_read(Server *s, Client *c) {
-    char part[4096];
+    char part[READ];
     HttpRequest r;
     const long n = net_read(c->fd, part, sizeof part);
     if (n < 0) client_close(c);
@@ -255,9 +258,9 @@ static void generation_slice(const Server *s, Client *c, int expired) {
     }
     if (stream) send_chunk(c, &out);
     if (stream && ended) http_chunk(&c->out, "", 0);
-    if (stream) return;
-    if (ended) answer(c, 200, "application/json", &out, "");
-    free(out.at);
+    if (!stream && ended) answer(c, 200, "application/json", &out, "");
+    if (!stream) free(out.at);
+    client_write(c);
 }
 
 /* ---- the server ------------------------------------------------------------------------------ */
@@ -300,14 +303,25 @@ static void client_check_pace(const Server *s, Client *c, double seconds) {
     for (const Client *o = s->client; o < s->client + CLIENTS; o++) waiting += o->state == WAITING;
     if (waiting && c->blocked > BLOCKED) generation_slice(s, c, 1);
 }
+/* Without a complete request, or with an answer that it does not take. To wait for many of them
+ * costs more than a request, so they are looked at now and then. */
+static int is_idle(const Client *c) {
+    return (c->state == READING || c->state >= SENDING) && now() - c->since > IDLE;
+}
 /* Waits for sockets, unless there is something to generate. */
 static void server_poll(Server *s) {
     struct pollfd p[NET_LISTENERS + CLIENTS];
     Client *of[CLIENTS];
-    int n = 0, clients = 0, busy = 0;
-    for (Client *c = s->client; c < s->client + CLIENTS; c++) {
-        if (c->state == CLOSED) continue;
+    int n = 0, clients = 0, busy = 0, idle = 0;
+    const int sweep = now() - s->swept >= SWEEP;
+    for (const Client *c = s->client; c < s->client + CLIENTS; c++) {
         busy |= can_go_on(c);
+        idle |= is_idle(c);
+    }
+    if (busy && now() - s->looked < PACE) return;
+    if (sweep) s->swept = now();
+    for (Client *c = s->client; c < s->client + CLIENTS; c++) {
+        if (c->state == CLOSED || (!sweep && is_idle(c))) continue;
         p[clients].fd = c->fd;
         p[clients].events = (short)((c->state != SENDING ? POLLIN : 0) | (c->sent < c->out.length ? POLLOUT : 0));
         of[clients++] = c;
@@ -315,7 +329,8 @@ static void server_poll(Server *s) {
     n = clients;
     for (int i = 0; i < s->listeners && now() >= s->rest; i++)
         p[n++] = (struct pollfd){ .fd = s->listener[i], .events = POLLIN };
-    const int ready = poll(p, (nfds_t)n, busy ? 0 : clients ? 200 : 1000);
+    const int wait = busy || (idle && sweep) ? 0 : idle ? (int)(SWEEP * 1e3) : clients ? 200 : 1000;
+    const int ready = poll(p, (nfds_t)n, wait);
     const double before = s->looked;
     s->looked = now();
     if (ready < 0) return;
@@ -324,7 +339,8 @@ static void server_poll(Server *s) {
         if (p[i].revents & POLLNVAL) client_close(c);
         else if (c->state == SENDING && p[i].revents & (POLLERR | POLLHUP)) client_close(c);
         else if (p[i].revents & (POLLIN | POLLERR | POLLHUP)) client_read(s, c);
-        if (c->state != CLOSED && c->sent < c->out.length) client_write(c);
+        /* also if poll does not say so: it waits until a third of the system's buffer is free */
+        if ((p[i].revents || sweep) && c->state != CLOSED && c->sent < c->out.length) client_write(c);
         if (c->state != CLOSED) client_check_time(c);
         client_check_pace(s, c, s->looked - before);
     }

@@ -6,6 +6,7 @@
 #include "tests/model/trainee.h"
 #include "tests/test.h"
 #include "llmc/files/checkpoint.h"
+#include "llmc/files/load.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/settings.h"
 #include <math.h>
@@ -432,6 +433,61 @@ static void host_buffers(void) {
     locked_in_pieces();
     closed_early();
 }
+/* A GPU whose copies are made late: at the next sync. Memory of the host that changes until then is
+ * filled too early. */
+enum { LATE = 1 << 10, VALUES = 1 << 20, READS = 140 };
+static struct { void *to; const void *from; size_t bytes; uint32_t sum; } late[LATE];
+static int late_count, late_bad, uploads;
+static void copy_late(void *to, const void *from, size_t bytes) {
+    if (late_count < LATE) late[late_count].to = to, late[late_count].from = from, late[late_count].bytes = bytes,
+                           late[late_count].sum = crc32c(0, from, bytes);
+    late_count++;
+}
+static void copy_now(void) {
+    for (int i = 0; i < late_count; i++) {
+        late_bad += crc32c(0, late[i].from, late[i].bytes) != late[i].sum;
+        memcpy(late[i].to, late[i].from, late[i].bytes);
+    }
+    late_count = 0;
+}
+static void count_upload(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); uploads++; }
+static int lock_nothing(const void *near, void *host, size_t bytes) { (void)near, (void)host, (void)bytes; return 0; }
+static int check_nothing(const Load *l, void *data, size_t first, size_t n, Error *e) {
+    (void)l, (void)data, (void)first, (void)n, (void)e;
+    return 1;
+}
+/* Files are read into locked memory, from which a GPU copies; else the loading thread sends. */
+static void loads_by_device(void) {
+    const uint64_t shape[] = { VALUES };
+    const FileTensor t = { .name = "t", .dtype = "F32", .rank = 1, .shape = shape };
+    const size_t end = VALUES / 2 + 999 * (READS - 1);
+    float *data = mem_alloc(VALUES * sizeof *data), *to = mem_alloc(2 * VALUES * sizeof *to);
+    char *path = scratch_path("much.safetensors");
+    Error e = { 0 };
+    for (size_t i = 0; i < VALUES; i++) data[i] = (float)i;
+    SafetensorsWriter *w = safetensors_create(path, &t, 1, NULL, 0, &e);
+    check(w && safetensors_append(w, data, VALUES * sizeof *data, &e) && safetensors_finish(w, &e, NULL, NULL),
+          "a file is written: %s", e.text);
+    Safetensors *s = safetensors_open(path, &e);
+    Load *loads = mem_alloc(READS * sizeof *loads);
+    for (size_t i = 0; i < READS; i++)
+        loads[i] = (Load){ .tensor = safetensors_at(s, 0), .first = 1000 * i, .count = VALUES / 2 - i, .unit = 1,
+                           .to = to + 1000 * i, .type = REAL, .check = check_nothing };
+    Device gpu = *device_find("cpu-f32");
+    gpu.is_gpu = 1, gpu.copy_in = copy_late, gpu.sync = copy_now, gpu.upload = count_upload;
+    for (int locked = 1; locked >= 0; locked--) {
+        if (!locked) gpu.host_lock = lock_nothing;
+        memset(to, 0, 2 * VALUES * sizeof *to);
+        late_bad = uploads = 0;
+        check(load_all(&gpu, s, loads, READS, &e) && !late_count && !late_bad && locked == !uploads,
+              "locked %d: %d pieces changed before they were copied, %d were uploaded %s", locked, late_bad, uploads,
+              e.text);
+        check(!memcmp(to, data, end * sizeof *to) && to[end] == 0,
+              "locked %d: everything has come, and no more", locked);
+    }
+    safetensors_close(s);
+    free_each(path, data, to, loads);
+}
 /* The best weights are a second name of a state's. */
 static void best_linked(Trainee *t) {
     char *folder = scratch_path("link"), *best = text_format("%s/best/model.safetensors", folder),
@@ -590,7 +646,7 @@ void test_state(void) {
     Trainee t;
     const Config c = trainee_config(MODEL, 32, 8);
     PART(progress()); PART(courses()); PART(settings()); PART(seals()); PART(replaced_files()); PART(host_buffers());
-    PART(buffer_as_planned()); PART(empty_reason());
+    PART(loads_by_device()); PART(buffer_as_planned()); PART(empty_reason());
     if (!trainee_open(&t, device_find("cpu-f32"), &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 }))
         fail(EXIT_MEMORY, "no memory for a small model");
     for (int i = 0; i < 2; i++) trainee_do(&t, i);

@@ -22,7 +22,7 @@ void fuzz_start(void) {
     if (!config_parse(&c, "m2:c32h4e4k2f32", &e)) abort();
     c.vocab = 256, c.context = 32;
     model_plan_inference(&model, device_find("cpu-f32"), &c, 1, 1, 0, NULL);
-    shard.model = &model;
+    save_shard_open(&shard, &model, NULL);
 }
 static void lost(const char *why) { fail(EXIT_PEER, "%s", why); }
 
