@@ -226,6 +226,7 @@ void saves_begin(Saves *v, int timed, int waits) {
     v->under_way = saver_begin(v->saver, v->s->out, &v->what, keep, &e) ? SAVES_STATE : NO_SAVE;
     v->paused = now() - v->at;
     free(progress.at);
+    v->what.progress = NULL;
     if (!v->under_way) end_save(v, SAVED_NOTHING, e.text);
     if (waits && p->step == v->s->steps) {
         saves_busy(v);                                  /* lets its thread begin: the fingerprint is made meanwhile */

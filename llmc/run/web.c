@@ -17,6 +17,7 @@ extern const char *const web_page[];                    /* lines of llmc/run/web
 
 enum { CLIENTS = 64, QUEUE = 16, SLOTS = 2, PENDING = 1 << 18, TOKEN_BYTES = 16,
        READ = 1 << 16,                  /* bytes at a time of one */
+       MANY = 8,                        /* up to so many are waited for, also idle ones: browsers open some early */
        AT_ONCE = 16 };                  /* new connections between two looks at the others */
 /* Seconds: a request arrives; a client takes no byte; a generation; one waits for its client, and
  * others for it; an answered client closes; between looks at the sockets while a prompt is read. */
@@ -312,16 +313,18 @@ static int is_idle(const Client *c) {
 static void server_poll(Server *s) {
     struct pollfd p[NET_LISTENERS + CLIENTS];
     Client *of[CLIENTS];
-    int n = 0, clients = 0, busy = 0, idle = 0;
+    int n = 0, clients = 0, busy = 0, idle = 0, open = 0;
     const int sweep = now() - s->swept >= SWEEP;
     for (const Client *c = s->client; c < s->client + CLIENTS; c++) {
         busy |= can_go_on(c);
         idle |= is_idle(c);
+        open += c->state != CLOSED;
     }
+    idle &= open > MANY;
     if (busy && now() - s->looked < PACE) return;
     if (sweep) s->swept = now();
     for (Client *c = s->client; c < s->client + CLIENTS; c++) {
-        if (c->state == CLOSED || (!sweep && is_idle(c))) continue;
+        if (c->state == CLOSED || (idle && !sweep && is_idle(c))) continue;
         p[clients].fd = c->fd;
         p[clients].events = (short)((c->state != SENDING ? POLLIN : 0) | (c->sent < c->out.length ? POLLOUT : 0));
         of[clients++] = c;
