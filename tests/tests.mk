@@ -12,7 +12,7 @@ JOBS := $(or $(JOBS),$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
 # Parts that need nothing of each other, so that make -j2 runs two at a time. run_tests is two of them.
 TEST_PARTS := test_groups test_cases test_programs test_faults test_report test_web test_smoe test_readers
 .PHONY: run_tests test $(TEST_PARTS) test_tutorial tutorial test_gpu \
-        faults sanitize races cuda_check emulate quick bench pays race ladder mutate fuzz fuzz_targets platforms ci size
+        faults sanitize races addresses cuda_check emulate quick bench pays race ladder mutate fuzz fuzz_targets platforms ci size
 
 #: make run_tests     the tests;                                          then ./run_tests --help
 run_tests: $B/run_tests
@@ -119,6 +119,10 @@ sanitize: $(if $(call asked,sanitize),,run_tests)
 races:
 	@$(MAKE) -s DEBUG=thread NO_CUDA=1 WARN=-w build/debugthread/run_tests build/debugthread/train_moe
 	@sh tests/races.sh build/debugthread
+#: make addresses     the programs under the sanitizers for addresses and undefined behaviour (minutes); CC=clang too
+addresses:
+	@$(MAKE) -s DEBUG=1 NO_CUDA=1 WARN=-w B=build/addresses build/addresses/train_moe build/addresses/infer_moe
+	@sh tests/addresses.sh build/addresses
 #: make bench         times of all operations, compared with the limits of this machine (eight minutes on two cores)
 bench: bench_moe
 	@./bench_moe
