@@ -143,8 +143,8 @@ static inline unsigned atomicInc(unsigned *p, unsigned last) {
 
 typedef int cudaStream_t, cudaEvent_t;
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue, cudaErrorMemoryAllocation, cudaErrorStreamCaptureUnsupported };
-enum { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice,
-       cudaFuncAttributeMaxDynamicSharedMemorySize, cudaEventDisableTiming, cudaStreamNonBlocking,
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum { cudaFuncAttributeMaxDynamicSharedMemorySize, cudaEventDisableTiming, cudaStreamNonBlocking,
        cudaHostRegisterDefault };
 struct cudaPointerAttributes { int device; };
 static inline cudaError_t cudaGetLastError(void) { return cudaSuccess; }
