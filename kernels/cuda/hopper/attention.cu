@@ -1,5 +1,5 @@
 // hopper/attention.cu: causal attention with Hopper's instructions (sm_90a, bf16, heads of 64 or
-// 128 elements; other cases, formulas and packed rows: attention.cu).
+// 128 elements; other sizes, formulas and packed rows: attention.cu).
 //
 //   blocks      One block an SM. It draws work tiles until none is left, those with most work
 //               first, so that all SMs finish at about the same time. The result does not depend on
@@ -17,6 +17,9 @@
 //               overlap: the scores of the next tile are queued before the softmax of this one, and
 //               the warpgroups fill each other's gaps.
 //   registers   P and dS are computed in the registers from which the next wgmma reads them.
+//   reach       LIMITED kernels, instances of their own: each tile of rows begins at the first key
+//               that it sees, each tile of keys ends at the last row that sees it; only tiles that
+//               some row sees in part are masked.
 //   backward    Two kernels, 7 products instead of 5: backward_q owns query rows and computes dq,
 //               backward_kv owns keys and computes dk and dv. (One kernel that adds dq in memory,
 //               tile after tile in a fixed order, was no faster: docs/LOG.md.)
@@ -61,6 +64,7 @@ struct Packing {
     int pairs;                                  // B*G
     int rows;                                   // of a pair: T*Q
     int fold, box_rows, boxes;                  // rows in a box: 64, or a little less; boxes of a pair
+    const int *reach, *last;                    // (B,T), of LIMITED kernels: kernels.h; the last token that sees a key
 };
 
 // The order of work tiles. Pairs are taken in groups whose keys fit into L2: `larger` groups of
@@ -101,6 +105,17 @@ __device__ static inline size_t lse_index(Packing h, WorkTile w, int r) {
 // How many key tiles the packed rows before `row` see, at least in part.
 __device__ static inline int visible_tiles(Packing h, int row, int keys) {
     return (min(row, h.rows) - 1) / h.Q / keys + 1;
+}
+
+// The first key that packed row `row` sees. Of a row before the first, or past the last one: theirs.
+template <bool LIMITED> __device__ static inline int first_key(Packing h, WorkTile w, int row) {
+    if (!LIMITED) return 0;
+    const int t = min(max(row, 0) / h.Q, h.T - 1);
+    return t - h.reach[(size_t)w.b*h.T + t];
+}
+// The packed rows before the first that no longer sees the key. Past the last key: all rows.
+template <bool LIMITED> __device__ static inline int rows_until_unseen(Packing h, WorkTile w, int key) {
+    return LIMITED ? (h.last[(size_t)w.b*h.T + min(key, h.T - 1)] + 1) * h.Q : h.rows;
 }
 
 // ---- copies -------------------------------------------------------------------------------------
@@ -208,26 +223,49 @@ template <class L> struct RowsBlock {
 template <class L> __device__ static inline int first_box(Packing h, Schedule schedule, WorkTile w) {
     return h.boxes - (schedule.tiles - w.tile) * L::CONSUMERS;
 }
-// A consumer's box, and what its rows see of the work tile's `loaded` key/value tiles: something of
-// the first `used`, all of `unmasked`. last: of this thread's two rows, from its first column.
-struct KeyRange { int box, loaded, used, unmasked, last[2]; };
-template <class L> __device__ static inline KeyRange key_range(Packing h, Schedule schedule, WorkTile w, int consumer) {
+template <class L> __device__ static inline int end_tile(Packing h, Schedule schedule, WorkTile w) {
+    return visible_tiles(h, (first_box<L>(h, schedule, w) + L::CONSUMERS) * h.box_rows, L::KEYS);
+}
+// A consumer's box, and what its rows see of the work tile's key/value tiles begin .. end - 1:
+// something of first .. used - 1, all of full .. unmasked - 1. last: of this thread's two rows, from
+// its first column.
+struct KeyRange { int box, begin, end, first, used, full, unmasked, last[2]; };
+template <class L, bool LIMITED> __device__ static inline KeyRange
+key_range(Packing h, Schedule schedule, WorkTile w, int consumer) {
     const int first = first_box<L>(h, schedule, w), box = first + consumer, lane = threadIdx.x % 32;
-    const int row = box*h.box_rows + threadIdx.x % 128 / 32 * 16 + lane/4;
-    return { box, visible_tiles(h, (first + L::CONSUMERS) * h.box_rows, L::KEYS),
-             visible_tiles(h, (box + 1) * h.box_rows, L::KEYS), (box*h.box_rows / h.Q + 1) / L::KEYS,
+    const int row = box*h.box_rows + threadIdx.x % 128 / 32 * 16 + lane/4, next = (box + 1) * h.box_rows;
+    return { box, first_key<LIMITED>(h, w, first*h.box_rows) / L::KEYS, end_tile<L>(h, schedule, w),
+             first_key<LIMITED>(h, w, box*h.box_rows) / L::KEYS, visible_tiles(h, next, L::KEYS),
+             (first_key<LIMITED>(h, w, next - 1) + L::KEYS - 1) / L::KEYS, (box*h.box_rows / h.Q + 1) / L::KEYS,
              { row / h.Q - lane%4*2, (row + 8) / h.Q - lane%4*2 } };
+}
+// LIMITED: a warp leaves the first keys of its 16 rows in shared memory, for registers are short.
+// first_keys: of the consumer's 64 rows.
+template <bool LIMITED> __device__ static inline void keep_first_keys(int *first_keys, Packing h, WorkTile w, int box) {
+    const int in = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32;
+    if (!LIMITED) return;
+    __syncwarp();
+    if (threadIdx.x % 32 < 16) first_keys[in] = first_key<LIMITED>(h, w, box*h.box_rows + in);
+    __syncwarp();
+}
+// Of a tile's scores, or weights, those of keys before the first that a row sees become `value`.
+template <int KEYS, int COUNT> __device__ static inline void
+mask_before(float (&s)[COUNT], float value, const int *first_keys, int tile) {
+    const int *of = first_keys + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, from = tile*KEYS + threadIdx.x%4*2;
+    const int first[2] = { of[0] - from, of[8] - from };
+    #pragma unroll
+    for (int i = 0; i < COUNT; i++) if (i/4*8 + i%2 < first[i/2%2]) s[i] = value;
 }
 
 // The producer, one thread. n counts work tiles, kv key/value tiles; load_rows(n, w, box) issues
 // the copies of the n-th work tile's boxes from `box` on, load_later those of rows needed later.
-template <int D, class L, class LoadRows, class LoadLater> __device__ static inline void
+template <int D, bool LIMITED, class L, class LoadRows, class LoadLater> __device__ static inline void
 produce(const RowsBlock<L> &b, const CUtensorMap *kv_map, Packing h, Schedule schedule, LoadRows load_rows,
         LoadLater load_later) {
     unsigned number = draw_tile(h, schedule);
     for (int n = 0, kv = 0;; n++) {
         const WorkTile w = work_tile(number, h, schedule);
-        const int box = first_box<L>(h, schedule, w);
+        const int box = first_box<L>(h, schedule, w), begin = first_key<LIMITED>(h, w, box*h.box_rows) / L::KEYS;
         auto load_k = [&](int i) {
             b.k.acquire(kv, L::tile);
             load_keys<D, L::KEYS>(b.k_tile(kv), kv_map, b.k.full(kv), i*L::KEYS, 0, w);
@@ -238,17 +276,17 @@ produce(const RowsBlock<L> &b, const CUtensorMap *kv_map, Packing h, Schedule sc
         };
         if (w.tile >= 0) {
             number = draw_tile(h, schedule);                            // early: known when this tile is loaded
-            load_k(0);
+            load_k(begin);
         }
         b.q.wait_empty(n);
         b.work[n & 1] = w;
         if (w.tile < 0) { barrier_arrive(b.q.full(n)); break; }
         load_rows(n, w, box);
-        load_v(0);
+        load_v(begin);
         load_later(n, w, box);
         kv++;
-        const int end = visible_tiles(h, (box + L::CONSUMERS) * h.box_rows, L::KEYS);
-        for (int i = 1; i < end; i++, kv++) load_k(i), load_v(i);
+        const int end = end_tile<L>(h, schedule, w);
+        for (int i = begin + 1; i < end; i++, kv++) load_k(i), load_v(i);
     }
 }
 #endif
@@ -265,7 +303,7 @@ template <int D> struct Forward {                                       // sizes
 
 #if defined(HOPPER)
 // The producer, one thread.
-template <int D> __device__ static inline void
+template <int D, bool LIMITED> __device__ static inline void
 forward_produce(const RowsBlock<Forward<D>> &b, const CUtensorMap *q_map, const CUtensorMap *kv_map, Packing h,
                 Schedule schedule) {
     typedef Forward<D> L;
@@ -275,12 +313,14 @@ forward_produce(const RowsBlock<Forward<D>> &b, const CUtensorMap *q_map, const 
         for (int i = 0; i < L::CONSUMERS; i++) load_box<D>(b.base + L::q + i*L::box, q_map, b.q.full(n), box + i, h, w);
     };
     auto nothing_later = [](int, WorkTile, int) {};
-    produce<D>(b, kv_map, h, schedule, load_rows, nothing_later);
+    produce<D, LIMITED>(b, kv_map, h, schedule, load_rows, nothing_later);
 }
 
-// The running softmax of a thread's two rows: top is the largest score so far times c; sum is of
-// this thread's columns; shrink is what the last tile scaled earlier sums by.
-struct Softmax { float top[2] = { -INFINITY, -INFINITY }, sum[2] = {}, shrink[2]; };
+// The running softmax of a thread's two rows: top is the largest score so far times c, at first a
+// number below all, not -infinity, from which scores of -infinity cannot be subtracted (a row may see
+// nothing of its first tile); sum is of this thread's columns; shrink is what the last tile scaled
+// earlier sums by.
+struct Softmax { float top[2] = { -0x1p100f, -0x1p100f }, sum[2] = {}, shrink[2]; };
 
 // One more tile of scores: s becomes p.
 template <bool masked, int COUNT> __device__ static inline void
@@ -309,9 +349,9 @@ softmax_tile(float (&s)[COUNT], Softmax &state, const int (&last)[2], float c) {
 }
 
 // A consumer's box: o = the sum of p v over the keys that its rows see, not divided by that of p.
-template <int D> __device__ static inline void
+template <int D, bool LIMITED> __device__ static inline void
 forward_mainloop(float (&o)[D / 2], Softmax &state, const RowsBlock<Forward<D>> &b, uint32_t q, KeyRange range, float c,
-                 int n, int &kv) {
+                 const int *first_keys, int n, int &kv) {
     enum { KEYS = Forward<D>::KEYS };
     float s[KEYS / 2];
     uint32_t p[KEYS / 4];
@@ -319,6 +359,7 @@ forward_mainloop(float (&o)[D / 2], Softmax &state, const RowsBlock<Forward<D>> 
     auto queue_values = [&](int at) { b.v.wait_full(at), product_ab<D, KEYS>(o, p, b.v_tile(at)); };
     auto softmax = [&](int i) {
         const int last[2] = { range.last[0] - i*KEYS, range.last[1] - i*KEYS };
+        if (LIMITED && i < range.full) mask_before<KEYS>(s, -INFINITY, first_keys, i);
         if (i < range.unmasked) softmax_tile<false>(s, state, last, c);
         else                    softmax_tile<true>(s, state, last, c);
     };
@@ -326,9 +367,9 @@ forward_mainloop(float (&o)[D / 2], Softmax &state, const RowsBlock<Forward<D>> 
     wgmma_wait<0>();
     pin(s);
     b.k.release(kv);
-    softmax(0);
+    softmax(range.first);
     pack_operand(p, s);
-    for (int i = 1; i < range.used; i++) {
+    for (int i = range.first + 1; i < range.used; i++) {
         kv++;
         queue_scores(kv);
         queue_values(kv - 1);
@@ -372,7 +413,7 @@ forward_epilogue(float (&o)[D / 2], Softmax &state, const CUtensorMap *out_map, 
 #endif
 
 // Reads 32 KB * D/64 from L2 for 64 * CONSUMERS rows and 128 keys; 4*D flop per visible pair.
-template <int D> __global__ static void __launch_bounds__(Forward<D>::THREADS, 1)
+template <int D, bool LIMITED> __global__ static void __launch_bounds__(Forward<D>::THREADS, 1)
 attention_forward_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap kv_map,
                          const __grid_constant__ CUtensorMap out_map, float *lse, Packing h, Schedule schedule) {
 #if defined(HOPPER)
@@ -380,16 +421,18 @@ attention_forward_kernel(const __grid_constant__ CUtensorMap q_map, const __grid
     extern __shared__ unsigned char raw[];
     __shared__ uint64_t barriers[RowsBlock<L>::BARRIERS];
     __shared__ WorkTile work[2];
+    __shared__ int first_keys_of[LIMITED ? L::CONSUMERS * 64 : 1];
     const int consumer = uniform(threadIdx.x / 128) - 1;                // -1: the producer
     const RowsBlock<L> b(raw, barriers, work);
 
     if (consumer < 0) {
         give_registers<L::CONSUMERS == 2 ? 40 : 32>();
-        if (threadIdx.x == 0) forward_produce<D>(b, &q_map, &kv_map, h, schedule);
+        if (threadIdx.x == 0) forward_produce<D, LIMITED>(b, &q_map, &kv_map, h, schedule);
         return;
     }
 
     take_registers<L::CONSUMERS == 2 ? 232 : 160>();
+    int *const first_keys = first_keys_of + (LIMITED ? consumer*64 : 0);
     const uint32_t q = b.base + L::q + consumer*L::box, out = b.base + L::out + consumer*L::box;
     const float c = LOG2E / sqrtf((float)D);
     for (int n = 0, kv = 0;; n++) {
@@ -397,18 +440,20 @@ attention_forward_kernel(const __grid_constant__ CUtensorMap q_map, const __grid
         WorkTile w = work[n & 1];
         w.tile = uniform(w.tile);
         if (w.tile < 0) break;
-        const KeyRange range = key_range<L>(h, schedule, w, consumer);
+        const KeyRange range = key_range<L, LIMITED>(h, schedule, w, consumer);
         if (range.box < 0) {
             b.q.release(n);
-            b.skip_tiles(kv, range.loaded);
+            b.skip_tiles(kv, range.end - range.begin);
             continue;
         }
         float o[D / 2];
         #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] = 0;
         Softmax state;
-        forward_mainloop<D>(o, state, b, q, range, c, n, kv);
-        b.skip_tiles(kv, range.loaded - range.used);
+        keep_first_keys<LIMITED>(first_keys, h, w, range.box);
+        b.skip_tiles(kv, range.first - range.begin);
+        forward_mainloop<D, LIMITED>(o, state, b, q, range, c, first_keys, n, kv);
+        b.skip_tiles(kv, range.end - range.used);
         forward_epilogue<D>(o, state, &out_map, lse, out, range.box, consumer, h, w);
     }
     if (threadIdx.x % 128 == 0) bulk_wait<0>();
@@ -453,7 +498,7 @@ row_stats(float (&lse2)[2], float (&delta)[2], BoxStats &stats, const float *lse
     }
 }
 // The producer, one thread.
-template <int D> __device__ static inline void
+template <int D, bool LIMITED> __device__ static inline void
 backward_q_produce(const RowsBlock<BackwardQ<D>> &b, const CUtensorMap *q_map, const CUtensorMap *dout_map,
                    const CUtensorMap *out_map, const CUtensorMap *kv_map, Packing h, Schedule schedule) {
     typedef BackwardQ<D> L;
@@ -470,12 +515,13 @@ backward_q_produce(const RowsBlock<BackwardQ<D>> &b, const CUtensorMap *q_map, c
         for (int i = 0; i < L::CONSUMERS; i++)
             load_box<D>(b.base + L::out + i*L::box, out_map, b.out.full(n), box + i, h, w);
     };
-    produce<D>(b, kv_map, h, schedule, load_rows, load_out);
+    produce<D, LIMITED>(b, kv_map, h, schedule, load_rows, load_out);
 }
 // A consumer's box: dq = the sum of ds k over the keys that its rows see.
-template <int D> __device__ static inline void
+template <int D, bool LIMITED> __device__ static inline void
 backward_q_mainloop(float (&dq)[D / 2], const float (&lse2)[2], const float (&delta)[2],
-                    const RowsBlock<BackwardQ<D>> &b, uint32_t q, uint32_t dout, KeyRange range, float c, int &kv) {
+                    const RowsBlock<BackwardQ<D>> &b, uint32_t q, uint32_t dout, KeyRange range, float c,
+                    const int *first_keys, int &kv) {
     enum { KEYS = BackwardQ<D>::KEYS };
     float s[KEYS / 2], dp[KEYS / 2];
     uint32_t ds[KEYS / 4];
@@ -494,7 +540,8 @@ backward_q_mainloop(float (&dq)[D / 2], const float (&lse2)[2], const float (&de
         wgmma_wait<0>();                                                // dp, and dq of the last step
         pin(dp), pin(dq), pin(ds);
         b.v.release(kv);
-        if (i) b.k.release(kv - 1);
+        if (i > range.first) b.k.release(kv - 1);
+        if (LIMITED && i < range.full) mask_before<KEYS>(s, 0, first_keys, i);
         #pragma unroll
         for (int j = 0; j < KEYS / 2; j++) s[j] *= dp[j] - delta[j/2%2];
         pack_operand(ds, s);
@@ -509,7 +556,7 @@ backward_q_mainloop(float (&dq)[D / 2], const float (&lse2)[2], const float (&de
     queue_scores(kv);
     wgmma_wait<1>();
     pin(s);
-    for (int i = 0; i + 1 < range.used; i++) step(i, Bool<false>());
+    for (int i = range.first; i + 1 < range.used; i++) step(i, Bool<false>());
     step(range.used - 1, Bool<true>());
     wgmma_wait<0>();
     pin(dq);
@@ -519,7 +566,7 @@ backward_q_mainloop(float (&dq)[D / 2], const float (&lse2)[2], const float (&de
 
 // p = exp(q k^T / sqrt(D) - lse), dp = do v^T, ds = p (dp - delta), delta = do . out, dq += ds k
 // (staged where out was). The next keys' s and dp are queued before dq. 6*D flop per pair.
-template <int D> __global__ static void __launch_bounds__(BackwardQ<D>::THREADS, 1)
+template <int D, bool LIMITED> __global__ static void __launch_bounds__(BackwardQ<D>::THREADS, 1)
 attention_backward_q_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
                             const __grid_constant__ CUtensorMap out_map, const __grid_constant__ CUtensorMap kv_map,
                             const __grid_constant__ CUtensorMap dq_map, BoxStats *stats, const float *lse, Packing h,
@@ -529,16 +576,18 @@ attention_backward_q_kernel(const __grid_constant__ CUtensorMap q_map, const __g
     extern __shared__ unsigned char raw[];
     __shared__ uint64_t barriers[RowsBlock<L>::BARRIERS];
     __shared__ WorkTile work[2];
+    __shared__ int first_keys_of[LIMITED ? L::CONSUMERS * 64 : 1];
     const int consumer = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
     const RowsBlock<L> b(raw, barriers, work);
 
     if (consumer < 0) {
         give_registers<L::CONSUMERS == 2 ? 40 : 32>();
-        if (threadIdx.x == 0) backward_q_produce<D>(b, &q_map, &dout_map, &out_map, &kv_map, h, schedule);
+        if (threadIdx.x == 0) backward_q_produce<D, LIMITED>(b, &q_map, &dout_map, &out_map, &kv_map, h, schedule);
         return;
     }
 
     take_registers<L::CONSUMERS == 2 ? 232 : 160>();
+    int *const first_keys = first_keys_of + (LIMITED ? consumer*64 : 0);
     const uint32_t out = b.base + L::out + consumer*L::box;
     const float c = LOG2E / sqrtf((float)D);
     for (int n = 0, kv = 0;; n++) {
@@ -547,10 +596,10 @@ attention_backward_q_kernel(const __grid_constant__ CUtensorMap q_map, const __g
         w.tile = uniform(w.tile);
         if (w.tile < 0) break;
         const uint32_t q = b.base + L::q + (n % L::STAGES * L::CONSUMERS + consumer)*L::box, dout = q + L::dout - L::q;
-        const KeyRange range = key_range<L>(h, schedule, w, consumer);
+        KeyRange range = key_range<L, LIMITED>(h, schedule, w, consumer);
         if (range.box < 0) {
             b.q.release(n), b.out.skip(n);
-            b.skip_tiles(kv, range.loaded);
+            b.skip_tiles(kv, range.end - range.begin);
             continue;
         }
         float dq[D / 2], lse2[2], delta[2];
@@ -559,9 +608,15 @@ attention_backward_q_kernel(const __grid_constant__ CUtensorMap q_map, const __g
         pin(dq);
         b.out.wait_full(n);
         row_stats<D>(lse2, delta, stats[(size_t)w.pair*h.boxes + range.box], lse, dout, out, range.box, h, w);
-        backward_q_mainloop<D>(dq, lse2, delta, b, q, dout, range, c, kv);
+        keep_first_keys<LIMITED>(first_keys, h, w, range.box);
+        b.skip_tiles(kv, range.first - range.begin);
+        backward_q_mainloop<D, LIMITED>(dq, lse2, delta, b, q, dout, range, c, first_keys, kv);
+        if (LIMITED) {                                                  // rather than kept in registers
+            w = work[n & 1];
+            range.end = end_tile<L>(h, schedule, w), range.box = first_box<L>(h, schedule, w) + consumer;
+        }
         b.q.release(n);
-        b.skip_tiles(kv, range.loaded - range.used);
+        b.skip_tiles(kv, range.end - range.used);
         #pragma unroll
         for (int j = 0; j < D / 2; j++) dq[j] *= c * LN2;
         store_box<D>(&dq_map, out, dq, consumer, range.box, h, w);
@@ -612,10 +667,14 @@ template <int D> struct KeysBlock {
     __device__ uint32_t stats(int r) const { return base + L::stats + r % L::STAGES * (int)sizeof(BoxStats); }
     // The first box with a row that sees a key from `key` on.
     __device__ static int first_box(int key, Packing h) { return key * h.Q / h.box_rows; }
+    // The box after the last one with a row that sees the key.
+    template <bool LIMITED> __device__ static int end_box(int key, Packing h, WorkTile w) {
+        return LIMITED ? (rows_until_unseen<LIMITED>(h, w, key) - 1) / h.box_rows + 1 : h.boxes;
+    }
 };
 
 // The producer, one thread. n counts work tiles, r boxes of rows.
-template <int D> __device__ static inline void
+template <int D, bool LIMITED> __device__ static inline void
 backward_kv_produce(const KeysBlock<D> &b, const CUtensorMap *q_map, const CUtensorMap *dout_map,
                     const CUtensorMap *kv_map, const BoxStats *stats, Packing h, Schedule schedule) {
     typedef BackwardKV<D> L;
@@ -626,6 +685,7 @@ backward_kv_produce(const KeysBlock<D> &b, const CUtensorMap *q_map, const CUten
             number = draw_tile(h, schedule);
             w.tile = schedule.tiles - 1 - w.tile;                       // most rows see the first keys
         }
+        const int end = w.tile < 0 ? 0 : b.template end_box<LIMITED>(w.tile*128 + 127, h, w);
         b.kv.wait_empty(n);
         b.work[n & 1] = w;
         if (w.tile < 0) { barrier_arrive(b.kv.full(n)); break; }
@@ -634,7 +694,7 @@ backward_kv_produce(const KeysBlock<D> &b, const CUtensorMap *q_map, const CUten
         for (int i = 0; i < 4; i++)
             load_keys<D, 64>(b.base + L::k + (n % L::KV_STAGES * 4 + i)*L::box, kv_map, b.kv.full(n),
                              w.tile*128 + i%2*64, i/2, w);
-        for (int box = b.first_box(w.tile*128, h); box < h.boxes; box++, r++) {
+        for (int box = b.first_box(w.tile*128, h); box < end; box++, r++) {
             b.rows.acquire(r, 2 * h.box_rows * D * 2 + (int)sizeof(BoxStats));
             load_box<D>(b.q_box(r), q_map, b.rows.full(r), box, h, w);
             load_box<D>(b.dout_box(r), dout_map, b.rows.full(r), box, h, w);
@@ -643,12 +703,14 @@ backward_kv_produce(const KeysBlock<D> &b, const CUtensorMap *q_map, const CUten
     }
 }
 
-// A consumer's keys from k0 on: dk, dv over boxes from `box` on. k, v: keys, values (shared).
-template <int D> __device__ static inline void
+// A consumer's keys from k0 on: dk, dv over boxes box .. end - 1. k, v: keys, values (shared).
+// work: the work tile, in shared memory.
+template <int D, bool LIMITED> __device__ static inline void
 backward_kv_mainloop(float (&dk)[D / 2], float (&dv)[D / 2], const KeysBlock<D> &b, uint32_t k, uint32_t v, int k0,
-                     int box, float c, Packing h, int &r) {
+                     int box, int end, float c, Packing h, const WorkTile &work, int &r) {
     constexpr bool AHEAD = BackwardKV<D>::AHEAD;
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const int all_see = rows_until_unseen<LIMITED>(h, work, k0);        // rows before this one see the first key
     float p[32], dp[32];
     uint32_t p_operand[16], ds_operand[16];
     auto queue_scores = [&](int at) { b.rows.wait_full(at), product_abt<64, D>(p, k, b.q_box(at)); };
@@ -670,6 +732,14 @@ backward_kv_mainloop(float (&dk)[D / 2], float (&dv)[D / 2], const KeysBlock<D> 
             #pragma unroll
             for (int j = 0; j < 32; j++)
                 if ((k0 + warp*16 + lane/4 + j/2%2*8) * h.Q > i * h.box_rows + j/4*8 + lane%4*2 + j%2) p[j] = 0;
+        if (LIMITED && (i + 1) * h.box_rows > all_see) {                // the last row does not see the first key
+            int until[2];
+            #pragma unroll
+            for (int j = 0; j < 2; j++)
+                until[j] = rows_until_unseen<LIMITED>(h, work, k0 + warp*16 + lane/4 + j*8) - i*h.box_rows - lane%4*2;
+            #pragma unroll
+            for (int j = 0; j < 32; j++) if (j/4*8 + j%2 >= until[j/2%2]) p[j] = 0;
+        }
         pack_operand(p_operand, p);
         product_ab<D, 64>(dv, p_operand, b.dout_box(r));
         wgmma_wait<1>();                                                // dp
@@ -692,9 +762,9 @@ backward_kv_mainloop(float (&dk)[D / 2], float (&dv)[D / 2], const KeysBlock<D> 
         pin(dk);
         b.rows.release(r++);
     };
-    if (box >= h.boxes) return;
+    if (box >= end) return;
     if (AHEAD) queue_scores(r);
-    for (; box + 1 < h.boxes; box++) step(box, Bool<false>());
+    for (; box + 1 < end; box++) step(box, Bool<false>());
     step(box, Bool<true>());
 }
 #endif
@@ -702,7 +772,7 @@ backward_kv_mainloop(float (&dk)[D / 2], float (&dv)[D / 2], const KeysBlock<D> 
 // Scores are transposed, keys down and rows across, so p^T and ds^T are the next operands a:
 //     p^T = exp(k q^T / sqrt(D) - lse), dp^T = v do^T, ds^T = p^T (dp^T - delta), dv += p^T do,
 //     dk += ds^T q.  8*D flop per pair.
-template <int D> __global__ static void __launch_bounds__(BackwardKV<D>::THREADS, 1)
+template <int D, bool LIMITED> __global__ static void __launch_bounds__(BackwardKV<D>::THREADS, 1)
 attention_backward_kv_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
                              const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap dkv_map,
                              const BoxStats *stats, Packing h, Schedule schedule) {
@@ -716,7 +786,7 @@ attention_backward_kv_kernel(const __grid_constant__ CUtensorMap q_map, const __
 
     if (consumer < 0) {
         give_registers<56>();
-        if (threadIdx.x == 0) backward_kv_produce<D>(b, &q_map, &dout_map, &kv_map, stats, h, schedule);
+        if (threadIdx.x == 0) backward_kv_produce<D, LIMITED>(b, &q_map, &dout_map, &kv_map, stats, h, schedule);
         return;
     }
 
@@ -735,9 +805,12 @@ attention_backward_kv_kernel(const __grid_constant__ CUtensorMap q_map, const __
         pin(dk), pin(dv);
 
         int box = b.first_box(tile*128, h);
-        const int first = min(b.first_box(k0, h), h.boxes);             // rows before see none of this consumer's keys
+        const int loaded = b.template end_box<LIMITED>(tile*128 + 127, h, work[n & 1]);
+        const int end = b.template end_box<LIMITED>(k0 + 63, h, work[n & 1]);
+        const int first = min(b.first_box(k0, h), loaded);              // rows before see none of this consumer's keys
         for (; box < first; box++) b.rows.skip(r++);
-        backward_kv_mainloop<D>(dk, dv, b, k, v, k0, box, c, h, r);
+        backward_kv_mainloop<D, LIMITED>(dk, dv, b, k, v, k0, box, end, c, h, work[n & 1], r);
+        if (LIMITED) for (box = max(first, end); box < loaded; box++) b.rows.skip(r++);
         const WorkTile w = work[n & 1];                                 // read before it may be overwritten
         b.kv.release(n);
 
@@ -778,9 +851,21 @@ static bool map_keys(CUtensorMap *map, const void *x, Packing h, int D, int keys
     const uint32_t box[] = { 64, (uint32_t)keys, 1, 1, 1 };
     return tensor_map_of(map, x, 2, 5, extent, pitch, box);
 }
-static Packing packing_of(HeadOrder order, int B, int T, int G, int Q) {
+static Packing packing_of(HeadOrder order, int B, int T, int G, int Q, const int *reach) {
     const int fold = order == HEADS_TILED ? 1 : Q, box_rows = 64 / fold * fold;
-    return { order, T, G, Q, B*G, T*Q, fold, box_rows, (int)divide_up((size_t)T*Q, (size_t)box_rows) };
+    return { order, T, G, Q, B*G, T*Q, fold, box_rows, (int)divide_up((size_t)T*Q, (size_t)box_rows), reach, NULL };
+}
+// last (B,T): the last token that sees a key. A search, for first keys never decrease.
+__global__ static void last_token_kernel(int *last, const int *reach, int B, int T) {
+    const size_t i = global_index();
+    if (i >= (size_t)B*T) return;
+    const int key = (int)(i % T), *of = reach + (i - key);
+    int sees = key, unseen = T;
+    while (unseen - sees > 1) {
+        const int t = (sees + unseen) / 2;
+        (t - of[t] <= key ? sees : unseen) = t;
+    }
+    last[i] = sees;
 }
 // Tiles of `size` out of `count` boxes or keys of a pair. A group has up to four tiles for every
 // SM: few enough for its keys to stay in L2, and enough for the largest tiles of the last group to
@@ -810,7 +895,8 @@ template <int D> static bool launch_forward(floatX *out, float *lse, const float
     if (!map_rows(&q_map, q, h, D) || !map_rows(&out_map, out, h, D) || !map_keys(&kv_map, kv, h, D, L::KEYS))
         return false;
     const Schedule schedule = schedule_of(h, h.boxes, L::CONSUMERS);
-    auto *kernel = allow_shared(attention_forward_kernel<D>, L::bytes);
+    auto *kernel = allow_shared(h.reach ? attention_forward_kernel<D, true> : attention_forward_kernel<D, false>,
+                                L::bytes);
     LAUNCH(kernel, blocks_for(h, schedule), L::THREADS, L::bytes, q_map, kv_map, out_map, lse, h, schedule);
     return true;
 }
@@ -823,9 +909,15 @@ template <int D> static bool launch_backward(floatX *dq, floatX *dkv, const floa
         || !map_rows(&dq_map, dq, h, D) || !map_keys(&kv_map, kv, h, D, 64) || !map_keys(&dkv_map, dkv, h, D, 64))
         return false;
     const Schedule by_rows = schedule_of(h, h.boxes, LQ::CONSUMERS), by_keys = schedule_of(h, h.T, 128);
-    BoxStats *stats = (BoxStats *)workspace((size_t)h.boxes * h.pairs * sizeof *stats);
-    auto *for_q = allow_shared(attention_backward_q_kernel<D>, LQ::bytes);
-    auto *for_kv = allow_shared(attention_backward_kv_kernel<D>, LKV::bytes);
+    const size_t boxes = (size_t)h.boxes * h.pairs, tokens = (size_t)h.pairs / h.G * h.T;
+    BoxStats *stats = (BoxStats *)workspace(boxes * sizeof *stats + tokens * sizeof *h.last);
+    int *last = (int *)(stats + boxes);
+    h.last = last;
+    auto *for_q = allow_shared(h.reach ? attention_backward_q_kernel<D, true> : attention_backward_q_kernel<D, false>,
+                               LQ::bytes);
+    auto *for_kv = allow_shared(h.reach ? attention_backward_kv_kernel<D, true> : attention_backward_kv_kernel<D, false>,
+                                LKV::bytes);
+    if (h.reach) LAUNCH(last_token_kernel, (unsigned)divide_up(tokens, 256), 256, 0, last, h.reach, h.pairs / h.G, h.T);
     LAUNCH(for_q, blocks_for(h, by_rows), LQ::THREADS, LQ::bytes,
            q_map, dout_map, out_map, kv_map, dq_map, stats, lse, h, by_rows);
     LAUNCH(for_kv, blocks_for(h, by_keys), LKV::THREADS, LKV::bytes,
@@ -833,20 +925,20 @@ template <int D> static bool launch_backward(floatX *dq, floatX *dkv, const floa
     return true;
 }
 
-static Device portable;         // attention.cu, for other sizes, rows of several samples, and windows (reach)
+static Device portable;         // attention.cu, for other sizes
 
 static void attention_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, const int *reach,
                               HeadOrder order, int B, int T, int G, int Q, int D) {
-    const Packing h = packing_of(order, B, T, G, Q);
-    if (reach || !can_use(out, q, kv, NULL, B, T, Q, D)
+    const Packing h = packing_of(order, B, T, G, Q, reach);
+    if (!can_use(out, q, kv, NULL, B, T, Q, D)
         || !(D == 64 ? launch_forward<64>(out, lse, q, kv, h) : launch_forward<128>(out, lse, q, kv, h)))
         portable.attention_forward(out, lse, q, kv, reach, order, B, T, G, Q, D);
 }
 static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const float *lse,
                                const floatX *q, const floatX *kv, const int *reach, HeadOrder order, int B, int T,
                                int G, int Q, int D) {
-    const Packing h = packing_of(order, B, T, G, Q);
-    if (reach || !can_use(dq, dkv, dout, out, B, T, Q, D) || !can_use(q, kv, NULL, NULL, B, T, Q, D)
+    const Packing h = packing_of(order, B, T, G, Q, reach);
+    if (!can_use(dq, dkv, dout, out, B, T, Q, D) || !can_use(q, kv, NULL, NULL, B, T, Q, D)
         || !(D == 64 ? launch_backward<64>(dq, dkv, dout, out, lse, q, kv, h)
                      : launch_backward<128>(dq, dkv, dout, out, lse, q, kv, h)))
         portable.attention_backward(dq, dkv, dout, out, lse, q, kv, reach, order, B, T, G, Q, D);
