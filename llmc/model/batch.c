@@ -28,6 +28,8 @@ static void set_shape(Model *m, int B, int T) {
     for (size_t n = 0; n < N; n++) position[n] = (int)(n % (size_t)T);
     upload_position(m, position, N + 1);
     free(position);
+    const int starts[] = { 0, m->head_rows, 0, (int)N % m->head_rows };
+    if (m->head8.start) m->dev->upload(m->head8.start, starts, sizeof starts);
 }
 /* Those that are no filler. */
 static int count_tokens(const int *targets, int N) {

@@ -1,4 +1,5 @@
-/* fp8.c: experts in 8 bits: steps 3 to 6 of moe.c on codes, for sizes that are faster that way. */
+/* fp8.c: experts in 8 bits: steps 3 to 6 of moe.c on codes, for sizes that are faster that way; and
+ * the head (pass.c) by the same operations, as one expert that has all rows. */
 #include "fp8.h"
 #include "sublayers.h"
 
@@ -85,5 +86,41 @@ int encoded_backward(Model *m, int l, const floatX *dout, const floatX *x, Write
         dev->fp8->columns(s->columns_F, s->dpre8, plan, 2*F, GROUPED);
         dev->fp8->backward_weight(dev, g->up, s->columns_F, s->columns_C, plan, C, 2*F, how);
     } else dev->parallel_linear_backward_weight(g->up, s->dpre, x, plan, C, 2*F, BY_TOKEN, GROUPED, how);
+    return 1;
+}
+
+/* ---- the head -------------------------------------------------------------------------------- */
+
+static int head_in_8_bits(const Model *m) { return m->fp8 && m->head8.start; }
+static Plan head_plan(const Model *m, int rows) {
+    return (Plan){ .N = rows, .E = 1, .K = 1, .S = rows, .start = m->head8.start + (rows == m->head_rows ? 0 : 2) };
+}
+static floatX *rows_from(const Model *m, floatX *x, int first) {
+    return float_at(m, x, (size_t)first * (size_t)m->config.channels);
+}
+int encoded_logits(Model *m, int first, int rows) {
+    const Device *dev = m->dev;
+    const HeadCodes *h = &m->head8;
+    const int C = m->config.channels, V = m->config.vocab;
+    if (!head_in_8_bits(m)) return 0;
+    const Plan plan = head_plan(m, rows);
+    if (first == 0 && m->batch.phase & PHASE_FIRST) dev->fp8->weight(h->weight, h->transposed, m->p.head, 1, V, C);
+    dev->fp8->rows(h->x, rows_from(m, m->final, first), rows, C);
+    dev->fp8->linear(dev, m->s.logits, h->x, h->weight, &plan, C, V);
+    return 1;
+}
+int encoded_logits_backward(Model *m, int first, int rows, Write how) {
+    const Device *dev = m->dev;
+    const HeadCodes *h = &m->head8;
+    const int C = m->config.channels, V = m->config.vocab;
+    if (!head_in_8_bits(m)) return 0;
+    const Plan plan = head_plan(m, rows);
+    dev->fp8->rows(h->dlogits, m->s.logits, rows, V);
+    dev->fp8->linear(dev, rows_from(m, m->dfinal, first), h->dlogits, h->transposed, &plan, V, C);
+    if (dev->fp8->columns) {
+        dev->fp8->columns(h->columns_V, h->dlogits, &plan, V, GROUPED);
+        dev->fp8->columns(h->columns_C, h->x, &plan, C, GROUPED);
+        dev->fp8->backward_weight(dev, m->g.head, h->columns_V, h->columns_C, &plan, C, V, how);
+    } else dev->matmul_backward_weight(m->g.head, m->s.logits, rows_from(m, m->final, first), rows, C, V, how);
     return 1;
 }

@@ -96,6 +96,10 @@ typedef struct { int layers[LAYER_PARTS]; } Recompute;
 
 typedef struct { Fp8 up, up_transposed, down, down_transposed; } ExpertCodes;   /* (E,2F,C) (E,C,2F) (E,C,F) (E,F,C) */
 
+/* The head in 8 bits, of a chunk of R = head_rows rows: (V,C) (C,V) (R,C) (R,V), columns of the last
+ * two. start: (2,2) of plans of one expert, which has R rows, or those of the last chunk if it is shorter. */
+typedef struct { Fp8 weight, transposed, x, dlogits, columns_C, columns_V; int *start; } HeadCodes;
+
 typedef struct {                        /* used by one layer at a time */
     floatX *branch;             /* (N,C)   what a sub-layer adds to the residual stream; in backward, its gradient */
     floatX *rows;                       /* (S,C)   expert outputs; in backward, gradients of expert inputs */
@@ -202,6 +206,7 @@ struct Model {
     ModelGrads  g;  LayerGrads  *lg;
     ExpertCodes *codes;             /* L, or one that all layers use in turn; or NULL: of experts' weights (moe.c) */
     int       codes_shared;             /* 1: one */
+    HeadCodes head8;                    /* start NULL: the head is not in 8 bits */
 
     Batch         batch;
     ResultBuffers results;

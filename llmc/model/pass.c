@@ -138,6 +138,7 @@ void model_cap(const Model *m, floatX *logits, int rows) {
         m->dev->soft_cap(logits, (float)m->config.logit_cap, (size_t)rows * (size_t)m->config.vocab);
 }
 static void head_forward(Model *m, int first, int count) {
+    if (encoded_logits(m, first, count)) return;
     m->dev->matmul_forward(m->s.logits, row(m, m->final, first), m->p.head, count, m->config.channels, m->config.vocab);
 }
 void model_logits(Model *m, int first, int count) {
@@ -165,10 +166,10 @@ void model_loss(Model *m, int gradient) {
         head_forward(m, n, rows);
         dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, m->further ? m->batch.position + n : NULL,
                            m->batch.loss_scale, (float)m->config.logit_cap, gradient, rows, V, m->used_vocab);
-        if (!gradient) continue;
+        const Write how = m->batch.phase & PHASE_FIRST && n == 0 ? SET : ADD;
+        if (!gradient || encoded_logits_backward(m, n, rows, how)) continue;
         dev->matmul_backward_input(row(m, m->dfinal, n), m->s.logits, m->p.head, rows, C, V, SET);
-        dev->matmul_backward_weight(m->g.head, m->s.logits, row(m, m->final, n), rows, C, V,
-                                    m->batch.phase & PHASE_FIRST && n == 0 ? SET : ADD);
+        dev->matmul_backward_weight(m->g.head, m->s.logits, row(m, m->final, n), rows, C, V, how);
     }
     if (gradient) divide_logits(m, m->dfinal, C);
     dev->sum(m->loss_sum, m->loss, (size_t)N);

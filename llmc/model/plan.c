@@ -249,6 +249,21 @@ static void plan_codes(Model *m) {
     add_codes(m, MEM_SHARED, "columns_F", &m->s.columns_F, blocks * FP8_BLOCK * 2*F, blocks * 2*F / FP8_BLOCK);
 }
 
+static void plan_head_codes(Model *m) {
+    const size_t R = (size_t)m->head_rows, C = (size_t)m->config.channels, V = (size_t)m->config.vocab;
+    const size_t padded = (size_t)fp8_blocks(m->head_rows, 1) * FP8_BLOCK;
+    HeadCodes *h = &m->head8;
+    if (!m->config.fp8_head || m->mode != MODEL_TRAIN) return;
+    add_weight_codes(m, &h->weight, &h->transposed, V * C);
+    add_codes(m, MEM_SHARED, "head's x8", &h->x, R * C, R * C / FP8_BLOCK);
+    add_codes(m, MEM_SHARED, "dlogits8", &h->dlogits, R * V, R * V / FP8_BLOCK);
+    if (m->dev->fp8->columns) {
+        add_codes(m, MEM_SHARED, "head's columns_C", &h->columns_C, padded * C, padded * C / FP8_BLOCK);
+        add_codes(m, MEM_SHARED, "columns_V", &h->columns_V, padded * V, padded * V / FP8_BLOCK);
+    }
+    arena_add(&m->arena, MEM_DATA, "head's starts", &h->start, 4 * sizeof *h->start);
+}
+
 static void describe_scratch(Model *m) {
     const Config *c = &m->config;
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size;
@@ -356,6 +371,7 @@ static void plan_activations(Model *m) {
     describe_acts(m, -1, PLAN_SHARED, NULL);
     describe_scratch(m);
     plan_codes(m);
+    plan_head_codes(m);
     arena_add(a, kept, "encoded", &m->encoded, N*C*X);
     if (m->config.stream_scalars) arena_add(a, kept, "first", &m->mixed.first, N*C*X);
     if (m->config.stream_scalars) arena_add(a, kept, "first_rstd", &m->mixed.first_rstd, N*Re);

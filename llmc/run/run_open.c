@@ -361,6 +361,8 @@ static void check_precision(const Run *r) {
     if (C != c->channels || F != c->width)
         fail(EXIT_USAGE, "-pe fp8: channels and the experts' width must be multiples of %d, and this model has %d and "
              "%d. -pe bf16, or a model with c%df%d", FP8_BLOCK, c->channels, c->width, C, F);
+    if (c->fp8_head && c->vocab % FP8_BLOCK)
+        fail(EXIT_USAGE, "-pe fp8-head: a vocabulary of %d is no multiple of %d. -pe fp8-all", c->vocab, FP8_BLOCK);
 }
 void run_choose_model(Run *r) {
     Error e;
@@ -390,7 +392,8 @@ void run_choose_model(Run *r) {
         c->context = s->seq;
     }
     c->rounding = s->rounding;
-    c->fp8 = s->precision == FP8_IF_FASTER ? FP8_WHERE_FASTER : s->precision == FP8_ALWAYS ? FP8_ALL : 0;
+    c->fp8 = s->precision == FP8_IF_FASTER ? FP8_WHERE_FASTER : s->precision >= FP8_ALWAYS ? FP8_ALL : 0;
+    c->fp8_head = s->precision == FP8_AND_HEAD;
     check_precision(r);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt nearest: the MLP of this model has no experts");
     if (!data_check(r->data, s->seq, config_ids(c) + r->new_rows, &e)) fail_with(&e, EXIT_INPUT);

@@ -499,9 +499,9 @@ static void print_intervals(const Run *r) {
 }
 
 static void print_precision(const Model *m) {
-    line("|   experts in e4m3     | %s, of %.0f rows an expert",
+    line("|   experts in e4m3     | %s, of %.0f rows an expert%s",
            m->fp8_passes ? "all products" : "none: smaller than what was measured to be faster (-pe fp8-all)",
-           (double)m->batch.N * m->config.topk / m->config.experts);
+           (double)m->batch.N * m->config.topk / m->config.experts, m->config.fp8_head ? "; and the head" : "");
 }
 static void print_time(const Run *r) {
     Text t = { 0 };

@@ -14,7 +14,7 @@ enum { SETTINGS = 89 };
 typedef enum { ADAMW, MUON } Updates;
 typedef enum { DECAY_PLAIN, DECAY_CAUTIOUS, DECAY_SQUARED } DecayKind;
 typedef enum { BIAS_BY_SIGN, BIAS_RELATIVE } BiasLaw;
-typedef enum { PRECISE, FP8_IF_FASTER, FP8_ALWAYS } Precision;
+typedef enum { PRECISE, FP8_IF_FASTER, FP8_ALWAYS, FP8_AND_HEAD } Precision;
 typedef enum { KEEP_STATE, KEEP_WEIGHTS, KEEP_NOTHING } Kept;
 typedef enum { SAVE_AUTO, SAVE_F32, SAVE_BF16, SAVE_F16, SAVE_F64 } SavedType;
 

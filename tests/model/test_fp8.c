@@ -1,4 +1,4 @@
-/* test_fp8.c: training steps with experts in 8 bits (-pe fp8). Single operations: tests/ops. */
+/* test_fp8.c: training steps with experts, and the head, in 8 bits (-pe fp8, fp8-head). Single operations: tests/ops. */
 #include "models.h"
 #include "trainee.h"
 #include "tests/test.h"
@@ -19,11 +19,12 @@ static TraineeOptions options(int recompute, int micro_batches) {
 static void open_model(Trainee *t, const Device *dev, const Config *c) {
     check(trainee_open(t, dev, c, options(0, 1)), "memory");
 }
-/* Of one step. free() it. */
-static double *gradients(const Device *dev, const Config *c, double *loss) {
+/* Of one step, with the head in chunks of head_rows (0: as planned). free() it. */
+static double *gradients(const Device *dev, const Config *c, int head_rows, double *loss) {
     Trainee t;
     int bad;
     open_model(&t, dev, c);
+    if (head_rows) t.m.head_rows = head_rows;
     trainee_do(&t, 0);
     *loss = trainee_loss(&t, &bad);
     double *g = trainee_gradients(&t);
@@ -36,7 +37,7 @@ static double *gradients(const Device *dev, const Config *c, double *loss) {
  * of weights in 8 bits those of the experts are closer. */
 static void near(const Device *dev, const char *what) {
     const Config exact = config_of("m1:c128h4e4k2f256a8x2n0", 0), c = config_of("m1:c128h4e4k2f256a8x2n0", FP8_ALL);
-    double loss[2], *want = gradients(dev, &exact, &loss[0]), *got = gradients(dev, &c, &loss[1]);
+    double loss[2], *want = gradients(dev, &exact, 0, &loss[0]), *got = gradients(dev, &c, 0, &loss[1]);
     Trainee t;
     open_model(&t, dev, &exact);
     check_error(fabs(loss[1] - loss[0]), 1e-2, "%s %s: loss of a step in 8 bits", dev->name, what);
@@ -51,6 +52,29 @@ static void near(const Device *dev, const char *what) {
     trainee_close(&t), free(want), free(got);
 }
 
+/* The same for the head: at once, and in chunks, of which the last is shorter. */
+static void head(const Device *dev, const char *what) {
+    Config exact = trainee_config("m1:c128h4e4k2f128n0", 128, 64), c = exact;
+    c.fp8_head = 1;
+    double loss[2], *want = gradients(dev, &exact, 0, &loss[0]);
+    Trainee t;
+    open_model(&t, dev, &exact);
+    for (int rows = 0; rows <= 48; rows += 48) {
+        double *got = gradients(dev, &c, rows, &loss[1]);
+        check(loss[0] != loss[1], "%s %s: the head is in 8 bits", dev->name, what);
+        check_error(fabs(loss[1] - loss[0]), 1e-2, "%s %s: loss with a head in 8 bits", dev->name, what);
+        for (int i = 0; i < t.m.manifest.count; i++) {
+            const Tensor *x = &t.m.manifest.at[i];
+            const double error = relative_error(got + x->offset, want + x->offset, x->count);
+            check_error(error, 0.06, "%s %s: gradient of %s with a head in 8 bits", dev->name, what, x->name);
+            check(error > 0.005, "%s %s: gradient of %s: %.1e from that of more bits", dev->name, what, x->name,
+                  error);
+        }
+        free(got);
+    }
+    trainee_close(&t), free(want);
+}
+
 static uint64_t trained(const Config *c, int recompute, int micro_batches) {
     return trainee_trained(device_find("cpu-f32"), c, options(recompute, micro_batches), 3);
 }
@@ -63,9 +87,10 @@ static void recomputing(const char *descriptor) {
 }
 
 /* A validation does not compute in 8 bits; what the forward leaves for the backward is the same. */
-static void beside(const Device *dev) {
-    const Config configs[2] = { config_of("m2:c128h4e4k2f128a4x2n0", 0),
-                                config_of("m2:c128h4e4k2f128a4x2n0", FP8_ALL) };
+static void beside(const Device *dev, int of_head) {
+    Config configs[2];
+    for (int i = 0; i < 2; i++) configs[i] = trainee_config("m2:c128h4e4k2f128a4x2n0", of_head ? 128 : 29, 64);
+    configs[1].fp8 = of_head ? 0 : FP8_ALL, configs[1].fp8_head = of_head;
     double loss[2][2];
     size_t kept[2];
     for (int fp8 = 0; fp8 < 2; fp8++) {
@@ -98,7 +123,7 @@ static void one_pass(const Device *dev) {
     double loss[4], *g[4];
     for (int passes = 0; passes < 4; passes++) {
         const Config c = config_of("m1:c128h4e4k2f128a4x2n0", passes);
-        g[passes] = gradients(dev, &c, &loss[passes]);
+        g[passes] = gradients(dev, &c, 0, &loss[passes]);
     }
     check(loss[FP8_FORWARD] == loss[FP8_ALL] && loss[FP8_BACKWARD] == loss[0] && loss[0] != loss[FP8_ALL],
           "%s: forward or backward in 8 bits", dev->name);
@@ -200,7 +225,10 @@ void test_fp8(void) {
     PART(near(device_find("cpu-f32"), ""));
     PART(recomputing("m2:c128h4e4k2f128a4x2n0"));
     PART(recomputing("u2:c128h4e4k2f128a4x2n0"));
-    PART(beside(f64));
+    PART(head(f64, ""));
+    PART(head(&half, "without columns"));
+    PART(beside(f64, 0));
+    PART(beside(f64, 1));
     PART(one_pass(f64));
     PART(one_pass(&half));
     PART(by_size());
