@@ -693,6 +693,8 @@ struct DecodeOperations {
  *   Rows after an expert's last have codes 0, and their scales do not count.   error: exact
  * backward_weight: dweight (E,O,C), as parallel_linear_backward_weight, of columns of dout (.,O)
  *   and inp (.,C).
+ * cross_entropy: dlogits (N,V) = rows of the gradient that cross_entropy makes, and the loss. V: a
+ *   multiple of 128.   error: as cross_entropy, and one unit in the last place of codes
  * error of products: as matmul, eps more because Hopper's sums have 14 bits within a block; of
  * codes: one unit in the last place. Source: DeepSeek-V3, arXiv 2412.19437, section 3.3 (blocks);
  * powers of two: Wang et al. 2025, FP8-Flow-MoE, arXiv 2511.02302. */
@@ -709,6 +711,8 @@ struct Fp8Operations {
     void (*columns)(OUT Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_rows);
     void (*backward_weight)(const Device *d, void *dweight, Fp8 dout, Fp8 inp, const Plan *plan, int C,
                             int O, Write how);
+    void (*cross_entropy)(const Device *d, OUT real *loss, OUT Fp8 dlogits, const floatX *logits, const int *target,
+                          const int *position, const real *scale, float cap, int N, int V, int used);
 };
 
 static inline size_t dtype_size(const Device *dev, Dtype s) { return s == REAL ? dev->real_size : dev->floatX_size; }

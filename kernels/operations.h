@@ -195,6 +195,9 @@ FP8(down_backward, (const Device *d, floatX *dpre, Fp8 dpre8, floatX *wact, Fp8 
 FP8(columns, (Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_rows), (out, inp, plan, C, inp_rows), 0,
     coded(rows_in(plan, inp_rows), C) + coded(slots(plan), C), "S=%d E=%d C=%d %s", plan->N * plan->K, plan->E, C,
     rows_name[inp_rows])
+FP8(cross_entropy, (const Device *d, real *loss, Fp8 dlogits, const floatX *logits, const int *target,
+    const int *position, const real *scale, float cap, int N, int V, int used), (d, loss, dlogits, logits, target,
+    position, scale, cap, N, V, used), 0, times(N, V) * unit.fx + coded(N, V), "N=%d V=%d", N, V)
 FP8(backward_weight, (const Device *d, void *dweight, Fp8 dout, Fp8 inp, const Plan *plan, int C, int O, Write how),
     (d, dweight, dout, inp, plan, C, O, how), 2 * slots(plan) * C * O,
     slots(plan) * (C + O) + times(C, O) * plan->E * writes(how), "S=%d E=%d C=%d O=%d%s", plan->N * plan->K, plan->E, C,

@@ -238,8 +238,19 @@ static void fp8_backward_weight(const Device *d, void *dweight, Fp8 dout, Fp8 in
     free(x);
 }
 
+static void fp8_cross_entropy(const Device *d, OUT real *loss, OUT Fp8 dlogits, const floatX *logits, const int *target,
+                              const int *position, const real *scale, float cap, int N, int V, int used_columns) {
+    const size_t bytes = (size_t)N * (size_t)V * sizeof *logits;
+    floatX *x = scratch(bytes);
+    memcpy(x, logits, bytes);
+    d->cross_entropy(loss, x, target, position, scale, cap, 1, N, V, used_columns);
+    fp8_rows(dlogits, x, N, V);
+    free(x);
+}
+
 static const Fp8Operations fp8 = {
     .fits = fp8_fits, .rows = fp8_rows, .weight = fp8_weight, .up_forward = fp8_up_forward, .linear = fp8_linear,
-    .down_backward = fp8_down_backward, .columns = fp8_columns, .backward_weight = fp8_backward_weight
+    .down_backward = fp8_down_backward, .columns = fp8_columns, .backward_weight = fp8_backward_weight,
+    .cross_entropy = fp8_cross_entropy
 };
 PART(fp8) { d->fp8 = &fp8; }

@@ -7,7 +7,7 @@
 // sum of exp(x - maximum), scaled when that grows. The block combines these; in the second,
 // gradients overwrite the logits. Moves 2*N*V elements with gradient; without it N*V, bound by
 // instructions: hence a loop for each memory, with AT_ONCE packs in flight.
-#include "ptx.cuh"
+#include "fp8.cuh"
 #include <float.h>
 #include <math.h>
 
@@ -110,12 +110,34 @@ template<int W> __device__ static inline void subtract_at(Reals<W> &d, int at, r
     for (int i = 0; i < W; i++) if (i == at) d.x[i] -= less;
 }
 
-// kept: how many elements of the row are copied to shared memory.
+// Where CODES of gradients go, coded as by fp8_codes.cu: a block of 128 columns has 16
+// threads.
+struct RowCodes { uint8_t *code; float *scale; };
+template<bool CODES, int W> __device__ static inline void
+put(const RowCodes &to, floatX *x, size_t at, const Pack<W> &a) {
+    if constexpr (!CODES) store(x + at, a);
+#if defined(PRECISION_BF16) && __CUDA_ARCH__ >= 890
+    else {
+        const unsigned lanes = 0xffffu << threadIdx.x % 32 / 16 * 16;
+        const Reals<W> y = unpack(a);
+        uint32_t most = 0;
+        #pragma unroll
+        for (int i = 0; i < W; i++) most = max(most, magnitude(y.x[i]));
+        #pragma unroll
+        for (int lane = 8; lane; lane /= 2) most = max(most, __shfl_xor_sync(lanes, most, lane));
+        const float s = fp8_scale(most);
+        *(uint2 *)(to.code + at) = fp8_codes(y.x, fp8_inverse(s));
+        if (threadIdx.x % 16 == 0) to.scale[at / FP8_BLOCK] = s;
+    }
+#endif
+}
+
+// kept: how many elements of the row are copied to shared memory; full blocks of 128 if not all.
 // With CAP the gradient passes logits_of, too: dy/dx = 1 - (y / cap)^2.
 // FURTHER: there are positions, and more targets.
-template<int W, bool CAP, bool FURTHER> static __global__ void __launch_bounds__(ROW_THREADS)
+template<int W, bool CAP, bool FURTHER, bool CODES> static __global__ void __launch_bounds__(ROW_THREADS)
 cross_entropy_kernel(real *loss, floatX *logits, const int *target, const int *position, const real *scale_at,
-        real cap, int gradient, int V, int used, int kept) {
+        real cap, int gradient, int V, int used, int kept, RowCodes codes) {
     extern __shared__ uint4 shared_row[];                   // (kept) elements
     const size_t n = blockIdx.x;
     const int goal = target[n], first = threadIdx.x * W, step = blockDim.x * W, full = used / W * W;
@@ -130,7 +152,7 @@ cross_entropy_kernel(real *loss, floatX *logits, const int *target, const int *p
     if (gradient && goal < 0) {                             // without gradient, nothing has to wait for the target
         Pack<W> zeros;
         for (int i = 0; i < W; i++) zeros.x[i] = X(0);
-        for (int v = first; v < V; v += step) store(x + v, zeros);
+        for (int v = first; v < V; v += step) put<CODES>(codes, logits, n*V + v, zeros);
         if (threadIdx.x == 0) loss[n] = 0;
         cp_async_wait<0>();
         return;
@@ -168,26 +190,34 @@ cross_entropy_kernel(real *loss, floatX *logits, const int *target, const int *p
         #pragma unroll
         for (int i = 0; i < W && CAP; i++) d.x[i] *= 1 - y.x[i] * y.x[i] * steep;
         for (int i = 0; i < W && v + W > used; i++) if (v + i >= used) d.x[i] = 0;
-        store(x + v, pack(d));
+        put<CODES>(codes, logits, n*V + v, pack(d));
     };
     each_pack<W>(row, first, kept, step, derive);
     each_pack<W>(x, far, V, step, derive);
 }
-template<bool FURTHER> static auto kernel_of(bool w, bool capped) {
-    return w ? capped ? cross_entropy_kernel<VECTOR, true, FURTHER> : cross_entropy_kernel<VECTOR, false, FURTHER>
-             : capped ? cross_entropy_kernel<1, true, FURTHER> : cross_entropy_kernel<1, false, FURTHER>;
+template<bool FURTHER, bool CODES> static auto kernel_of(bool w, bool capped) {
+    enum { ONE = CODES ? VECTOR : 1 };                      // codes are always wide
+    return w ? capped ? cross_entropy_kernel<VECTOR, true, FURTHER, CODES>
+                      : cross_entropy_kernel<VECTOR, false, FURTHER, CODES>
+             : capped ? cross_entropy_kernel<ONE, true, FURTHER, CODES>
+                      : cross_entropy_kernel<ONE, false, FURTHER, CODES>;
 }
-static void cross_entropy(real *loss, floatX *logits, const int *target, const int *position, const real *scale,
-        float cap, int gradient, int N, int V, int used) {
+template<bool CODES> static void launch(real *loss, floatX *logits, const int *target, const int *position,
+        const real *scale, float cap, int gradient, int N, int V, int used, RowCodes codes) {
     const bool w = wide(V, logits);
     const int units = w ? V / VECTOR : V, capacity = (context()->max_shared / 2 - 1024) / (int)sizeof(floatX);
-    const int kept = !w || !gradient ? 0 : V < capacity ? V : capacity / VECTOR * VECTOR;   // 0 if the row is read once
+    const int blocks = capacity / FP8_BLOCK * FP8_BLOCK;
+    const int kept = !w || !gradient ? 0 : V < capacity ? V : blocks;   // 0 if the row is read once
     const unsigned threads = units < ROW_THREADS ? (unsigned)divide_up(units, 32) * 32 : ROW_THREADS;
-    auto kernel = position ? kernel_of<true>(w, cap > 0) : kernel_of<false>(w, cap > 0);
+    auto kernel = position ? kernel_of<true, CODES>(w, cap > 0) : kernel_of<false, CODES>(w, cap > 0);
     if (w) CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            (int)(kept * sizeof(floatX))));
     LAUNCH(kernel, N, threads, kept * sizeof(floatX), loss, logits, target, position, scale,
-           cap, gradient, V, used, kept);
+           cap, gradient, V, used, kept, codes);
+}
+static void cross_entropy(real *loss, floatX *logits, const int *target, const int *position, const real *scale,
+        float cap, int gradient, int N, int V, int used) {
+    launch<false>(loss, logits, target, position, scale, cap, gradient, N, V, used, {});
 }
 
 // ---- soft cap -----------------------------------------------------------------------------------
@@ -208,3 +238,12 @@ static void soft_cap(floatX *x, float cap, size_t n) {
 }
 
 PART(loss) { d->cross_entropy = cross_entropy; d->soft_cap = soft_cap; }
+
+#if defined(PRECISION_BF16)
+static void fp8_cross_entropy(const Device *d, OUT real *loss, OUT Fp8 dlogits, const floatX *logits, const int *target,
+        const int *position, const real *scale, float cap, int N, int V, int used) {
+    (void)d;
+    launch<true>(loss, (floatX *)logits, target, position, scale, cap, 1, N, V, used, { dlogits.code, dlogits.scale });
+}
+PART_OF(Fp8Operations, fp8_loss) { d->cross_entropy = fp8_cross_entropy; }
+#endif

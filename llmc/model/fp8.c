@@ -109,13 +109,23 @@ int encoded_logits(Model *m, int first, int rows) {
     dev->fp8->linear(dev, m->s.logits, h->x, h->weight, &plan, C, V);
     return 1;
 }
+/* A device without columns needs the gradient as floatX, for that of the weight. */
+int encoded_cross_entropy(Model *m, int first, int rows) {
+    const Device *dev = m->dev;
+    const Batch *b = &m->batch;
+    if (!head_in_8_bits(m) || !dev->fp8->columns) return 0;
+    dev->fp8->cross_entropy(dev, real_at(m, m->loss, (size_t)first), m->head8.dlogits, m->s.logits, b->targets + first,
+                            m->further ? b->position + first : NULL, b->loss_scale, (float)m->config.logit_cap, rows,
+                            m->config.vocab, m->used_vocab);
+    return 1;
+}
 int encoded_logits_backward(Model *m, int first, int rows, Write how) {
     const Device *dev = m->dev;
     const HeadCodes *h = &m->head8;
     const int C = m->config.channels, V = m->config.vocab;
     if (!head_in_8_bits(m)) return 0;
     const Plan plan = head_plan(m, rows);
-    dev->fp8->rows(h->dlogits, m->s.logits, rows, V);
+    if (!dev->fp8->columns) dev->fp8->rows(h->dlogits, m->s.logits, rows, V);
     dev->fp8->linear(dev, rows_from(m, m->dfinal, first), h->dlogits, h->transposed, &plan, V, C);
     if (dev->fp8->columns) {
         dev->fp8->columns(h->columns_V, h->dlogits, &plan, V, GROUPED);

@@ -96,8 +96,8 @@ typedef struct { int layers[LAYER_PARTS]; } Recompute;
 
 typedef struct { Fp8 up, up_transposed, down, down_transposed; } ExpertCodes;   /* (E,2F,C) (E,C,2F) (E,C,F) (E,F,C) */
 
-/* The head in 8 bits, of a chunk of R = head_rows rows: (V,C) (C,V) (R,C) (R,V), columns of the last
- * two. start: (2,2) of plans of one expert, which has R rows, or those of the last chunk if it is shorter. */
+/* The head in 8 bits, of a chunk of R = head_rows rows: (V,C) (C,V) (R,C) (R,V), columns of the
+ * last two. start (2,2): of plans of one expert, of R rows or those of a shorter last chunk. */
 typedef struct { Fp8 weight, transposed, x, dlogits, columns_C, columns_V; int *start; } HeadCodes;
 
 typedef struct {                        /* used by one layer at a time */

@@ -164,8 +164,9 @@ void model_loss(Model *m, int gradient) {
         const int rows = N - n < m->head_rows ? N - n : m->head_rows;
         real *loss = real_at(m, m->loss, (size_t)n);
         head_forward(m, n, rows);
-        dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, m->further ? m->batch.position + n : NULL,
-                           m->batch.loss_scale, (float)m->config.logit_cap, gradient, rows, V, m->used_vocab);
+        if (!gradient || !encoded_cross_entropy(m, n, rows))
+            dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, m->further ? m->batch.position + n : NULL,
+                               m->batch.loss_scale, (float)m->config.logit_cap, gradient, rows, V, m->used_vocab);
         const Write how = m->batch.phase & PHASE_FIRST && n == 0 ? SET : ADD;
         if (!gradient || encoded_logits_backward(m, n, rows, how)) continue;
         dev->matmul_backward_input(row(m, m->dfinal, n), m->s.logits, m->p.head, rows, C, V, SET);

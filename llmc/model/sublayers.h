@@ -55,8 +55,9 @@ int  encoded_up(Model *m, int l, const floatX *x);
 int  encoded_down(Model *m, int l);
 int  encoded_backward(Model *m, int l, const floatX *dout, const floatX *x, Write how);
 void encode_experts(Model *m, int l, int backward);         /* their weights, if this pass needs new codes */
-/* instead of the head's products for a chunk of rows, `first` on: (N,C) to m->s.logits, and from their gradient */
+/* instead of the head's products and loss of a chunk of rows, from `first` on */
 int  encoded_logits(Model *m, int first, int rows);
+int  encoded_cross_entropy(Model *m, int first, int rows);  /* with gradient */
 int  encoded_logits_backward(Model *m, int first, int rows, Write how);
 
 /* layer_decode.c: when text is generated. attention_to_past, in step 5. 1: that is done */

@@ -21,7 +21,7 @@ int run_check_gradients(const Run *r) {
                 .samples = r->config.channels > 512 ? 3 : 12, .balance = s->balance, .z = s->z,
                 .dropout = s->dropout, .seed = (uint64_t)s->seed };
     c.config.tile = 4;                                      /* suits few tokens */
-    c.config.fp8 = c.config.fp8_head = 0;                   /* backward takes a rounding as the identity, a difference does not */
+    c.config.fp8 = c.config.fp8_head = 0;       /* backward takes a rounding as the identity, a difference does not */
     double worst, worst_device = 0;
     printf("gradient check: every tensor against finite differences, cpu-f64%s\n",
            r->config.fp8 ? ", without -pe fp8" : "");

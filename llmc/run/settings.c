@@ -171,7 +171,7 @@ static const Option options[] = {
     { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "auto",                -1,   2,    "auto",
       "recompute in backward, to save memory: 0 nothing, 1 norms, 2 whole layers; auto: nothing if that fits, else the "
       "parts that cost least" },
-    { "machine",   "pe", "expert-precision", OPTION_CHOICE, AT(precision),     "bf16", 0, 0, "bf16|fp8|fp8-all|fp8-head",
+    { "machine",   "pe", "expert-precision", OPTION_CHOICE, AT(precision),  "bf16", 0, 0, "bf16|fp8|fp8-all|fp8-head",
       "products of the MLP's experts while training; fp8: in 8 bits (docs/numerics.md) for sizes where that was "
       "measured to be faster; fp8-all: for all sizes; fp8-head: the head, too. Hopper and, slowly, CPUs" },
     { "machine",   "gr", "graph",            OPTION_INT,   AT(record),        "1",                   0,    2,     NULL,

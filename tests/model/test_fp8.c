@@ -1,4 +1,4 @@
-/* test_fp8.c: training steps with experts, and the head, in 8 bits (-pe fp8, fp8-head). Single operations: tests/ops. */
+/* test_fp8.c: training with experts, or the head, in 8 bits (-pe). Single operations: tests/ops. */
 #include "models.h"
 #include "trainee.h"
 #include "tests/test.h"

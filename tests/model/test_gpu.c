@@ -23,7 +23,7 @@ static const struct { const char *descriptor; int scores, activation, recompute;
     { "d2:c128h4q1f192n1l5v2",     TOPK_SOFTMAX, RELU2,  2, 0.1f },
     { "d3:c128h4q2f192n1v2g1j2t5p1",   TOPK_SOFTMAX, SWIGLU, 0, 0.1f },         /* tables and scalars */
     { "m3:c72h4d20q2e4k2f64a4x2v1g1j1t3p1", TOPK_SOFTMAX, SWIGLU, 1, 0 },
-    { "m1:c128h4e4k2f256a4x2n0",     TOPK_SOFTMAX, SWIGLU, 2, 0.1f },         /* these in 8 bits, the last with its head */
+    { "m1:c128h4e4k2f256a4x2n0",     TOPK_SOFTMAX, SWIGLU, 2, 0.1f },     /* these in 8 bits, the last with its head */
     { "m1:c256h4d64q2e6k3f128s1n0",  SIGMOID_TOPK, SWIGLU, 0, 0 },
 };
 

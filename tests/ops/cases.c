@@ -1142,6 +1142,23 @@ static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int
     else absent(c);
     return c;
 }
+CALL_FP8(cross_entropy, d, b[0], fp8_at(b, 5), b[1], b[2], b[4], b[3], c->cap, c->N, c->s.V, c->used)
+static Case *fp8_cross_entropy(const Shape *shape, int V, int capped) {
+    Shape s = *shape;
+    s.V = V;
+    Case *c = BEGIN(fp8_cross_entropy, &s, 0, "%sN=%d V=%d", capped ? "capped further " : "", s.B * s.T, V);
+    c->gradient = 1, c->scale = 0.25f, c->used = V - 47, c->cap = capped ? 12 : 0;
+    out(c, REAL, "loss", (size_t)c->N, capped ? 4 : 0, 4);
+    in(c, FLOATX, "logits", times(c->N, V), 0, 2);
+    double *target = integers(c, "target", (size_t)c->N + 2, c->used);
+    for (int n = 3; n < c->N; n += 5) target[n] = -1;
+    in(c, REAL, "scale", 3, (double)c->scale, capped ? 0.05 : 0);
+    double *position = capped ? integers(c, "position", (size_t)c->N + 2, 5) : NULL;
+    if (capped) position[c->N] = position[c->N + 1] = 0;
+    else absent(c);
+    codes_out(c, "dlogits", "dlogits scale", c->N, V);
+    return c;
+}
 CALL(soft_cap, b[0], c->cap, c->buffer[0].n)
 static Case *soft_cap(const Shape *s, int rows) {
     Case *c = BEGIN(soft_cap, s, 0, "N=%d V=%d", rows, s->V);
@@ -1503,6 +1520,8 @@ static void each_in_8_bits(const Visit *v) {
     V(v, fp8_weight(s, 2 * F, C));
     V(v, fp8_weight(s, C, F));
     V(v, fp8_up_forward(s));
+    V(v, fp8_cross_entropy(s, 3 * FP8_BLOCK, 0));
+    if (v->all) V(v, fp8_cross_entropy(s, 66 * FP8_BLOCK, 1));          /* more than a block of threads at a time */
     for (int exact = 0; exact <= v->all; exact++) {
         V(v, fp8_linear(s, F, C, exact));                       /* down */
         V(v, fp8_linear(s, 2 * F, C, exact));                   /* the input gradient */

@@ -586,6 +586,15 @@ static void naive_cross_entropy(const Case *c, double **v) {
         }
     }
 }
+static void naive_fp8_cross_entropy(const Case *c, double **v) {
+    const size_t bytes = (size_t)(c->N * c->s.V) * sizeof *v[1];
+    double *logits = mem_alloc(bytes);
+    memcpy(logits, v[1], bytes);
+    naive_cross_entropy(c, v);
+    memcpy(v[5], v[1], bytes), memcpy(v[1], logits, bytes);
+    through_codes(v[5], c->N * c->s.V);
+    free(logits);
+}
 static void naive_sum(const Case *c, double **v) { for (size_t i = 0; i < c->buffer[1].n; i++) v[0][0] += v[1][i]; }
 static void naive_grad_sq_norms(const Case *c, double **v) {
     for (int s = 0; s < c->count; s++) for (size_t i = 0; i < c->segment[s].count; i++) {
@@ -707,7 +716,8 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master),
     NAIVE(muon_momentum), NAIVE(muon_scale),
     NAIVE(orthogonalize), NAIVE(muon_update), NAIVE(fp8_rows), NAIVE(fp8_weight), NAIVE(fp8_up_forward),
-    NAIVE(fp8_linear), NAIVE(fp8_down_backward), NAIVE(fp8_columns), NAIVE(fp8_backward_weight)
+    NAIVE(fp8_linear), NAIVE(fp8_down_backward), NAIVE(fp8_columns), NAIVE(fp8_backward_weight),
+    NAIVE(fp8_cross_entropy)
 };
 int oracle_compute(const Case *c, double **v) {
     for (size_t i = 0; i < sizeof naive / sizeof *naive; i++)

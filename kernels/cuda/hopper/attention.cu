@@ -107,7 +107,7 @@ __device__ static inline int visible_tiles(Packing h, int row, int keys) {
     return (min(row, h.rows) - 1) / h.Q / keys + 1;
 }
 
-// The first key that packed row `row` sees. Of a row before the first, or past the last one: theirs.
+// The first key that packed row `row` sees. Of a row before the first, or past the last: theirs.
 template <bool LIMITED> __device__ static inline int first_key(Packing h, WorkTile w, int row) {
     if (!LIMITED) return 0;
     const int t = min(max(row, 0) / h.Q, h.T - 1);
@@ -227,8 +227,8 @@ template <class L> __device__ static inline int end_tile(Packing h, Schedule sch
     return visible_tiles(h, (first_box<L>(h, schedule, w) + L::CONSUMERS) * h.box_rows, L::KEYS);
 }
 // A consumer's box, and what its rows see of the work tile's key/value tiles begin .. end - 1:
-// something of first .. used - 1, all of full .. unmasked - 1. last: of this thread's two rows, from
-// its first column.
+// something of first .. used - 1, all of full .. unmasked - 1. last: of this thread's two rows,
+// from its first column.
 struct KeyRange { int box, begin, end, first, used, full, unmasked, last[2]; };
 template <class L, bool LIMITED> __device__ static inline KeyRange
 key_range(Packing h, Schedule schedule, WorkTile w, int consumer) {
@@ -317,9 +317,9 @@ forward_produce(const RowsBlock<Forward<D>> &b, const CUtensorMap *q_map, const 
 }
 
 // The running softmax of a thread's two rows: top is the largest score so far times c, at first a
-// number below all, not -infinity, from which scores of -infinity cannot be subtracted (a row may see
-// nothing of its first tile); sum is of this thread's columns; shrink is what the last tile scaled
-// earlier sums by.
+// number below all, not -infinity, from which scores of -infinity cannot be subtracted (a row may
+// see nothing of its first tile); sum is of this thread's columns; shrink is what the last tile
+// scaled earlier sums by.
 struct Softmax { float top[2] = { -0x1p100f, -0x1p100f }, sum[2] = {}, shrink[2]; };
 
 // One more tile of scores: s becomes p.
@@ -602,9 +602,7 @@ attention_backward_q_kernel(const __grid_constant__ CUtensorMap q_map, const __g
             b.skip_tiles(kv, range.end - range.begin);
             continue;
         }
-        float dq[D / 2], lse2[2], delta[2];
-        #pragma unroll
-        for (int i = 0; i < D / 2; i++) dq[i] = 0;
+        float dq[D / 2] = {}, lse2[2], delta[2];
         pin(dq);
         b.out.wait_full(n);
         row_stats<D>(lse2, delta, stats[(size_t)w.pair*h.boxes + range.box], lse, dout, out, range.box, h, w);
@@ -711,8 +709,7 @@ backward_kv_mainloop(float (&dk)[D / 2], float (&dv)[D / 2], const KeysBlock<D> 
     constexpr bool AHEAD = BackwardKV<D>::AHEAD;
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const int all_see = rows_until_unseen<LIMITED>(h, work, k0);        // rows before this one see the first key
-    float p[32], dp[32];
-    uint32_t p_operand[16], ds_operand[16];
+    float p[32], dp[32]; uint32_t p_operand[16], ds_operand[16];
     auto queue_scores = [&](int at) { b.rows.wait_full(at), product_abt<64, D>(p, k, b.q_box(at)); };
     auto step = [&](int i, auto last) {                                 // last: no scores after these
         const uint32_t stats = b.stats(r) + lane%4 * 16;
@@ -733,10 +730,9 @@ backward_kv_mainloop(float (&dk)[D / 2], float (&dv)[D / 2], const KeysBlock<D> 
             for (int j = 0; j < 32; j++)
                 if ((k0 + warp*16 + lane/4 + j/2%2*8) * h.Q > i * h.box_rows + j/4*8 + lane%4*2 + j%2) p[j] = 0;
         if (LIMITED && (i + 1) * h.box_rows > all_see) {                // the last row does not see the first key
-            int until[2];
-            #pragma unroll
-            for (int j = 0; j < 2; j++)
-                until[j] = rows_until_unseen<LIMITED>(h, work, k0 + warp*16 + lane/4 + j*8) - i*h.box_rows - lane%4*2;
+            const int key = k0 + warp*16 + lane/4, from = i*h.box_rows + lane%4*2;
+            const int until[2] = { rows_until_unseen<LIMITED>(h, work, key) - from,
+                                   rows_until_unseen<LIMITED>(h, work, key + 8) - from };
             #pragma unroll
             for (int j = 0; j < 32; j++) if (j/4*8 + j%2 >= until[j/2%2]) p[j] = 0;
         }
@@ -915,8 +911,8 @@ template <int D> static bool launch_backward(floatX *dq, floatX *dkv, const floa
     h.last = last;
     auto *for_q = allow_shared(h.reach ? attention_backward_q_kernel<D, true> : attention_backward_q_kernel<D, false>,
                                LQ::bytes);
-    auto *for_kv = allow_shared(h.reach ? attention_backward_kv_kernel<D, true> : attention_backward_kv_kernel<D, false>,
-                                LKV::bytes);
+    auto *for_kv = allow_shared(h.reach ? attention_backward_kv_kernel<D, true>
+                                        : attention_backward_kv_kernel<D, false>, LKV::bytes);
     if (h.reach) LAUNCH(last_token_kernel, (unsigned)divide_up(tokens, 256), 256, 0, last, h.reach, h.pairs / h.G, h.T);
     LAUNCH(for_q, blocks_for(h, by_rows), LQ::THREADS, LQ::bytes,
            q_map, dout_map, out_map, kv_map, dq_map, stats, lse, h, by_rows);
