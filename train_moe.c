@@ -247,7 +247,7 @@ int main(int argc, char **argv) {
     run_plan_saves(r);
     if (r->leads) run_print_plan(r);
     if (r->s.check) return run_check_gradients(r);
-    if (r->s.steps == 0) return EXIT_DONE;
+    if (run_only_plans(r)) return EXIT_DONE;
 
     model_free(&r->model);                                  /* every rank plans its own */
     ranks = mem_alloc((size_t)r->local_devices.count * sizeof *ranks);

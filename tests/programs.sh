@@ -212,7 +212,7 @@ expect 2 'nowhere.txt: No such file' $train -cf nowhere.txt -o new
 expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm h100 -e m6
 expect 0 'memory on cuda-bf16' $train $data -x 0 -dv cuda -ng 2
 expect 0 'time .* | [0-9]* tokens/s, .* ms per step' $train $data -x 0 -gm h100 -e m6
-ok "how long the default run takes, and an epoch" sh -c 'grep -q "| 800 steps, as without -x, take .*: .* tokens per parameter, .* per active one" "$0" && grep -q "| an epoch, [0-9]* steps, takes" "$0" && grep -q "within 15 %" "$0"' "$said"
+ok "how long the default run takes, and an epoch" sh -c 'grep -q "| 800 steps take .*: .* tokens per parameter, .* per active one" "$0" && grep -q "| 20 tokens per parameter, [0-9]* steps, take [0-9]" "$0" && grep -q "| an epoch, [0-9]* steps, takes" "$0" && grep -q "within 15 %" "$0"' "$said"
 expect 0 'time .* | [0-9]* tokens/s' $train $data -x 0 -gm 80:2000:312
 expect 0 'time .* | not known: -gm NAME' $train $data -x 0 -gm 80
 expect 0 'from rates measured now' $train $data $model -x 0

@@ -105,7 +105,11 @@ def activation(x, kind):
     if kind == "silu":
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate) * up
-    return F.gelu(x, approximate="tanh") if kind == "gelu_pytorch_tanh" else F.relu(x).square()
+    if kind == "gelu_pytorch_tanh":
+        return F.gelu(x, approximate="tanh")
+    if kind == "relu2":
+        return F.relu(x).square()
+    raise ValueError(f"hidden_act {kind} is not known here")
 
 
 class SmoeMLP(nn.Module):

@@ -97,9 +97,12 @@ static int find_address(Launch *l, const Launch *flags, const char *(*get)(const
 int launch_find(Launch *l, const Launch *flags, const char *(*get)(const char *name), Error *e) {
     *l = (Launch){ .launcher = "none", .processes = 1, .locals = 1, .port = DEFAULT_PORT };
     if (flags->process >= 0 || flags->processes > 0) {
-        if (flags->process < 0 || flags->processes < 1 || flags->process >= flags->processes)
-            return error_set(e, "process %d of %d: both numbers must be given, and the first must be at least 0 and "
-                             "less than the second", flags->process, flags->processes);
+        if (flags->process < 0)
+            return error_set(e, "-pn %d needs -pr, the number of this process: 0 to %d", flags->processes,
+                             flags->processes - 1);
+        if (flags->process >= flags->processes)
+            return error_set(e, "-pr %d needs -pn, how many processes there are, more than %d", flags->process,
+                             flags->process);
         *l = *flags;
         l->launcher = "flags";
         return find_address(l, flags, get, e);

@@ -70,7 +70,7 @@ static inline int64_t samples_per_step(const Run *r) {
     return (int64_t)r->s.batch * r->parallel.ranks * r->micro_batches;
 }
 static inline int64_t tokens_per_step(const Run *r) { return samples_per_step(r) * r->s.seq; }
-static inline int run_only_plans(const Run *r) { return r->s.steps == 0 && settings_given(&r->s, "x"); }
+static inline int run_only_plans(const Run *r) { return r->s.plans; }
 
 /* The start, in this order. Errors end the program with a message, before anything is written. */
 void run_find_launch(Run *r);           /* which process this is, of how many */

@@ -87,7 +87,7 @@ void run_find_launch(Run *r) {
     Error e;
     snprintf(flags.address, sizeof flags.address, "%s", s->address);
     if (!launch_find(&r->launch, &flags, launch_getenv, &e)) fail_with(&e, EXIT_USAGE);
-    if (!s->check && s->steps != 0 && !secret_check(&r->launch, launch_getenv, &e)) fail_with(&e, EXIT_USAGE);
+    if (!s->check && !s->plans && !secret_check(&r->launch, launch_getenv, &e)) fail_with(&e, EXIT_USAGE);
     r->leads = r->launch.process == 0;
 }
 
@@ -439,7 +439,7 @@ void run_join_ranks(Run *r) {
     GroupOptions o = { .launch = r->launch, .ranks = r->local_devices.count, .version = MOE_VERSION, .settings =
                        settings.at, .join_seconds = s->join_seconds, .silence_seconds = s->silence_seconds };
     r->parallel.ranks = r->local_devices.count * r->launch.processes;
-    if (!s->check && s->steps != 0) {
+    if (!s->check && !s->plans) {
         char *const secret = r->launch.processes > 1
             ? secret_find(&r->launch, s->out, launch_getenv, s->join_seconds, &e) : NULL;
         if (!secret && r->launch.processes > 1) fail_with(&e, EXIT_USAGE);

@@ -601,7 +601,7 @@ void run_print_plan(const Run *r) {
     print_fit(r);
     if (run_only_plans(r)) print_time(r);
     rule();
-    if (r->s.steps == 0) print_chat(r);
+    if (run_only_plans(r)) print_chat(r);
     fflush(stdout);
     warn_of_readings(r);
 }

@@ -25,19 +25,27 @@ static char *command_line(char **arguments) {
     }
     return t.at;
 }
-/* Model of the processor, system and architecture. */
-static char *machine_name(void) {
-    char line[256], model[200] = "";
-    struct utsname u;
+/* What follows `name` and a colon in a file of such lines; "": nothing. */
+static void read_line(const char *path, const char *name, char value[200]) {
+    char line[256];
     Error e;
     uint64_t bytes;
-    FILE *f = file_stream("/proc/cpuinfo", &bytes, &e);
-    while (f && !*model && fgets(line, sizeof line, f))
-        if (!strncmp(line, "model name", 10) && strchr(line, ':'))
-            snprintf(model, sizeof model, "%.*s, ", (int)strcspn(strchr(line, ':') + 2, "\n"), strchr(line, ':') + 2);
+    FILE *f = file_stream(path, &bytes, &e);
+    *value = 0;
+    while (f && !*value && fgets(line, sizeof line, f)) {
+        const char *at = strncmp(line, name, strlen(name)) ? NULL : strchr(line, ':');
+        if (at) snprintf(value, 200, "%.*s", (int)strcspn(at + 1, "\n"), at + 1);
+    }
     if (f) fclose(f);
-    return uname(&u) < 0 ? text_format("%s", model)
-                         : text_format("%s%s %s, %s", model, u.sysname, u.release, u.machine);
+}
+/* Model of the processor, system and architecture. */
+static char *machine_name(void) {
+    char model[200];
+    struct utsname u;
+    read_line("/proc/cpuinfo", "model name", model);
+    const char *processor = model + strspn(model, " "), *between = *model ? ", " : "";
+    return uname(&u) < 0 ? text_format("%s", processor)
+                         : text_format("%s%s%s %s, %s", processor, between, u.sysname, u.release, u.machine);
 }
 /* What a session begins with: when, by which command, on which machine. */
 static void add_session(Run *r, Text *e) {
@@ -63,8 +71,12 @@ static void add_session(Run *r, Text *e) {
     free(machine);
     free_each(given.at, shown.at);
 }
-double run_peak_memory(void) {                                        /* of this process, in bytes */
+/* Of this process, in bytes. What getrusage says may be the peak of its parent: that survives exec. */
+double run_peak_memory(void) {
     struct rusage use;
+    char kilobytes[200];
+    read_line("/proc/self/status", "VmHWM", kilobytes);
+    if (*kilobytes) return 1024 * strtod(kilobytes, NULL);
 #ifdef __APPLE__
     const double unit = 1;
 #else
@@ -306,7 +318,7 @@ static void write_cards(Run *r) {
         Error e;
         const int written = is_folder(folders[i]) ? card_write(folders[i], t.at, &e) : 1;
         if (written < 0) warn("the model card: %s", e.text);
-        if (!written) text_print(stdout, "%s/README.md was edited, so it stays as it is\n", folders[i]);
+        if (!written) text_print(stdout, "%s/README.md was edited, so it stays as it is, with the losses it has\n", folders[i]);
     }
     free_each(best, t.at);
 }

@@ -3,6 +3,7 @@
 #include "run.h"
 #include "llmc/base/text.h"
 #include "llmc/model/cost.h"
+#include <math.h>
 
 /* Of a GPU that is not here by its name; of this machine measured. 0: neither. */
 static int find_rates(const Run *r, Rates *rates) {
@@ -32,12 +33,6 @@ static double run_seconds(const Run *r, const StepCost *c, int64_t steps) {
         validations = (steps + s->val_every - 1) / s->val_every;
     return (double)steps * (c->passes + c->update) + (double)(validations * batches) / r->parallel.ranks * c->forward;
 }
-/* The steps of -x; of a plan, those that a run without -x has. */
-static int64_t planned_steps(const Run *r) {
-    const int64_t epoch = data_epoch_samples(r->data, r->s.seq) / samples_per_step(r),
-        given = run_only_plans(r) ? settings_steps(&r->s, r->dev, data_tokens(r->data, DATA_TRAIN)) : r->s.steps;
-    return given < 0 ? -given * epoch : given;
-}
 double run_time_on(const Run *r, const char *gpu, int gpus, Recompute again, int batch) {
     Run there = *r;
     Rates rates;
@@ -50,7 +45,7 @@ double run_time_on(const Run *r, const char *gpu, int gpus, Recompute again, int
     there.parallel.level = gpus > 1 ? MOST_SHARDED : 0;
     StepCost c = step_cost(&there, &rates);
     c.passes *= micro_batches / there.micro_batches;
-    return run_seconds(&there, &c, planned_steps(r));
+    return run_seconds(&there, &c, r->s.steps);
 }
 int run_estimate(const Run *r, Text *out) {
     Rates rates;
@@ -59,14 +54,19 @@ int run_estimate(const Run *r, Text *out) {
     const StepCost c = step_cost(r, &rates);
     const double tokens = (double)tokens_per_step(r), step = c.passes + c.update;
     const double total = (double)r->model.manifest.learnable, active = (double)config_active(&r->config, (size_t)total);
-    const int64_t epoch = data_epoch_samples(r->data, r->s.seq) / samples_per_step(r), steps = planned_steps(r);
-    text_add(out, "%.0f tokens/s, %.4g ms per step, %.3g TFLOP/s\n", tokens / step, 1e3 * step,
-             1e-12 * c.flop * r->parallel.ranks / step);
+    const int64_t epoch = data_epoch_samples(r->data, r->s.seq) / samples_per_step(r), steps = r->s.steps,
+        enough = (int64_t)ceil(20 * total / tokens);                    /* 20 tokens per parameter, arXiv 2203.15556 */
+    const double rate = 1e-12 * c.flop * r->parallel.ranks / step;
+    text_add(out, "%.0f tokens/s, %.4g %s per step, %.*f TFLOP/s\n", tokens / step, step < 10 ? 1e3 * step : step,
+             step < 10 ? "ms" : "s", rate < 1 ? 4 : rate < 100 ? 1 : 0, rate);
     duration_text(left, run_seconds(r, &c, steps));
-    text_add(out, "%lld steps, as without -x, take %s: %.3g tokens per parameter, %.3g per active one\n",
-             (long long)steps, left, (double)steps * tokens / total, (double)steps * tokens / active);
+    text_add(out, "%lld steps take %s: %.3g tokens per parameter, %.3g per active one\n", (long long)steps, left,
+             (double)steps * tokens / total, (double)steps * tokens / active);
     duration_text(left, run_seconds(r, &c, epoch));
-    if (epoch > 0 && epoch != steps) text_add(out, "an epoch, %lld steps, takes %s\n", (long long)epoch, left);
+    if (epoch > 0 && epoch != steps)
+        text_add(out, "an epoch, %lld step%s, takes %s\n", (long long)epoch, epoch > 1 ? "s" : "", left);
+    duration_text(left, run_seconds(r, &c, enough));
+    text_add(out, "20 tokens per parameter, %lld steps, take %s\n", (long long)enough, left);
     text_add(out, "estimated%s; within 15 %% of the runs it was compared with%s", r->elsewhere
              ? " from its bandwidth and its rate of bf16" : " from rates measured now",
              r->dev->is_gpu ? ", all on an H200. Networks between machines are not counted" : " on an idle machine");

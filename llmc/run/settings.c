@@ -253,16 +253,33 @@ static void take_preset(Settings *s) {
     s->preset = preset_name[suit];
     s->model = suited[0].of[suit];
 }
+/* -x 0 plans the run that there would be without it, with the steps of a file (-cf) or the default. */
+static void take_plan(Settings *s, int argc, char **argv) {
+    int n = 0;
+    char **rest = mem_alloc((size_t)argc * sizeof *rest);
+    for (int a = 0; a < argc; a++)
+        if (!strcmp(argv[a], "-x") || !strcmp(argv[a], "--steps")) a++;
+        else if (strncmp(argv[a], "--steps=", 8)) rest[n++] = argv[a];
+    options_parse(table(s), n, rest, usage, NULL, 0);
+    free(rest);
+    s->plans = 1;
+    if (s->steps) return;
+    const Option *row = option_row(table(s), "x");              /* 0 in the file, too */
+    s->given[row - options] = 0;
+    options_default(table(s), "x", row->init);
+}
 void settings_parse(Settings *s, int argc, char **argv) {
     s->preset = NULL;
+    s->plans = 0;
     options_parse(table(s), argc, argv, usage, NULL, 0);
+    if (!s->steps) take_plan(s, argc, argv);
     take_preset(s);
 }
 int  settings_given(const Settings *s, const char *letter) { return option_given(table(s), letter); }
 static const char *const always[] = { "i", "e", "o", "b", "t", "x", "l", "wo", NULL };
 void settings_print(const Settings *s) {
     options_print(table(s), s->show_all ? NULL : always);
-    if (!s->show_all) printf("|   all %d with -as 1%s\n", SETTINGS, s->steps ? ", and in OUT/settings.txt" : "");
+    if (!s->show_all) printf("|   all %d with -as 1%s\n", SETTINGS, s->plans ? "" : ", and in OUT/settings.txt");
 }
 void settings_json(const Settings *s, Text *out) {
     Options kept = table(s);
@@ -340,15 +357,6 @@ static void explain_presets(Text *out) {
     }
 }
 
-int64_t settings_steps(const Settings *s, const Device *dev, int64_t tokens) {
-    Settings other = *s;
-    Options o = table(&other);
-    const Option *row = option_row(o, "x");
-    other.given[row - options] = 0;
-    options_default(o, "x", row->init);
-    settings_suit(&other, dev, tokens);
-    return other.steps;
-}
 int settings_fp8(const Settings *s, const Device *dev) {
     return dev->is_gpu && dev->fp8 && dev->fp8->fits(FP8_BLOCK, FP8_BLOCK) && s->activation == SWIGLU;
 }

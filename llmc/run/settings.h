@@ -31,6 +31,7 @@ typedef struct {
     int64_t     total;
     const char *stages;
     int64_t     steps;
+    int         plans;                      /* -x 0: a plan of these steps, and no run */
     Schedule    schedule;
     float       lr, final_lr, decay_part, further;
     int64_t     warmup;
@@ -76,8 +77,6 @@ int  settings_fp8(const Settings *s, const Device *dev);        /* are a preset'
 void settings_fine_tune(Settings *s, int gpu, int channels, int context, int chats);
 void settings_fit_rows(Settings *s, int64_t rows);      /* then, of conversations that fill `rows` rows of -t tokens */
 void settings_fit_steps(Settings *s);       /* a warm-up that was not given takes an eighth of them at most */
-/* The steps (-x) that hold if the user does not say: below 0, epochs. */
-int64_t settings_steps(const Settings *s, const Device *dev, int64_t tokens);
 void settings_print(const Settings *s);         /* what was given or chosen, and what matters always; -as: all */
 /* The settings that describe the run, as JSON: stored in checkpoints, equal in all processes, and
  * restored on resuming unless the user gives others. */

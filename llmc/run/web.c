@@ -168,7 +168,7 @@ static void request_answer(Server *s, Client *c, const HttpRequest *r) {
         if (!get) refuse(c, 405, "expected GET");
         else answer(c, 200, "application/json", is_models ? &s->models : &s->model, "");
     } else if (r->path.bytes > 11 && !memcmp(r->path.at, "/v1/models/", 11)) refuse_model(s, c);
-    else refuse(c, 404, "there is nothing here");
+    else refuse(c, 404, "there is nothing here; the calls are /v1/models, /v1/completions and /v1/chat/completions");
 }
 /* Of a client whose request is complete, bytes are read to see whether it is still there. */
 static void client_read(Server *s, Client *c) {
