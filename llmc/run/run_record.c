@@ -71,7 +71,7 @@ static void add_session(Run *r, Text *e) {
     free(machine);
     free_each(given.at, shown.at);
 }
-/* Of this process, in bytes. What getrusage says may be the peak of its parent: that survives exec. */
+/* Of this process, in bytes. What getrusage says may be its parent's: that survives exec. */
 double run_peak_memory(void) {
     struct rusage use;
     char kilobytes[200];
@@ -318,7 +318,8 @@ static void write_cards(Run *r) {
         Error e;
         const int written = is_folder(folders[i]) ? card_write(folders[i], t.at, &e) : 1;
         if (written < 0) warn("the model card: %s", e.text);
-        if (!written) text_print(stdout, "%s/README.md was edited, so it stays as it is, with the losses it has\n", folders[i]);
+        if (!written)
+            text_print(stdout, "%s/README.md was edited, so it stays as it is, with the losses it has\n", folders[i]);
     }
     free_each(best, t.at);
 }

@@ -253,7 +253,7 @@ static void take_preset(Settings *s) {
     s->preset = preset_name[suit];
     s->model = suited[0].of[suit];
 }
-/* -x 0 plans the run that there would be without it, with the steps of a file (-cf) or the default. */
+/* -x 0 plans the run that there would be without it: the steps are those of -cf, or the default. */
 static void take_plan(Settings *s, int argc, char **argv) {
     int n = 0;
     char **rest = mem_alloc((size_t)argc * sizeof *rest);
