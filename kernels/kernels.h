@@ -208,6 +208,7 @@ static inline int fp8_blocks(int S, int E) { return S / FP8_BLOCK + E; }
 
 typedef struct {
     float lr, momentum, decay, clip;    /* as AdamW's; momentum: of the running mean of gradients */
+    float ahead;                        /* how far the update looks ahead: momentum (Nesterov), or 1: not at all */
     int   cautious;
     uint64_t key;
     float second;                       /* decay rate of the mean squares of muon_scale */
@@ -566,11 +567,11 @@ struct Device {
     void (*soft_cap)(floatX *x, float cap, size_t n);
 
     /* ---- Muon: matrices of equal shape ----------------------------------------------------------
-     * m = beta m + (1-beta) g,  O = orthogonalize(beta m + (1-beta) g),
+     * m = beta m + (1-beta) g,  O = orthogonalize(a m + (1-a) g), a: Nesterov's beta, or 1,
      * w = w (1 - lr decay) - lr 0.2 sqrt(max(rows, columns)) O
      *
-     * muon_momentum: g = gradient * min(1, clip/norm); m of each part, and beta m + (1-beta) g
-     *   (Nesterov) at x + muon_offset. x NULL: only m, with the same bits.
+     * muon_momentum: g = gradient * min(1, clip/norm); m of each part, and a m + (1-a) g at
+     *   x + muon_offset. x NULL: only m, with the same bits.
      * orthogonalize: b.out = for each of `count` matrices x of b.x: x_0 = x / |x| (Frobenius), five
      *   times A = x_i x_i^T, x_i+1 = (a I + b A + c A A) x_i; a, b, c = 3.4445, -4.7750, 2.0315.
      *   With more rows than columns A = x_i^T x_i, and the polynomial is the right factor. Zeros

@@ -1023,7 +1023,7 @@ expect 0 'step    8/8' $train $data -o eight3 -y 1 -pe bf16
 ok "a run in 8 bits goes on without them" [ "$(fingerprint eight)" != "$(fingerprint eight3)" ]
 expect 0 'experts in e4m3 .* none: smaller than .*fp8-all' $train $data -e m1:c128h4e4k2f128 -b 4 -t 32 -pe fp8 -x 0
 expect 0 'experts in e4m3 .* all products, of 4096 rows' $train $data -e m2:c2048h16e64k8f1024 -b 32 -t 1024 -pe fp8 -x 0
-for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16 -mg f32' cpu-f64 'cpu-f32 -wo muon' 'cpu-bf16 -wo muon -mw 0 -mo bf16 -wn 0.9 -e1 0.5'; do
+for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16 -mg f32' cpu-f64 'cpu-f32 -wo muon -wl 0' 'cpu-bf16 -wo muon -mw 0 -mo bf16 -wn 0.9 -e1 0.5'; do
     expect 0 fingerprint $some -x 20 -dv $device -o once
     expect 0 fingerprint $some -x 20 -dv $device -n 10 -nk 9 -o twice
     rm -rf twice/state/step-00000020

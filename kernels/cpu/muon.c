@@ -58,9 +58,9 @@ static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int 
                           b->square + (size_t)e * k * k, rows, columns);
 }
 
-/* The momentum looks one gradient ahead (Nesterov). */
+/* x looks one gradient ahead (Nesterov), or, if ahead is 1, is the momentum. */
 __attribute__((noinline)) static void momentum_of(floatX *x, void *m, Dtype moments, const void *grads,
-                                                  const Segment *s, real beta, real scale) {
+                                                  const Segment *s, real beta, real ahead, real scale) {
     real *m_real = moments == REAL ? (real *)m + (s->offset - s->shift) : NULL;
     floatX *m_short = (floatX *)m + (s->offset - s->shift);
     const real *g_real = s->dtype == REAL ? (const real *)grads + s->gradient : NULL;
@@ -69,7 +69,7 @@ __attribute__((noinline)) static void momentum_of(floatX *x, void *m, Dtype mome
         const real g = (g_real ? g_real[i] : R(g_short[i])) * scale;
         const real mean = beta * (m_real ? m_real[i] : R(m_short[i])) + (1 - beta) * g;
         if (m_real) m_real[i] = mean; else m_short[i] = X(mean);
-        x[i] = X(beta * mean + (1 - beta) * g);
+        x[i] = X(ahead * mean + (1 - ahead) * g);
     }
 }
 /* Without x: m has the same bits, because it is the same loop, compiled once. */
@@ -78,7 +78,7 @@ static void momentum_alone(void *m, Dtype moments, const void *grads, Segment s,
     floatX unread[AT_ONCE];
     for (size_t left = s.count; left; left -= s.count, s.offset += s.count, s.gradient += s.count) {
         s.count = left < AT_ONCE ? left : AT_ONCE;
-        momentum_of(unread, m, moments, grads, &s, beta, scale);
+        momentum_of(unread, m, moments, grads, &s, beta, 1, scale);
     }
 }
 static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm,
@@ -88,7 +88,8 @@ static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, 
     #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * most)
     for (int e = 0; e < count; e++)
         if (scale >= 0 && x)
-            momentum_of(x + parts[e].muon_offset, m, moments, grads, &parts[e], (real)a->momentum, scale);
+            momentum_of(x + parts[e].muon_offset, m, moments, grads, &parts[e], (real)a->momentum,
+                        (real)a->ahead, scale);
         else if (scale >= 0) momentum_alone(m, moments, grads, parts[e], (real)a->momentum, scale);
 }
 

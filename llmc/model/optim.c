@@ -73,8 +73,8 @@ void optimizer_set(Optimizer *o, Model *m, AdamW a) {
     a.ends = fixed((AdamBetas){ .beta1 = o->end_betas[0] > 0 ? o->end_betas[0] : a.beta1, .eps = a.eps,
                                 .beta2 = o->end_betas[1] > 0 ? o->end_betas[1] : a.beta2 }, o->updates);
     m->dev->upload(o->settings, &a, sizeof a);
-    const Muon muon = { a.lr, o->muon.options.momentum, a.decay, a.clip, a.cautious, a.key,
-                        o->muon.options.second };
+    const MuonOptions *u = &o->muon.options;
+    const Muon muon = { a.lr, u->momentum, a.decay, a.clip, u->plain ? 1 : u->momentum, a.cautious, a.key, u->second };
     if (muon.momentum > 0) m->dev->upload(o->muon.settings, &muon, sizeof muon);
 }
 /* If ordered, range by range, so that the order of additions does not depend on what is sharded. */

@@ -13,6 +13,7 @@ typedef struct {
     float momentum;           /* decay rate of the running mean of gradients; 0: AdamW updates all */
     int   period;             /* 1 .. MUON_PERIODS; 0: 1 */
     float second;             /* decay rate of the mean squares of rows of updates (NorMuon); 0: there are none */
+    int   plain;              /* 1: the update is of the momentum; 0: it looks one gradient ahead (Nesterov) */
 } MuonOptions;
 enum { MUON_PERIODS = 8 };
 

@@ -87,6 +87,8 @@ static const Option options[] = {
     { "optimizer", "we", "end-momentum",     OPTION_FLOAT, AT(end_momentum),  "0",                   0, 0.99999,  NULL,
       "Muon: momentum at the beginning and the end of a run (try 0.85 with -wm 0.95), from which it rises in the first "
       "quarter and to which it falls in the last 4 %; 0: -wm all the time" },
+    { "optimizer", "wl", "lookahead",        OPTION_INT,   AT(ahead),         "1",                   0,    1,     NULL,
+      "Muon: 1: the update looks one gradient ahead (Nesterov); 0: plain momentum" },
     { "optimizer", "wp", "expert-period",    OPTION_INT,   AT(period),        "1",                1, MUON_PERIODS, NULL,
       "Muon: each expert is updated in every N-th step only, at N times the rate" },
     { "optimizer", "wn", "row-decay",        OPTION_FLOAT, AT(row_decay),     "0",                   0, 0.99999,  NULL,
@@ -461,5 +463,5 @@ static void explain(Options o, const char *topic) {
 }
 
 MuonOptions settings_muon(const Settings *s) {
-    return s->optimizer == MUON ? (MuonOptions){ s->momentum, s->period, s->row_decay } : (MuonOptions){ 0 };
+    return s->optimizer == MUON ? (MuonOptions){ s->momentum, s->period, s->row_decay, !s->ahead } : (MuonOptions){ 0 };
 }

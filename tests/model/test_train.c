@@ -102,6 +102,27 @@ static void muon_and_adamw(void) {
     for (int i = 0; i < 2; i++) trainee_close(&t[i]);
 }
 
+/* -wl 0: the update is of the momentum. The first has Nesterov's direction, the second has not. */
+static void lookahead(void) {
+    const Config c = config_of("m1:c16h4d4e4k2f12n0");
+    Trainee t[2];
+    double apart[2] = { 0 };
+    for (int i = 0; i < 2; i++)
+        open_trainee(&t[i], "cpu-f64", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = 0.9f, .plain = i },
+                     0);
+    for (int step = 0; step < 2; step++) {
+        for (int i = 0; i < 2; i++) trainee_do(&t[i], step);
+        for (int i = 0; i < t[0].m.manifest.count; i++) {
+            double *a = state_of(&t[0], -1, i), *b = state_of(&t[1], -1, i);
+            for (size_t n = 0; n < t[0].m.manifest.at[i].count; n++) apart[step] = fmax(apart[step], fabs(a[n] - b[n]));
+            free_each(a, b);
+        }
+    }
+    check(apart[0] < 1e-12 && apart[1] > 1e-4, "plain momentum, Nesterov's: %.1e apart after one update, %.1e after two", apart[0],
+          apart[1]);
+    for (int i = 0; i < 2; i++) trainee_close(&t[i]);
+}
+
 /* Does each expert move in its slice, and only then? The first time by PERIOD times as much as
  * without slices, and all have a momentum. */
 static void experts_by_slices(void) {
@@ -306,6 +327,7 @@ static void replaying(void) {
 void test_train(void) {
     PART(accumulation());
     PART(muon_and_adamw());
+    PART(lookahead());
     PART(experts_by_slices());
     PART(rows_alike());
     PART(end_betas());

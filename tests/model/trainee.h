@@ -17,6 +17,7 @@ typedef struct {                        /* zeros are defaults */
     int      no_master;                 /* -mw 0 */
     Dtype    moments, gradients;        /* -mo, -mg; 0: REAL */
     float    momentum;                  /* -wm of -wo muon; 0: -wo adamw */
+    int      plain;                     /* -wl 0 */
     int      period;                    /* -wp */
     float    row_decay;                 /* -wn */
     uint64_t seed;                      /* of the initial weights */

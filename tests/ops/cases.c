@@ -1279,13 +1279,14 @@ static void muon_parts(Case *c, int count, size_t each, Dtype gradients) {
 }
 CALL(muon_momentum, b[0], b[1], c->moments, b[2], b[3], b[4], c->count, (size_t)(c->F * c->C), b[5])
 static Case *muon_momentum(const Shape *s, int count, int rows, int columns, int with_x, Dtype moments, Dtype gradients,
-                           float clip, double norm) {
+                           float ahead, float clip, double norm) {
     const int coarse = moments == FLOATX;
-    Case *c = BEGIN(muon_momentum, s, 0, "%s%s%sclip=%g norm=%g count=%d %dx%d", with_x ? "" : "no x ",
-                    coarse ? "floatX " : "", dtype_name[gradients], (double)clip, norm, count, rows, columns);
+    Case *c = BEGIN(muon_momentum, s, 0, "%s%s%sahead=%g clip=%g norm=%g count=%d %dx%d", with_x ? "" : "no x ",
+                    coarse ? "floatX " : "", dtype_name[gradients], (double)ahead, (double)clip, norm, count, rows,
+                    columns);
     const size_t each = times(rows, columns), n = (each + 4) * (size_t)count;
     c->moments = moments, c->gradients = gradients, c->F = rows, c->C = columns;
-    c->muon = (Muon){ .lr = 1, .momentum = 0.95f, .decay = 0.1f, .clip = clip };
+    c->muon = (Muon){ .lr = 1, .momentum = 0.95f, .ahead = ahead, .decay = 0.1f, .clip = clip };
     c->unchanged = !(norm < 1e30);
     const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1;
     /* elements of no part stay */
@@ -1587,18 +1588,18 @@ static void each_of_muon(const Visit *v) {
     V(v, orthogonalize(s, count, F, C));
     V(v, orthogonalize(s, count, C, F));
     if (count > MOST_SEGMENTS) return;
-    V(v, muon_momentum(s, count, F, C, 1, REAL, FLOATX, 1, 2));
+    V(v, muon_momentum(s, count, F, C, 1, REAL, FLOATX, 0.95f, 1, 2));
     V(v, muon_scale(s, count, F, C, 2));
     V(v, muon_scale(s, count, C, F, 2));
     V(v, muon_update(s, count, F, C, 1, 2, 0, 0));
     V(v, muon_update(s, count, F, C, 1, 2, 1, 0));
     V(v, muon_update(s, count, F, C, 1, 2, 0, 1));
     if (!v->all) return;
-    V(v, muon_momentum(s, count, F, C, 1, FLOATX, REAL, 0, 2));
-    V(v, muon_momentum(s, count, C, F, 1, REAL, REAL, 3, 2));
-    V(v, muon_momentum(s, count, C, F, 0, REAL, FLOATX, 3, 2));
-    V(v, muon_momentum(s, count, F, C, 0, FLOATX, FLOATX, 0, 2));
-    V(v, muon_momentum(s, count, F, C, 1, REAL, FLOATX, 1, INFINITY));
+    V(v, muon_momentum(s, count, F, C, 1, FLOATX, REAL, 1, 0, 2));
+    V(v, muon_momentum(s, count, C, F, 1, REAL, REAL, 0.95f, 3, 2));
+    V(v, muon_momentum(s, count, C, F, 0, REAL, FLOATX, 1, 3, 2));
+    V(v, muon_momentum(s, count, F, C, 0, FLOATX, FLOATX, 0.95f, 0, 2));
+    V(v, muon_momentum(s, count, F, C, 1, REAL, FLOATX, 0.95f, 1, INFINITY));
     V(v, muon_scale(s, count, F, F, 2));
     V(v, muon_scale(s, count, F, C, NAN));
     V(v, muon_update(s, count, C, F, 0, 2, 0, 0));

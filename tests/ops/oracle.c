@@ -657,14 +657,15 @@ static void naive_orthogonalize(const Case *c, double **v) {
     for (int e = 0; e < c->count; e++) naive_newton_schulz(v[0] + (size_t)e * each, c->F, c->C);
 }
 static void naive_muon_momentum(const Case *c, double **v) {
-    const double beta = (double)c->muon.momentum, norm = sqrt(v[3][0]), clip = (double)c->muon.clip;
+    const double beta = (double)c->muon.momentum, ahead = (double)c->muon.ahead, norm = sqrt(v[3][0]),
+        clip = (double)c->muon.clip;
     if (!isfinite(norm)) return;
     for (int e = 0; e < c->count; e++) for (size_t i = 0; i < c->segment[e].count; i++) {
         const Segment *s = &c->segment[e];
         const double g = v[2][s->gradient + i] * (clip > 0 ? fmin(1, clip / norm) : 1),
             m = beta * v[1][s->offset + i] + (1 - beta) * g;
         v[1][s->offset + i] = m;
-        if (v[0]) v[0][s->muon_offset + i] = beta * m + (1 - beta) * g;
+        if (v[0]) v[0][s->muon_offset + i] = ahead * m + (1 - ahead) * g;
     }
 }
 static void naive_muon_scale(const Case *c, double **v) {
