@@ -134,6 +134,7 @@ typedef struct {
     size_t shift_v;                     /* v begins at offset - shift - shift_v, because matrices of Muon have none */
     size_t muon_offset;                 /* of a matrix, or a part of one: in Muon's buffers */
     size_t squares;                     /* of a matrix: where its mean squares begin (muon_scale) */
+    size_t norms;                       /* of a tensor: where its mean norm is, for files */
     int    betas;                       /* which of AdamW's: BETAS_... */
 } Segment;
 /* Of all tensors; of tables, of which a batch reads few rows; of embedding and head. */
@@ -212,8 +213,11 @@ typedef struct {
     int   cautious;
     uint64_t key;
     float second;                       /* decay rate of the mean squares of muon_scale */
+    float most;                         /* times its mean norm is a gradient at most as long (muon_limits); 0: any */
 } Muon;
 enum { MUON_STEPS = 5 };                /* of Newton and Schulz */
+#define MUON_NORM_DECAY 0.98f       /* of the mean norms of muon_limits, in a micro-batch */
+enum { MUON_LIMITED = 256 };            /* most tensors of muon_limits */
 #define MUON_LEAST_SQUARE 1e-10f    /* of rows: those of an update with singular values near 1 are far above it */
 #define MUON_LEAST 1e-30f   /* far below any gradient, and far above what is lost when the squares of f32 are added */
 /* What Muon needs for `count` matrices of rows x columns at a time; k: the smaller side. */
@@ -571,7 +575,7 @@ struct Device {
      * w = w (1 - lr decay) - lr 0.2 sqrt(max(rows, columns)) O
      *
      * muon_momentum: g = gradient * min(1, clip/norm); m of each part, and a m + (1-a) g at
-     *   x + muon_offset. x NULL: only m, with the same bits.
+     *   x + muon_offset. x NULL: only m, with the same bits. grads NULL: m stays, and is x.
      * orthogonalize: b.out = for each of `count` matrices x of b.x: x_0 = x / |x| (Frobenius), five
      *   times A = x_i x_i^T, x_i+1 = (a I + b A + c A A) x_i; a, b, c = 3.4445, -4.7750, 2.0315.
      *   With more rows than columns A = x_i^T x_i, and the polynomial is the right factor. Zeros
@@ -585,6 +589,17 @@ struct Device {
      * muon_update: of each part w, with out + muon_offset as its part of O. scale: NULL, or what
      *   multiplies each row, or column, of O. master, and rounding without it: as adamw.
      *
+     * Or m is where gradients of micro-batches are added up, each as soon as it is complete:
+     *
+     * muon_limits: of `count` tensors, at most MUON_LIMITED, whose gradients have norm n; r:
+     *   norms[0] / norms[1], 0 / 0: none. l = min(1, a.most r / n), 1 without r or a.most.
+     *   factors = (added ? 1 : beta, (1-beta) l), added = 1; unless n = 0, norms = rho norms +
+     *   (1-rho) (n l, 1), rho = MUON_NORM_DECAY. Where n is not finite, sq_norms goes to faults
+     *   and to *fault. Once that is not 0, factors are (1, 0), and nothing else changes. norms
+     *   NULL: only the faults. factors, norms (count, 2)
+     * muon_add: of each tensor's part m = factors[0] m + factors[1] gradient; where that is (1, 0)
+     *   m stays. Of floatX rounded stochastically, by key, in device memory, and the element.
+     *
      * parts: matrices or parts of some, in device memory; most: elements of the largest; count: at
      * most MUON_MATRICES. grad_sq_norm: of all gradients; if it is not finite, m, squares and w
      * stay. a: in device memory. Source: Jordan 2024, kellerjordan.github.io/posts/muon; scale of
@@ -594,6 +609,10 @@ struct Device {
      * 8 eps_f32; w 8 eps_f32, 2 eps more where rounded stochastically */
     void (*muon_momentum)(OUT floatX *x, ACC void *m, Dtype moments, const void *grads, const real *grad_sq_norm,
                           const Segment *parts, int count, size_t most, const Muon *a);
+    void (*muon_limits)(OUT real *factors, ACC real *norms, ACC real *added, ACC real *faults, ACC real *fault,
+                        const real *sq_norms, int count, const Muon *a);
+    void (*muon_add)(ACC void *m, Dtype moments, const void *grads, const real *factors, const Segment *parts,
+                     int count, size_t most, const uint64_t *key);
     void (*orthogonalize)(const Device *d, const MuonBuffers *b, int count, int rows, int columns);
     void (*muon_scale)(OUT real *scale, ACC real *squares, const floatX *out, const real *grad_sq_norm,
                        const Segment *parts, int count, int rows, int columns, const Muon *a);

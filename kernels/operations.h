@@ -275,6 +275,12 @@ OPERATION(muon_momentum,
     times(count, (double)most)
     * (unit.gradient_bytes / unit.elements + (x ? unit.fx : 0) + 2 * (moments == REAL ? unit.re : unit.fx)),
     "%d of %zu", count, most)
+OPERATION(muon_limits, (real *factors, real *norms, real *added, real *faults, real *fault, const real *sq_norms,
+    int count, const Muon *a), (factors, norms, added, faults, fault, sq_norms, count, a), 0,
+    9 * (double)count * unit.re, "n=%d", count)
+OPERATION(muon_add, (void *m, Dtype moments, const void *grads, const real *factors, const Segment *parts, int count,
+    size_t most, const uint64_t *key), (m, moments, grads, factors, parts, count, most, key), 0,
+    unit.gradient_bytes + 2 * unit.elements * (moments == REAL ? unit.re : unit.fx), "%d of %zu", count, most)
 COMPOUND(orthogonalize, (const Device *d, const MuonBuffers *b, int count, int rows, int columns),
     (d, b, count, rows, columns), MUON_STEPS * times(count, rows < columns ? rows : columns)
     * (4 * times(rows, columns) + 2 * times(rows < columns ? rows : columns, rows < columns ? rows : columns)),

@@ -26,6 +26,7 @@ ON_BOTH static inline uint32_t random_16(uint64_t key, uint64_t index) {
 ON_BOTH static inline uint64_t random_key(uint64_t seed, uint64_t purpose) {
     return random_bits(random_bits(seed, purpose), 0x6D6F65);
 }
+enum { RANDOM_MOMENTUM = 0x6d };         /* a purpose of a micro-batch's key, which is dropout's */
 ON_BOTH static inline double random_uniform(uint64_t key, uint64_t index) {      /* [0,1) */
     return (double)(random_bits(key, index) >> 11) * (1.0 / 9007199254740992.0);  /* 2^-53 */
 }

@@ -1023,7 +1023,8 @@ expect 0 'step    8/8' $train $data -o eight3 -y 1 -pe bf16
 ok "a run in 8 bits goes on without them" [ "$(fingerprint eight)" != "$(fingerprint eight3)" ]
 expect 0 'experts in e4m3 .* none: smaller than .*fp8-all' $train $data -e m1:c128h4e4k2f128 -b 4 -t 32 -pe fp8 -x 0
 expect 0 'experts in e4m3 .* all products, of 4096 rows' $train $data -e m2:c2048h16e64k8f1024 -b 32 -t 1024 -pe fp8 -x 0
-for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16 -mg f32' cpu-f64 'cpu-f32 -wo muon -wl 0' 'cpu-bf16 -wo muon -mw 0 -mo bf16 -wn 0.9 -e1 0.5'; do
+for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16 -mg f32' cpu-f64 'cpu-f32 -wo muon' 'cpu-bf16 -wo muon -mw 0 -mo bf16 -wn 0.9 -e1 0.5 -wl 0' \
+        'cpu-bf16 -wo muon -mw 0 -mo bf16 -ga momentum -d 192'; do
     expect 0 fingerprint $some -x 20 -dv $device -o once
     expect 0 fingerprint $some -x 20 -dv $device -n 10 -nk 9 -o twice
     rm -rf twice/state/step-00000020
@@ -1033,6 +1034,15 @@ for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16 -mg f32' cpu-f64 'cpu-f32 -wo mu
     [ "$device" = 'cpu-f32 -wo muon' ] && mv twice muon
     rm -rf twice
 done
+cp -r muon absorbed
+expect 0 'norms are of the gradients of what AdamW updates' $train -o absorbed -y 1 -x 25 -ga momentum
+expect 0 fingerprint $train -o absorbed -y 1 -x 30 -ga gradients
+rm -rf absorbed
+expect 2 'ga momentum: .* which -wo adamw has not' $train $data $model -wo adamw -ga momentum -o new
+expect 2 'ga momentum: not on several ranks' $train $data $model -b 2 -ng 2 -dv cpu -ga momentum -o new
+expect 2 'ga momentum: not with -rp 1' $train $data $model -rp 1 -ga momentum -o new
+expect 2 'ga momentum: .* -wl 0, or -ga gradients' $train $data $model -wl 1 -ga momentum -o new
+expect 0 'ga momentum, chosen by the plan' $train $data -e m12:e64k8f256 -gm 4.6 -dv cuda -mw 0 -mo bf16 -d 65536 -x 0
 expect 4 'has no v of model.layers.0.self_attention.kv_proj.weight.*-wo muon' $train -o muon -y 1 -x 25 -wo adamw
 expect 0 fingerprint $train -i good.bin $model -b 2 -t 32 -x 8 -n 4 -nk 3 -l 0.00123456789 -dr 0.1 -rb 1e-3 -rs sigmoid -o ids
 rm -rf ids/state/step-00000008 && cp -r ids ids2

@@ -69,6 +69,7 @@ void test_recompute(void);                                  /* recomputing by pa
 void test_relay(void);                                      /* layers on several devices, part of the group model */
 void test_reference(void);
 void test_evaluate(void);                                   /* questions, part of the group reference */
+void test_absorb(void);                                     /* -ga momentum, part of the group train */
 void test_train(void);
 void test_settings(void);                                   /* files/, part of the group train */
 void test_configs(void);                                    /* likewise */

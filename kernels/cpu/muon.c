@@ -81,16 +81,59 @@ static void momentum_alone(void *m, Dtype moments, const void *grads, Segment s,
         momentum_of(unread, m, moments, grads, &s, beta, 1, scale);
     }
 }
+static void copy_momentum(floatX *x, const void *m, Dtype moments, const Segment *s) {
+    const size_t at = s->offset - s->shift;
+    for (size_t i = 0; i < s->count; i++)
+        x[i] = moments == REAL ? X(((const real *)m)[at + i]) : ((const floatX *)m)[at + i];
+}
 static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm,
                           const Segment *parts, int count, size_t most, const Muon *a) {
     const real scale = DEVICE(gradient_scale)(*grad_sq_norm, a->clip);
     (void)most;                         /* without OpenMP */
     #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * most)
     for (int e = 0; e < count; e++)
-        if (scale >= 0 && x)
+        if (!grads) copy_momentum(x + parts[e].muon_offset, m, moments, &parts[e]);
+        else if (scale >= 0 && x)
             momentum_of(x + parts[e].muon_offset, m, moments, grads, &parts[e], (real)a->momentum,
                         (real)a->ahead, scale);
         else if (scale >= 0) momentum_alone(m, moments, grads, parts[e], (real)a->momentum, scale);
+}
+
+static void muon_limits(real *factors, real *norms, real *added, real *faults, real *fault, const real *sq_norms,
+                        int count, const Muon *a) {
+    const real beta = (real)a->momentum, rho = (real)MUON_NORM_DECAY;
+    for (int i = 0; i < count; i++)
+        if (!(sqrt(sq_norms[i]) <= (real)3e38)) faults[i] = *fault = sq_norms[i];
+    for (int i = 0; i < count && norms; i++) {
+        const real n = sqrt(sq_norms[i]), limit = norms[2*i + 1] > 0 ? (real)a->most * norms[2*i] / norms[2*i + 1] : 0,
+            of = limit > 0 && n > limit ? limit / n : 1;
+        factors[2*i] = 1, factors[2*i + 1] = 0;
+        if (!(*fault == 0)) continue;
+        factors[2*i] = added[i] > 0 ? 1 : beta, factors[2*i + 1] = (1 - beta) * of;
+        added[i] = 1;
+        if (!(n > 0)) continue;
+        norms[2*i] = rho * norms[2*i] + (1 - rho) * (n * of), norms[2*i + 1] = rho * norms[2*i + 1] + (1 - rho);
+    }
+}
+static void muon_add(void *m, Dtype moments, const void *grads, const real *factors, const Segment *parts, int count,
+                     size_t most, const uint64_t *key) {
+    const uint64_t rounding = random_key(*key, RANDOM_MOMENTUM);
+    (void)most;
+    for (int e = 0; e < count; e++) {
+        const Segment *s = &parts[e];
+        const real keep = factors[2*e], scale = factors[2*e + 1];
+        const real *g_real = s->dtype == REAL ? (const real *)grads + s->gradient : NULL;
+        const floatX *g_short = (const floatX *)grads + s->gradient;
+        real *m_real = moments == REAL ? (real *)m + (s->offset - s->shift) : NULL;
+        floatX *m_short = (floatX *)m + (s->offset - s->shift);
+        if (scale == 0) continue;
+        #pragma omp parallel for simd PARALLEL_IF(s->count)
+        for (size_t i = 0; i < s->count; i++) {
+            const real g = g_real ? g_real[i] : R(g_short[i]);
+            const real next = keep * (m_real ? m_real[i] : R(m_short[i])) + scale * g;
+            if (m_real) m_real[i] = next; else m_short[i] = X_random(next, random_32(rounding, s->offset + i));
+        }
+    }
 }
 
 /* Of one matrix (kernels.h): columns are added row by row, rows one after the other. */
@@ -167,5 +210,5 @@ static void muon_update(floatX *weight, real *master, const floatX *out, const r
 
 PART(muon) {
     d->muon_momentum = muon_momentum, d->orthogonalize = orthogonalize, d->muon_scale = muon_scale;
-    d->muon_update = muon_update;
+    d->muon_update = muon_update, d->muon_limits = muon_limits, d->muon_add = muon_add;
 }

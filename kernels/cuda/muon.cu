@@ -32,9 +32,13 @@ template<int W, class M, class G> __device__ static inline void momentum_of(floa
         if (x) store(x + i, to);
     }
 }
+template<class M> __device__ static inline void copy_momentum(floatX *x, const M *m, size_t n) {
+    EACH(i, n, 1) x[i] = X((real)m[i]);
+}
 template<class M> static __global__ void momentum_kernel(floatX *x, M *m, const void *grads, const real *grad_sq_norm,
         const Segment *parts, const Muon *settings, bool aligned) {
     const Segment s = parts[blockIdx.y];
+    if (!grads) { copy_momentum(x + s.muon_offset, m + (s.offset - s.shift), s.count); return; }
     const real norm = sqrtf(*grad_sq_norm), clip = settings->clip, beta = settings->momentum, ahead = settings->ahead;
     if (!(norm <= 3e38f)) return;                           // what x holds is of no use then
     const real scale = clip > 0 && norm > clip ? clip / norm : 1;
@@ -44,6 +48,58 @@ template<class M> static __global__ void momentum_kernel(floatX *x, M *m, const 
     auto of = [&](const auto *grad) {
         if (fours) momentum_of<4>(x, m, grad + s.gradient, s.count, beta, ahead, scale);
         else momentum_of<1>(x, m, grad + s.gradient, s.count, beta, ahead, scale);
+    };
+    if (s.dtype == REAL) of((const real *)grads);
+    else of((const floatX *)grads);
+}
+
+// A thread for each tensor.
+static __global__ void limits_kernel(real *factors, real *norms, real *added, real *faults, real *fault,
+        const real *sq_norms, int count, const Muon *settings) {
+    const int i = threadIdx.x;
+    const real n = i < count ? sqrtf(sq_norms[i]) : 0, beta = settings->momentum, rho = MUON_NORM_DECAY;
+    __shared__ int stop;
+    if (i == 0) stop = !(*fault == 0);
+    __syncthreads();
+    if (!(n <= 3e38f)) faults[i] = *fault = sq_norms[i], stop = 1;
+    __syncthreads();
+    if (stop) {
+        if (norms && i < count) factors[2*i] = 1, factors[2*i + 1] = 0;
+        return;
+    }
+    if (!norms || i >= count) return;
+    const real mean = norms[2*i], weight = norms[2*i + 1], limit = weight > 0 ? settings->most * mean / weight : 0,
+        of = limit > 0 && n > limit ? limit / n : 1;
+    factors[2*i] = added[i] > 0 ? 1 : beta, factors[2*i + 1] = (1 - beta) * of;
+    added[i] = 1;
+    if (n > 0) norms[2*i] = rho * mean + (1 - rho) * (n * of), norms[2*i + 1] = rho * weight + (1 - rho);
+}
+template<int W, class M, class G> __device__ static inline void add_of(M *m, const G *grad, size_t first, size_t n,
+        real keep, real scale, uint64_t key) {
+    EACH(i, n, W) {
+        const Array<G, W> g = load<W>(grad + i);
+        Array<M, W> sum = load<W>(m + i);
+        uint32_t bits[W] = {};
+        if (sizeof(M) < sizeof(real)) random_each<W>(bits, key, first + i);
+        for (int j = 0; j < W; j++) {
+            const real next = keep * (real)sum.x[j] + scale * (real)g.x[j];
+            sum.x[j] = sizeof(M) < sizeof(real) ? (M)X_random(next, bits[j]) : (M)next;
+        }
+        store(m + i, sum);
+    }
+}
+// Of tensor blockIdx.y. Most elements are the largest ones': blocks of others end at once.
+template<class M> static __global__ void add_kernel(M *m, const void *grads, const real *factors, const Segment *parts,
+        const uint64_t *key, bool aligned) {
+    const Segment s = parts[blockIdx.y];
+    const real keep = factors[2 * blockIdx.y], scale = factors[2 * blockIdx.y + 1];
+    if (scale == 0) return;
+    const bool fours = in_fours(s, aligned);
+    const uint64_t rounding = random_key(*key, RANDOM_MOMENTUM);
+    m += s.offset - s.shift;
+    auto of = [&](const auto *grad) {
+        if (fours) add_of<4>(m, grad + s.gradient, s.offset, s.count, keep, scale, rounding);
+        else add_of<1>(m, grad + s.gradient, s.offset, s.count, keep, scale, rounding);
     };
     if (s.dtype == REAL) of((const real *)grads);
     else of((const floatX *)grads);
@@ -238,6 +294,18 @@ static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, 
         LAUNCH(momentum_kernel<real>, blocks, THREADS, 0, x, (real *)m, grads, grad_sq_norm, parts, a, aligned);
     else LAUNCH(momentum_kernel<floatX>, blocks, THREADS, 0, x, (floatX *)m, grads, grad_sq_norm, parts, a, aligned);
 }
+static void muon_limits(real *factors, real *norms, real *added, real *faults, real *fault, const real *sq_norms,
+        int count, const Muon *a) {
+    LAUNCH(limits_kernel, 1, MUON_LIMITED, 0, factors, norms, added, faults, fault, sq_norms, count, a);
+}
+static void muon_add(void *m, Dtype moments, const void *grads, const real *factors, const Segment *parts, int count,
+        size_t most, const uint64_t *key) {
+    const bool aligned = on_16_bytes(m, grads, NULL);
+    const dim3 blocks(blocks_of(most, 1, 4).x, (unsigned)count);
+    if (moments == REAL)
+        LAUNCH(add_kernel<real>, blocks, THREADS, 0, (real *)m, grads, factors, parts, key, aligned);
+    else LAUNCH(add_kernel<floatX>, blocks, THREADS, 0, (floatX *)m, grads, factors, parts, key, aligned);
+}
 template<int W> static void mean_squares(real *scale, const floatX *out, int count, int rows, int columns) {
     if (rows < columns) LAUNCH(column_squares_kernel<W>, dim3((unsigned)divide_up((size_t)columns, W * ACROSS), count),
                                THREADS, 0, scale, out, rows, columns);
@@ -262,6 +330,6 @@ static void muon_update(floatX *weight, real *master, const floatX *out, const r
 
 PART(muon) {
     d->muon_momentum = muon_momentum, d->orthogonalize = orthogonalize<false>, d->muon_scale = muon_scale;
-    d->muon_update = muon_update;
+    d->muon_update = muon_update, d->muon_limits = muon_limits, d->muon_add = muon_add;
 }
 PART(muon_portable) { d->orthogonalize = orthogonalize<true>; }

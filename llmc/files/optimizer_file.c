@@ -11,7 +11,7 @@ enum { BUFFER = 1 << 20 };              /* elements moved at a time */
 
 size_t optimizer_bytes(const Model *m, const Optimizer *o) {
     size_t each = 0;
-    for (int kind = 0; kind < o->kinds; kind++) each += optimizer_element(o, m, kind);
+    for (int kind = 0; kind < o->kinds; kind++) if (kind != STATE_NORMS) each += optimizer_element(o, m, kind);
     return each;
 }
 
@@ -105,7 +105,7 @@ static int check_state(const Load *l, void *data, size_t first, size_t n, Error 
     const unsigned char *const last = (const unsigned char *)data + size - 1;       /* the byte with the sign */
     unsigned char signs = 0;
     size_t bad = finite;
-    const int squares = of->kind == STATE_V || of->kind == STATE_SQUARES;
+    const int squares = of->kind == STATE_V || of->kind == STATE_SQUARES || of->kind == STATE_NORMS;
     for (size_t i = 0; i < finite && squares; i++) signs |= last[i * size];
     for (size_t i = 0; i < finite && signs >> 7 && bad == finite; i++) {
         const unsigned char *x = (const unsigned char *)data + i * size;
@@ -120,7 +120,7 @@ static int check_state(const Load *l, void *data, size_t first, size_t n, Error 
 /* This rank's part of one tensor's state. */
 static Load state_part(const FileTensor *f, const Model *m, const Optimizer *o, int tensor, LoadedState *of) {
     const Segment own = optimizer_segment(o, m, tensor);
-    const int all = of->kind == STATE_SQUARES;
+    const int all = of->kind == STATE_SQUARES || of->kind == STATE_NORMS;
     return (Load){ .tensor = f, .first = all ? 0 : own.offset - m->manifest.at[tensor].offset,
                    .count = all ? optimizer_elements(o, m, of->kind, tensor) : own.count, .unit = 1,
                    .to = (char *)optimizer_part(o, of->kind)
@@ -159,6 +159,7 @@ static int load_kind(Safetensors *s, Model *m, const Optimizer *o, int kind, Mis
         state_name(name, &m->manifest.at[i], kind);
         const FileTensor *f = safetensors_find(s, name);
         if (!f && kind == STATE_MASTER) { missing->no_master = 1; continue; }
+        if (!f && kind == STATE_NORMS) continue;            /* they begin again */
         if (!f && kind == STATE_SQUARES) { missing->no_squares = 1; continue; }
         if (!f && kind == STATE_V)
             ok = error_set(e, "it has no v of %s: Muon trained it, which has none (-wo muon)", m->manifest.at[i].name);

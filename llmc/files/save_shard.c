@@ -65,6 +65,11 @@ static SaveShardPart part_of(const SaveShard *s, int array, int tensor) {
         return p;
     }
     if (array == STATE_SQUARES) return squares_of(s, tensor);
+    if (array == STATE_NORMS) {                             /* all ranks have them */
+        p.first = 0, p.count = p.own = s->leads ? optimizer_elements(s->optimizer, m, array, tensor) : 0;
+        p.source = optimizer_segment(s->optimizer, m, tensor).norms;
+        return p;
+    }
     const Segment own = optimizer_segment(s->optimizer, m, tensor);
     p.source = optimizer_offset(own, array) + mine.offset - own.offset;
     return p;

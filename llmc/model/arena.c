@@ -17,6 +17,15 @@ void arena_add(Arena *a, MemCategory category, const char *name, void *pointer, 
     a->category[category] += bytes;
     a->total = bytes > SIZE_MAX - a->total ? SIZE_MAX : a->total + bytes;       /* which no device has */
 }
+void arena_resize(Arena *a, const void *pointer, size_t bytes) {
+    bytes = arena_rounded(bytes);
+    for (int i = 0; i < a->count; i++) {
+        ArenaEntry *x = &a->at[i];
+        if ((const void *)x->pointer != pointer) continue;
+        a->category[x->category] += bytes - x->bytes, a->total += bytes - x->bytes;
+        x->bytes = bytes;
+    }
+}
 static _Thread_local size_t most, taken;        /* most: 0: no limit */
 void arena_limit(size_t bytes) { most = bytes; }
 int arena_allocate(Arena *a, const Device *dev) {

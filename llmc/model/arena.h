@@ -21,6 +21,7 @@ typedef struct {
 
 /* Plans bytes for *pointer, zeroed, aligned to 256. pointer itself stays until arena_allocate. */
 void arena_add(Arena *a, MemCategory category, const char *name, void *pointer, size_t bytes);
+void arena_resize(Arena *a, const void *pointer, size_t bytes);         /* of what was planned for that pointer */
 size_t arena_rounded(size_t bytes);                     /* what that takes */
 int  arena_allocate(Arena *a, const Device *dev);       /* 0 if the device does not have it; then nothing was changed */
 void arena_limit(size_t bytes);         /* at most this many for all arenas of the calling thread; 0: no limit */

@@ -130,7 +130,7 @@ Sum attention_input_backward(Model *m, int l, const floatX *x, float scale) {
     heads_norm_rotate_backward(m, l);
 
     /* 3. */
-    values_add_backward(m, l, x, &dx, how);
+    values_add_backward(m, l, x, &dx, kept_gradient_write(m, l));
     heads_add_backward(m, l);
     if (is_mixture(c)) {
         dev->parallel_linear_backward_input(drows, dq, p->query, plan, C, G*D, GROUPED, BY_SLOT);
@@ -144,6 +144,7 @@ Sum attention_input_backward(Model *m, int l, const floatX *x, float scale) {
     dev->matmul_backward_weight(g->kv, dkv, x, N, C, 2*G*D, how);
 
     /* 2, 1. */
-    if (is_mixture(c)) route_backward(m, &a->att, p->att_router, g->att_router, NULL, &dx, x, scale, how);
+    if (is_mixture(c))
+        route_backward(m, &a->att, p->att_router, g->att_router, NULL, &dx, x, scale, kept_gradient_write(m, l));
     return dx;
 }

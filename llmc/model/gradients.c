@@ -4,9 +4,14 @@
 #include <string.h>
 
 /* The block of a universal model serves every layer: only the first to run overwrites. */
+static Write write_as(const Model *m, int l, int first, Dtype dtype) {
+    return dtype == FLOATX ? SET_ROUNDED : first && (l == m->config.layers - 1 || !m->config.universal) ? SET : ADD;
+}
+Write kept_gradient_write(const Model *m, int l) {
+    return write_as(m, l, (m->batch.phase & PHASE_FIRST) != 0, m->matrix_gradients);
+}
 Write gradient_write(const Model *m, int l) {
-    const int first = m->batch.phase & PHASE_FIRST && (l == m->config.layers - 1 || !m->config.universal);
-    return m->matrix_gradients == FLOATX ? SET_ROUNDED : first ? SET : ADD;
+    return m->taker.complete ? write_as(m, l, 1, m->taker.dtype) : kept_gradient_write(m, l);
 }
 
 /* Most matrices' gradients are one product, which overwrites (gradient_write); others are sums. */

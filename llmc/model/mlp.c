@@ -97,5 +97,5 @@ Sum shared_forward(Model *m, int l, const floatX *x, Sum routed) {
 void shared_backward(Model *m, int l, Sum *dx, const floatX *dout, const floatX *x, Write how) {
     const int gated = m->config.shared_gate;
     backward(m, shared(m, l), gated ? &m->acts[l].gate : NULL, dx, dout, x, how);
-    if (gated) gate_backward(m, l, dx, x, how);
+    if (gated) gate_backward(m, l, dx, x, kept_gradient_write(m, l));
 }

@@ -172,6 +172,12 @@ typedef struct {
     void (*free)(Relay *r);
 } RelayCalls;
 
+/* What takes the gradients of a range when they are complete, in every micro-batch (absorb.h). */
+typedef struct {
+    void (*complete)(Model *m, int range);  void *with;     /* NULL: they are kept until the step ends */
+    Dtype dtype;                        /* what gradients of matrices are stored as until then */
+} Taker;
+
 struct Model {
     const Device *dev;
     Config    config;
@@ -187,7 +193,9 @@ struct Model {
     float     balance_coef, z_coef;     /* of the losses added to the cross entropy */
     int       further;                  /* 1: gradients are those of further targets, too (cross_entropy), */
     float     further_weight[2];        /* of these weights; the next token's is 1. Losses are of that alone */
-    Dtype     matrix_gradients;         /* what gradients of layers' matrices are stored as */
+    Dtype     matrix_gradients;         /* what gradients of layers' matrices are stored as, */
+    Dtype     product_gradients;        /* and what those may be that are one product */
+    Taker     taker;
     int       routers;                  /* 2 a layer, or fewer */
     int       decodes;                  /* 1: the last forward pass was by layer_decode.c */
     int       from, to;         /* its layers are from .. to - 1: all, unless they are spread over devices (relay.h) */

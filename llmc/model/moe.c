@@ -96,7 +96,8 @@ Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, flo
 
     experts_backward(m, l, dout, x, how);                                   /* 6 to 3 */
     Sum dx = { .rows = m->s.rows, .plan = &r->plan };
-    route_backward(m, r, p->router, g->router, g->router_bias, &dx, x, scale, how);     /* 2, 1 */
+    route_backward(m, r, p->router, g->router, g->router_bias, &dx, x, scale,
+                   kept_gradient_write(m, l));                              /* 2, 1 */
     if (m->config.shared_width) shared_backward(m, l, &dx, dout, x, how);
     return dx;
 }

@@ -215,8 +215,10 @@ static void update_batch(const Optimizer *o, const Model *m, const MatrixShape *
     const real *grad_sq_norm = real_at(m, m->results.grad_sq_norms, (size_t)o->tensors);
     const Segment *matrices = u->matrices + s->first + first;
     const int full = s->full - first < 0 ? 0 : s->full - first < count ? s->full - first : count;
-    dev->muon_momentum(due ? u->buffers.x : NULL, o->m, o->moments, m->grads, grad_sq_norm, matrices, full,
-                       (size_t)s->rows * (size_t)s->columns, u->settings);
+    const void *grads = u->options.absorbs ? NULL : m->grads;          /* NULL: the momentum has them */
+    if (due || grads)
+        dev->muon_momentum(due ? u->buffers.x : NULL, o->m, o->moments, grads, grad_sq_norm, matrices, full,
+                           (size_t)s->rows * (size_t)s->columns, u->settings);
     if (!due) return;
     if (count > full) collect(o, m, s, first + full - s->full, count - full, full);
     dev->orthogonalize(dev, &u->buffers, count, s->rows, s->columns);

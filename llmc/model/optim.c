@@ -1,5 +1,6 @@
 /* optim.c: see optim.h. */
 #include "optim.h"
+#include "absorb.h"
 #include "muon.h"
 #include "parallel.h"
 #include "llmc/base/random.h"
@@ -24,6 +25,7 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptio
     arena_add(&m->arena, MEM_DATA, "segments of sums", &o->summed, (size_t)o->tensors * sizeof *o->summed);
     arena_add(&m->arena, MEM_DATA, "settings of AdamW", &o->settings, sizeof *o->settings);
     if (muon.momentum > 0) muon_plan(o, m);
+    if (muon.absorbs) absorb_plan(o, m);
 }
 
 /* What this rank squares of tensor i: if ordered all, in the buffer of parallel_full_gradients. */
@@ -38,8 +40,9 @@ static void upload_segments(const Optimizer *o, const Model *m) {
     Segment *own = mem_alloc(bytes), *summed = mem_alloc(bytes);
     for (int i = 0; i < o->tensors; i++) {
         own[i] = optimizer_stored(m, optimizer_segment(o, m, i));
-        if (muon_updates(o, &m->manifest.at[i])) own[i].count = 0;
         summed[i] = summed_segment(o, m, i);
+        if (muon_updates(o, &m->manifest.at[i])) own[i].count = 0;
+        if (m->manifest.at[i].passes) summed[i].count = 0;
     }
     m->dev->upload(o->segments, own, bytes);
     m->dev->upload(o->summed, summed, bytes);
@@ -49,6 +52,7 @@ static void upload_segments(const Optimizer *o, const Model *m) {
 void optimizer_start(Optimizer *o, Model *m) {
     upload_segments(o, m);
     if (o->muon.options.momentum > 0) muon_start(o, m);
+    if (o->muon.options.absorbs) absorb_start(o, m);
     for (int i = 0; i < m->manifest.range_count && o->master; i++) {
         const Segment part = optimizer_stored(m, manifest_part(&m->manifest, i, o->shards, o->shard));
         m->dev->set_master(real_at(m, o->master, part.offset - part.shift), float_at(m, m->params, part.offset),
@@ -74,8 +78,10 @@ void optimizer_set(Optimizer *o, Model *m, AdamW a) {
                                 .beta2 = o->end_betas[1] > 0 ? o->end_betas[1] : a.beta2 }, o->updates);
     m->dev->upload(o->settings, &a, sizeof a);
     const MuonOptions *u = &o->muon.options;
-    const Muon muon = { a.lr, u->momentum, a.decay, a.clip, u->plain ? 1 : u->momentum, a.cautious, a.key, u->second };
+    const Muon muon = { a.lr, u->momentum, a.decay, a.clip, u->plain ? 1 : u->momentum, a.cautious, a.key, u->second,
+                        u->most };
     if (muon.momentum > 0) m->dev->upload(o->muon.settings, &muon, sizeof muon);
+    if (u->absorbs) absorb_begin(o, m);
 }
 /* If ordered, range by range, so that the order of additions does not depend on what is sharded. */
 static void square_gradients(const Optimizer *o, Model *m) {
@@ -90,6 +96,7 @@ static void square_gradients(const Optimizer *o, Model *m) {
 }
 void optimizer_update(Optimizer *o, Model *m) {
     square_gradients(o, m);
+    if (o->muon.options.absorbs) absorb_end(o, m);
     parallel_sum_results(m);
     m->dev->adamw(m->params, o->master, o->m, o->v, o->moments, m->grads, m->results.grad_sq_norms, o->segments,
                   o->tensors, o->settings);

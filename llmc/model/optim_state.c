@@ -69,7 +69,8 @@ static size_t shorter_side(const Tensor *t) {
 }
 size_t optimizer_elements(const Optimizer *o, const Model *m, int kind, int i) {
     const Tensor *t = &m->manifest.at[i];
-    return !optimizer_has(o, m, kind, i) ? 0 : kind == STATE_SQUARES ? t->count / shorter_side(t) : t->count;
+    if (!optimizer_has(o, m, kind, i)) return 0;
+    return kind == STATE_NORMS ? 2 : kind == STATE_SQUARES ? t->count / shorter_side(t) : t->count;
 }
 /* Elements of squares before tensor `end`. */
 static size_t squares_before(const Optimizer *o, const Model *m, int end) {
@@ -79,11 +80,14 @@ static size_t squares_before(const Optimizer *o, const Model *m, int end) {
 }
 size_t optimizer_count(const Optimizer *o, const Model *m, int kind) {
     return kind == STATE_V ? before_range(o, &m->manifest, m->manifest.range_count, o->shards)
-        : kind == STATE_SQUARES ? squares_before(o, m, m->manifest.count) : m->manifest.total / (size_t)o->shards;
+        : kind == STATE_SQUARES ? squares_before(o, m, m->manifest.count)
+        : kind == STATE_NORMS ? o->muon.options.absorbs ? 2 * (size_t)m->manifest.count : 0
+        : m->manifest.total / (size_t)o->shards;
 }
 int optimizer_has(const Optimizer *o, const Model *m, int kind, int i) {
     const int muon = muon_updates(o, &m->manifest.at[i]);
-    return kind < o->kinds && (kind == STATE_SQUARES ? muon && o->muon.options.second > 0 : kind != STATE_V || !muon);
+    return kind < o->kinds && (kind == STATE_SQUARES ? muon && o->muon.options.second > 0
+                               : kind == STATE_NORMS ? muon && o->muon.options.absorbs : kind != STATE_V || !muon);
 }
 
 Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
@@ -99,7 +103,7 @@ Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
     if (muon_in_range(o, &m->manifest, t->range))
         s.shift_v = s.offset - s.shift - (v + left_to_adamw(o, &m->manifest, t->range, i) + (s.offset - t->offset));
     else s.shift_v = m->manifest.ranges[t->range].offset / (size_t)o->shards - v;
-    s.squares = squares_before(o, m, i);
+    s.squares = squares_before(o, m, i), s.norms = 2 * (size_t)i;
     return s;
 }
 
@@ -112,12 +116,14 @@ Segment optimizer_stored(const Model *m, Segment s) {
 
 /* ---- the state, for files -------------------------------------------------------------------- */
 
-const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".squares", ".master" };
+const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".squares", ".norms", ".master" };
 void *optimizer_part(const Optimizer *o, int kind) {
-    return kind == STATE_M ? o->m : kind == STATE_V ? o->v : kind == STATE_SQUARES ? o->squares : (void *)o->master;
+    return kind == STATE_M ? o->m : kind == STATE_V ? o->v : kind == STATE_SQUARES ? o->squares
+        : kind == STATE_NORMS ? o->norms : (void *)o->master;
 }
 size_t optimizer_offset(Segment own, int kind) {
-    return kind == STATE_SQUARES ? own.squares : own.offset - own.shift - (kind == STATE_V ? own.shift_v : 0);
+    return kind == STATE_SQUARES ? own.squares : kind == STATE_NORMS ? own.norms
+        : own.offset - own.shift - (kind == STATE_V ? own.shift_v : 0);
 }
 Dtype optimizer_type(const Optimizer *o, int kind) { return kind >= STATE_SQUARES ? REAL : o->moments; }
 size_t optimizer_element(const Optimizer *o, const Model *m, int kind) {

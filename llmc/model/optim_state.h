@@ -14,6 +14,8 @@ typedef struct {
     int   period;             /* 1 .. MUON_PERIODS; 0: 1 */
     float second;             /* decay rate of the mean squares of rows of updates (NorMuon); 0: there are none */
     int   plain;              /* 1: the update is of the momentum; 0: it looks one gradient ahead (Nesterov) */
+    int   absorbs;            /* 1: gradients of micro-batches are added to the momentum (absorb.h); needs plain */
+    float most;               /* then: times its mean norm is a tensor's gradient at most as long; 0: any length */
 } MuonOptions;
 enum { MUON_PERIODS = 8 };
 
@@ -43,15 +45,24 @@ typedef struct {
     real        *scale;       /* (matrices of a batch, their longer side); NULL: there are no squares */
 } MatrixOptimizer;
 
+/* What absorb.c needs; tensors: of the model. On the device. */
+typedef struct {
+    Segment *parts;           /* (tensors) Muon's, others empty; then of the loss and of the head's input gradient */
+    real    *sq_norms, *factors;        /* (MUON_LIMITED + 1) (MUON_LIMITED, 2) of a range */
+    real    *added, *faults;            /* (tensors) (tensors + 1) of this step: muon_limits. One array */
+} Absorb;
+
 typedef struct {
     void    *m, *v;           /* (optimizer_count) running means of the gradient, and of its square (AdamW only) */
     Dtype    moments;         /* what they are stored as */
     real    *squares;         /* (optimizer_count) mean squares of rows or columns of Muon's updates, or NULL */
+    real    *norms;           /* (tensors, 2) mean norms of gradients (muon_limits), or NULL */
     real    *master;          /* the weights in `real`, where floatX is too coarse to take small updates; else NULL */
     Segment *segments;        /* (tensors) on the device: this rank's shard of each, empty of Muon's */
     Segment *summed;    /* (tensors) whose summed gradients it has: this rank's shards, or full tensors if ordered */
     AdamW   *settings;        /* of this update, on the device */
     MatrixOptimizer muon;
+    Absorb   absorb;
     TableRates tables;
     float    end_betas[2];    /* AdamW's beta1 and beta2 for embedding and head; 0: those of all */
     int      tensors;
@@ -64,9 +75,9 @@ int  muon_updates(const Optimizer *o, const Tensor *t);
 int  muon_slice(const Optimizer *o, const Tensor *t, size_t begin);     /* of its matrix that begins there */
 int  optimizer_slice(const Optimizer *o);       /* of the update that was set: updates % period, below MUON_PERIODS */
 
-/* The state, by kind; of squares and master copies there may be none. Squares are few and not
- * sharded: of the matrices that a rank has a part of it has those that count. */
-enum { STATE_M, STATE_V, STATE_SQUARES, STATE_MASTER, STATE_KINDS };
+/* The state, by kind; of squares, norms and master copies there may be none. Squares are few and
+ * not sharded: of the matrices that a rank has a part of it has those that count. Nor are norms. */
+enum { STATE_M, STATE_V, STATE_SQUARES, STATE_NORMS, STATE_MASTER, STATE_KINDS };
 extern const char *const state_suffix[STATE_KINDS];         /* of the names in files */
 int         optimizer_has(const Optimizer *o, const Model *m, int kind, int i);     /* does tensor i have that kind? */
 void       *optimizer_part(const Optimizer *o, int kind);   /* this rank's shard, */

@@ -333,8 +333,9 @@ static size_t result_reals(const Model *m) {
 /* The gradient of a layer's matrix comes from one product. If nothing is added to it, in a step of
  * one micro-batch on one rank, it may be rounded; sums are kept in reals. */
 static void lay_out_gradients(Model *m, Dtype matrices) {
-    const int once = m->batch.micro_batches == 1 && m->dp.ranks == 1 && !m->dp.ordered && !m->config.universal;
-    m->matrix_gradients = matrices == FLOATX && once && m->dev->floatX_size < m->dev->real_size ? FLOATX : REAL;
+    const int once = m->batch.micro_batches == 1 && m->dp.ranks == 1 && !m->dp.ordered;
+    m->product_gradients = m->dev->floatX_size < m->dev->real_size && !m->config.universal ? matrices : REAL;
+    m->matrix_gradients = once ? m->product_gradients : REAL;
     for (int i = 0; i < m->manifest.count; i++) {
         Tensor *t = &m->manifest.at[i];
         t->dtype = t->layer >= 0 && !t->summed ? m->matrix_gradients : REAL;

@@ -68,13 +68,18 @@ void manifest_free(Manifest *m) {
 }
 
 void manifest_lay_out_gradients(Manifest *m, const Device *dev) {
-    m->gradient_bytes = 0;
-    for (int i = 0; i < m->count; i++) {
-        Tensor *t = &m->at[i];
-        const size_t end = i + 1 < m->count ? t[1].offset : m->total;
+    size_t at = m->gradient_bytes = 0, kept = 0;
+    for (int i = 0; i < 2 * m->count; i++) {
+        const int passes = i >= m->count, k = i % m->count;
+        Tensor *t = &m->at[k];
+        const size_t end = k + 1 < m->count ? t[1].offset : m->total;
+        if (k == 0) kept = at;
+        if (passes && k && t->range != t[-1].range) at = kept;
+        if (t->passes != passes) continue;
         t->element = dtype_size(dev, t->dtype);
-        t->gradient = m->gradient_bytes / t->element;       /* it is a multiple of ALIGN of any kind of number */
-        m->gradient_bytes += (end - t->offset) * t->element;
+        t->gradient = at / t->element;                      /* it is a multiple of ALIGN of any kind of number */
+        at += (end - t->offset) * t->element;
+        if (at > m->gradient_bytes) m->gradient_bytes = at;
     }
 }
 

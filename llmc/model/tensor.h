@@ -19,6 +19,7 @@ typedef struct {
     size_t offset, count;               /* elements; one offset addresses weight, master copy and moments */
     Dtype  dtype;                       /* of its gradient; */
     size_t element, gradient;           /* bytes of one element of that, and where it begins, in elements */
+    int    passes;                      /* 1: the gradient is in memory that all ranges share (absorb.h) */
     float  init;                        /* standard deviation of the initial values, or ONES, or ZEROS */
     TensorKind kind;
     size_t field;                       /* where the struct of pointers keeps this one */
@@ -56,7 +57,8 @@ void manifest_add(Manifest *m, int layer, size_t field, const char *name, float 
 void manifest_end_range(Manifest *m);                       /* the tensors since the last call are one */
 int    tensor_rows(const Tensor *t);                        /* of one of its matrices (TensorKind) */
 size_t manifest_largest(const Manifest *m);                 /* elements of the largest range */
-/* Lays out the gradients in the order of the weights, after the dtype of each is set. */
+/* Lays out the gradients in the order of the weights, those that pass after the others; after the
+ * dtype of each is set. */
 void manifest_lay_out_gradients(Manifest *m, const Device *dev);
 void manifest_free(Manifest *m);
 

@@ -61,6 +61,7 @@ typedef struct {
     int64_t       first_step, waits;    /* of this session; how often the host waited for the device in its steps */
     int           shows_samples;
     int           locked;               /* 1: this process holds the folder's lock */
+    int           lacks_gradients;      /* 1: there is no memory to keep them, so they are added to the momentum */
     int           restored;             /* 1: settings are those of the run that is resumed */
     int           finished;             /* 1: ran to the end; 0: stopped on request */
 } Run;

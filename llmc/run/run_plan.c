@@ -146,6 +146,30 @@ static void choose_recompute(Run *r) {
     if (capacity) memory_with(r, e, capacity, &r->recompute);
 }
 
+/* -ga auto: gradients are kept unless no choice of -r makes that fit. Where they are added to the
+ * momentum, the update is of the momentum itself. */
+static void choose_accumulation(Run *r) {
+    Settings *s = &r->s;
+    int which;
+    const int alone = r->parallel.ranks == 1 && !s->ordered, ahead = settings_given(s, "wl") && s->ahead;
+    const size_t capacity = s->accumulate == IN_GRADIENTS_IF_FIT && s->optimizer == MUON && alone && !ahead
+        ? least_memory(r, &which) : 0;
+    Economy e = as_set(r);
+    e.automatic = s->recompute < 0;
+    if (capacity && memory_with(r, e, capacity, NULL) > capacity) s->accumulate = IN_MOMENTUM, r->lacks_gradients = 1;
+    if (s->accumulate != IN_MOMENTUM) return;
+    if (s->optimizer != MUON)
+        fail(EXIT_USAGE, "-ga momentum: gradients are added to Muon's momentum, which -wo adamw has not. -wo muon, or "
+             "-ga gradients");
+    if (ahead)
+        fail(EXIT_USAGE, "-ga momentum: the update is of the momentum itself, which looks not ahead. -wl 0, or -ga "
+             "gradients");
+    if (!alone)
+        fail(EXIT_USAGE, "-ga momentum: not %s, where gradients are summed first. -ga gradients%s",
+             s->ordered ? "with -rp 1" : "on several ranks", s->ordered ? "" : ", or one rank (-ng 1)");
+    s->ahead = 0;
+}
+
 /* Slots of the tokens of a micro-batch, in the layer that has the most. */
 static int64_t most_slots(const Config *c, int N) {
     const int64_t mlp = mlp_slots(c, N, 1), attention = c->attention_experts > 1 ? (int64_t)N * c->query_heads : 0;
@@ -202,6 +226,7 @@ void run_plan(Run *r) {
     bound_validation(r);
     r->recompute = recompute_numbered(s->recompute);
     if (ranks > 1) choose_level(r);
+    choose_accumulation(r);
     choose_recompute(r);
     model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, &r->recompute,
                         run_most_micro_batches(r), s->gradients, ranks > 1 || s->ordered ? &r->parallel : NULL);
@@ -598,6 +623,9 @@ void run_print_plan(const Run *r) {
     for (int i = 0; i < MEM_CATEGORIES; i++)
         if (a->category[i]) line("|   %-27s | %10.2f MB", mem_category_name[i], (double)a->category[i] / 1e6);
     if (ranks > 1) print_levels(r);
+    if (r->s.accumulate == IN_MOMENTUM)
+        line("|   (gradients of matrices are added to Muon's momentum, layer by layer: -ga momentum%s)",
+             r->lacks_gradients ? ", chosen by the plan, since memory does not suffice to keep them" : "");
     print_fit(r);
     if (run_only_plans(r)) print_time(r);
     rule();

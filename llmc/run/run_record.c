@@ -139,6 +139,9 @@ void run_begin_log(Run *r) {
     if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, start.at, &e)) fail_with(&e, EXIT_DISK);
     free(start.at);
     if (r->first_step) log_resume(r);
+    if (r->s.accumulate == IN_MOMENTUM)
+        log_line(&r->log, "norms are of the gradients of what AdamW updates (-ga momentum%s)",
+                 r->lacks_gradients ? ", chosen by the plan" : "");
     write_settings(r);
     r->report = report_open(r->s.out);
     r->saves.at = now();

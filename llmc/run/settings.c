@@ -94,6 +94,12 @@ static const Option options[] = {
     { "optimizer", "wn", "row-decay",        OPTION_FLOAT, AT(row_decay),     "0",                   0, 0.99999,  NULL,
       "Muon: rows of an update (columns, where there are more) are made equally long, by means of their squares with "
       "this decay rate (NorMuon, try 0.9); 0: no" },
+    { "optimizer", "ga", "accumulate",       OPTION_CHOICE, AT(accumulate),    "auto", 0, 0, "auto|gradients|momentum",
+      "Muon: where gradients of its matrices are added up; momentum: no gradients of them are kept, which saves 2 or 4 "
+      "bytes per parameter and changes the update (docs/numerics.md); auto: that where nothing else fits" },
+    { "optimizer", "cm", "clip-multiple",    OPTION_FLOAT, AT(most),          "4",                   0,    1e9,   NULL,
+      "-ga momentum: a tensor's gradient of a micro-batch is at most this many times as long as its mean; 0: any "
+      "length. -cg is then of what AdamW updates" },
     { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,
       "weight decay of matrices" },
     { "optimizer", "ck", "decay-kind",       OPTION_CHOICE, AT(cautious),     "plain", 0, 0, "plain|cautious|squared",
@@ -463,5 +469,7 @@ static void explain(Options o, const char *topic) {
 }
 
 MuonOptions settings_muon(const Settings *s) {
-    return s->optimizer == MUON ? (MuonOptions){ s->momentum, s->period, s->row_decay, !s->ahead } : (MuonOptions){ 0 };
+    return s->optimizer == MUON ? (MuonOptions){ s->momentum, s->period, s->row_decay, !s->ahead,
+                                                           s->accumulate == IN_MOMENTUM, s->most }
+                                        : (MuonOptions){ 0 };
 }

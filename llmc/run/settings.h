@@ -9,9 +9,10 @@
 #include "llmc/model/schedule.h"
 #include "options.h"
 
-enum { SETTINGS = 90 };
+enum { SETTINGS = 92 };
 /* Values of choices, in the order of their words in the table. */
 typedef enum { ADAMW, MUON } Updates;
+typedef enum { IN_GRADIENTS_IF_FIT, IN_GRADIENTS, IN_MOMENTUM } Accumulate;
 typedef enum { DECAY_PLAIN, DECAY_CAUTIOUS, DECAY_SQUARED } DecayKind;
 typedef enum { BIAS_BY_SIGN, BIAS_RELATIVE } BiasLaw;
 typedef enum { PRECISE, FP8_IF_FASTER, FP8_ALWAYS, FP8_AND_HEAD } Precision;
@@ -40,6 +41,8 @@ typedef struct {
     float       momentum, end_momentum, decay, clip, beta1, beta2, dropout, value_rate, bigram_rate, row_decay,
                 end_beta1, end_beta2;
     int         ahead, period, master, max_bad;
+    Accumulate  accumulate;
+    float       most;
     Dtype       moments, gradients;         /* f32: REAL; bf16: FLOATX */
     float       balance, z, bias_rate;
     BiasLaw     bias_law;
@@ -85,5 +88,5 @@ void settings_write(const Settings *s, Text *out);      /* those for -cf, less t
 void settings_given_json(const Settings *s, Text *out);         /* the names of those that the user gave */
 void settings_shown_json(const Settings *s, Text *out);         /* of those that settings_print shows */
 int  settings_restore(Settings *s, const JsonValue *saved, Error *e); /* 0: one is unknown or invalid: s unchanged */
-MuonOptions settings_muon(const Settings *s);                   /* of -wo, -wm, -wl, -wp and -wn */
+MuonOptions settings_muon(const Settings *s);                   /* of -wo, -w..., -ga and -cm */
 #endif

@@ -118,8 +118,8 @@ static void lookahead(void) {
             free_each(a, b);
         }
     }
-    check(apart[0] < 1e-12 && apart[1] > 1e-4, "plain momentum, Nesterov's: %.1e apart after one update, %.1e after two", apart[0],
-          apart[1]);
+    check(apart[0] < 1e-12 && apart[1] > 1e-4, "plain momentum, Nesterov's: %.1e apart after an update, %.1e after two",
+          apart[0], apart[1]);
     for (int i = 0; i < 2; i++) trainee_close(&t[i]);
 }
 
@@ -337,4 +337,5 @@ void test_train(void) {
     test_settings();
     test_configs();
     test_checkpoints();
+    test_absorb();
 }

@@ -58,7 +58,8 @@ int trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions 
     model_plan_training(&t->m, dev, c, options.B, options.T, &options.recompute, options.micro_batches,
                         options.gradients, options.parallel);
     optimizer_plan(&t->o, &t->m, !options.no_master, options.moments,
-                   (MuonOptions){ options.momentum, options.period, options.row_decay, options.plain });
+                   (MuonOptions){ options.momentum, options.period, options.row_decay,
+                                  options.plain || options.absorbs, options.absorbs, options.most });
     if (!model_allocate(&t->m)) return 0;
     if (t->m.dp.level >= 2) parallel_register_memory(&t->m);            /* which these need */
     initialize(&t->m, options.seed);

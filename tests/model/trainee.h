@@ -18,6 +18,8 @@ typedef struct {                        /* zeros are defaults */
     Dtype    moments, gradients;        /* -mo, -mg; 0: REAL */
     float    momentum;                  /* -wm of -wo muon; 0: -wo adamw */
     int      plain;                     /* -wl 0 */
+    int      absorbs;                   /* -ga momentum: */
+    float    most;                      /* -cm */
     int      period;                    /* -wp */
     float    row_decay;                 /* -wn */
     uint64_t seed;                      /* of the initial weights */

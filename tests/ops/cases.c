@@ -1278,14 +1278,15 @@ static void muon_parts(Case *c, int count, size_t each, Dtype gradients) {
     bytes(c, "settings", &c->muon, sizeof c->muon);
 }
 CALL(muon_momentum, b[0], b[1], c->moments, b[2], b[3], b[4], c->count, (size_t)(c->F * c->C), b[5])
-static Case *muon_momentum(const Shape *s, int count, int rows, int columns, int with_x, Dtype moments, Dtype gradients,
+static Case *muon_momentum(const Shape *s, int count, int rows, int columns, int with_x, Dtype moments, int gradients,
                            float ahead, float clip, double norm) {
     const int coarse = moments == FLOATX;
     Case *c = BEGIN(muon_momentum, s, 0, "%s%s%sahead=%g clip=%g norm=%g count=%d %dx%d", with_x ? "" : "no x ",
-                    coarse ? "floatX " : "", dtype_name[gradients], (double)ahead, (double)clip, norm, count, rows,
-                    columns);
+                    coarse ? "floatX " : "", gradients < 0 ? "no gradients " : dtype_name[gradients], (double)ahead,
+                    (double)clip, norm, count, rows, columns);
     const size_t each = times(rows, columns), n = (each + 4) * (size_t)count;
-    c->moments = moments, c->gradients = gradients, c->F = rows, c->C = columns;
+    const Dtype dtype = gradients < 0 ? REAL : (Dtype)gradients;
+    c->moments = moments, c->gradients = dtype, c->F = rows, c->C = columns;
     c->muon = (Muon){ .lr = 1, .momentum = 0.95f, .ahead = ahead, .decay = 0.1f, .clip = clip };
     c->unchanged = !(norm < 1e30);
     const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1;
@@ -1293,9 +1294,45 @@ static Case *muon_momentum(const Shape *s, int count, int rows, int columns, int
     if (with_x) acc(c, FLOATX, "x", each * (size_t)count, 0, 1, some + coarse * some, units);
     else absent(c);
     acc(c, coarse ? FLOATX : REAL, "m", n, 0, 0.1, coarse ? some : 0, units);
-    in(c, gradients == FLOATX ? FLOATX : REAL, "grads", n, 0, 1);
+    if (gradients < 0) absent(c); else in(c, gradients == FLOATX ? FLOATX : REAL, "grads", n, 0, 1);
     in(c, REAL, "squares", 1, norm * norm, 0);
+    muon_parts(c, count, each, dtype);
+    return c;
+}
+CALL(muon_limits, b[0], b[1], b[2], b[3], b[4], b[5], c->count, b[6])
+/* bad: the number of a tensor whose norm is not finite; -1: none; -2: one of a layer before was. */
+static Case *muon_limits(const Shape *s, int count, float most, int bad) {
+    Case *c = BEGIN(muon_limits, s, 0, "most=%g bad=%d count=%d", (double)most, bad, count);
+    const size_t n = (size_t)count;
+    c->count = count;
+    c->muon = (Muon){ .momentum = 0.9f, .most = most };
+    const double units = bad == -1 ? 8 : 0;
+    out(c, REAL, "factors", 2 * n, 0, units);
+    acc(c, REAL, "norms", 2 * n, 3, 0.5, 0, units);
+    for (size_t i = 0; i < n; i += 3) c->buffer[1].value[2*i] = c->buffer[1].value[2*i + 1] = 0;
+    acc(c, REAL, "added", n, 0, 0, 0, 0);
+    for (size_t i = 0; i < n; i += 2) c->buffer[2].value[i] = 1;
+    acc(c, REAL, "faults", n, 0, 0, 0, 0);
+    acc(c, REAL, "fault", 1, bad == -2, 0, 0, 0);
+    in(c, REAL, "squares", n, 0, 0);
+    for (size_t i = 0; i < n; i++) c->buffer[5].value[i] = (double)(float)(i % 5 ? pow((double)i, 4) / 16 : 0);
+    if (bad >= 0) c->buffer[5].value[bad] = INFINITY;
+    bytes(c, "settings", &c->muon, sizeof c->muon);
+    return c;
+}
+CALL(muon_add, b[0], c->moments, b[1], b[2], b[3], c->count, (size_t)(c->F * c->C), b[5])
+static Case *muon_add(const Shape *s, int count, int rows, int columns, Dtype moments, Dtype gradients) {
+    Case *c = BEGIN(muon_add, s, 0, "%s%scount=%d %dx%d", moments == FLOATX ? "floatX " : "", dtype_name[gradients],
+                    count, rows, columns);
+    const size_t each = times(rows, columns), n = (each + 4) * (size_t)count;
+    c->moments = moments, c->gradients = gradients, c->F = rows, c->C = columns, c->key = 17;
+    acc(c, moments == FLOATX ? FLOATX : REAL, "m", n, 0, 0.1, moments == FLOATX ? 2 : 0, 8);
+    in(c, gradients == FLOATX ? FLOATX : REAL, "grads", n, 0, 1);
+    in(c, REAL, "factors", 2 * (size_t)count, 0.5, 0.1);
+    for (int e = 0; e < count; e += 2) c->buffer[2].value[2*e] = 1, c->buffer[2].value[2*e + 1] = 0;
+    if (count == 1) c->buffer[2].value[1] = 0.25;
     muon_parts(c, count, each, gradients);
+    bytes(c, "key", &c->key, sizeof c->key);
     return c;
 }
 CALL(muon_scale, b[0], b[1], b[2], b[3], b[4], c->count, c->F, c->C, b[5])
@@ -1589,6 +1626,8 @@ static void each_of_muon(const Visit *v) {
     V(v, orthogonalize(s, count, C, F));
     if (count > MOST_SEGMENTS) return;
     V(v, muon_momentum(s, count, F, C, 1, REAL, FLOATX, 0.95f, 1, 2));
+    V(v, muon_limits(s, count, 2, -1));
+    V(v, muon_add(s, count, F, C, FLOATX, FLOATX));
     V(v, muon_scale(s, count, F, C, 2));
     V(v, muon_scale(s, count, C, F, 2));
     V(v, muon_update(s, count, F, C, 1, 2, 0, 0));
@@ -1600,6 +1639,12 @@ static void each_of_muon(const Visit *v) {
     V(v, muon_momentum(s, count, C, F, 0, REAL, FLOATX, 1, 3, 2));
     V(v, muon_momentum(s, count, F, C, 0, FLOATX, FLOATX, 0.95f, 0, 2));
     V(v, muon_momentum(s, count, F, C, 1, REAL, FLOATX, 0.95f, 1, INFINITY));
+    V(v, muon_momentum(s, count, F, C, 1, FLOATX, -1, 0.95f, 1, 2));
+    V(v, muon_limits(s, count, 0, -1));
+    V(v, muon_limits(s, count, 2, count / 2));
+    V(v, muon_limits(s, count, 2, -2));
+    V(v, muon_add(s, count, C, F, REAL, FLOATX));
+    V(v, muon_add(s, count, F, C, FLOATX, REAL));
     V(v, muon_scale(s, count, F, F, 2));
     V(v, muon_scale(s, count, F, C, NAN));
     V(v, muon_update(s, count, C, F, 0, 2, 0, 0));

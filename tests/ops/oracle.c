@@ -662,10 +662,30 @@ static void naive_muon_momentum(const Case *c, double **v) {
     if (!isfinite(norm)) return;
     for (int e = 0; e < c->count; e++) for (size_t i = 0; i < c->segment[e].count; i++) {
         const Segment *s = &c->segment[e];
+        if (!v[2]) { v[0][s->muon_offset + i] = v[1][s->offset + i]; continue; }
         const double g = v[2][s->gradient + i] * (clip > 0 ? fmin(1, clip / norm) : 1),
             m = beta * v[1][s->offset + i] + (1 - beta) * g;
         v[1][s->offset + i] = m;
         if (v[0]) v[0][s->muon_offset + i] = ahead * m + (1 - ahead) * g;
+    }
+}
+static void naive_muon_limits(const Case *c, double **v) {
+    const double beta = (double)c->muon.momentum, rho = (double)MUON_NORM_DECAY;
+    for (int i = 0; i < c->count; i++) if (!isfinite(v[5][i])) v[3][i] = v[4][0] = v[5][i];
+    for (int i = 0; i < c->count; i++) {
+        const double n = sqrt(v[5][i]), *norms = v[1] + 2*i, most = (double)c->muon.most,
+            l = norms[1] > 0 && norms[0] > 0 && most > 0 ? fmin(1, most * norms[0] / norms[1] / n) : 1;
+        const int stop = v[4][0] != 0;
+        v[0][2*i] = stop || v[2][i] > 0 ? 1 : beta, v[0][2*i + 1] = stop ? 0 : (1 - beta) * l;
+        if (stop) continue;
+        v[2][i] = 1;
+        for (int k = 0; k < 2 && n > 0; k++) v[1][2*i + k] = rho * v[1][2*i + k] + (1 - rho) * (k ? 1 : n * l);
+    }
+}
+static void naive_muon_add(const Case *c, double **v) {
+    for (int e = 0; e < c->count; e++) for (size_t i = 0; i < c->segment[e].count; i++) {
+        const Segment *s = &c->segment[e];
+        v[0][s->offset + i] = v[2][2*e] * v[0][s->offset + i] + v[2][2*e + 1] * v[1][s->gradient + i];
     }
 }
 static void naive_muon_scale(const Case *c, double **v) {
@@ -715,7 +735,7 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(activation_forward), NAIVE(activation_backward), NAIVE(attention_forward), NAIVE(attention_cached),
     NAIVE(sink_forward), NAIVE(expert_bias_forward), NAIVE(cache_store), NAIVE(sample), NAIVE(advance),
     NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master),
-    NAIVE(muon_momentum), NAIVE(muon_scale),
+    NAIVE(muon_momentum), NAIVE(muon_limits), NAIVE(muon_add), NAIVE(muon_scale),
     NAIVE(orthogonalize), NAIVE(muon_update), NAIVE(fp8_rows), NAIVE(fp8_weight), NAIVE(fp8_up_forward),
     NAIVE(fp8_linear), NAIVE(fp8_down_backward), NAIVE(fp8_columns), NAIVE(fp8_backward_weight),
     NAIVE(fp8_cross_entropy)

@@ -14,7 +14,7 @@
  * different bits, so they are averaged separately. */
 enum { SIDE = 256, ROUNDED = SIDE * SIDE };
 /* the last: not all elements, so GPUs take no four at once */
-typedef enum { ADAMW, MUON, MUON_ONE_BY_ONE, ROUNDERS } Rounder;
+typedef enum { ADAMW, MUON, MUON_ONE_BY_ONE, ADDED, ROUNDERS } Rounder;
 static double *rounded_update(const Device *dev, Rounder by, uint64_t key) {    /* weights, then v */
     const Segment all = { .count = ROUNDED - (by == MUON_ONE_BY_ONE), .rate = 1 };
     const AdamW a = { .lr = 0x1p-9f, .beta1 = 0, .beta2 = 0.999f, .fix1 = 1, .fix2 = 1, .key = key };
@@ -36,7 +36,16 @@ static double *rounded_update(const Device *dev, Rounder by, uint64_t key) {    
     dev->upload(segments, &all, sizeof all);
     dev->upload(adamw, &a, sizeof a);
     dev->upload(muon, &u, sizeof u);
-    if (by == ADAMW) dev->adamw(w, NULL, m, v, FLOATX, g, grad_sq_norms, segments, 1, adamw);
+    if (by == ADDED) {                      /* 1 - 1/1024, a quarter of the way to the next number */
+        const double factors[2] = { 1, -0x1p-9 };
+        real *of = dev->alloc(2 * dev->real_size);
+        uint64_t *at = dev->alloc(sizeof key);
+        dev->reals_from_double(of, factors, 2);
+        dev->upload(at, &key, sizeof key);
+        dev->muon_add(w, FLOATX, g, of, segments, 1, ROUNDED, at);
+        dev->sync();
+        dev->release(of), dev->release(at);
+    } else if (by == ADAMW) dev->adamw(w, NULL, m, v, FLOATX, g, grad_sq_norms, segments, 1, adamw);
     else dev->muon_update(w, NULL, out, NULL, grad_sq_norms, segments, 1, SIDE, SIDE, muon);
     dev->to_double(value, w, ROUNDED);
     dev->to_double(value + ROUNDED, v, ROUNDED);
@@ -46,7 +55,7 @@ static double *rounded_update(const Device *dev, Rounder by, uint64_t key) {    
     return value;
 }
 static void check_rounder(const Device *dev, Rounder by) {
-    const char *const name = (const char *[]){ "adamw", "muon_update", "muon_update one by one" }[by];
+    const char *const name = (const char *[]){ "adamw", "muon_update", "muon_update one by one", "muon_add" }[by];
     const double square = by == ADAMW ? 0.999 + 0.001 * 0.25 : 1, want[2] = { 1 - 0x1p-9 * 0.5 / sqrt(square), square };
     double *got = rounded_update(dev, by, 1), *again = rounded_update(dev, by, 1), *other = rounded_update(dev, by, 2);
     double *cpu = rounded_update(device_find("cpu-bf16"), by, 1);
