@@ -84,6 +84,7 @@ static void train_step(Run *r) {
     send_step(r);
     m->dropout = r->s.dropout;
     m->rounds = m->fp8 = 1;
+    if (r->saves.under_way && m->taker.complete) m->dev->copied(0);    /* the momentum changes from now on */
     for (int micro = 0; micro < r->micro_batches; micro++) {
         if (r->progress.step == r->first_step)
             log_first_step(&r->log, r->progress.step + 1, r->s.steps, micro, r->micro_batches, tokens_per_step(r));
