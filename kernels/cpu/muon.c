@@ -58,9 +58,9 @@ static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int 
                           b->square + (size_t)e * k * k, rows, columns);
 }
 
-/* x looks one gradient ahead (Nesterov), or, if ahead is 1, is the momentum. */
+/* x looks one gradient ahead (Nesterov), or is the momentum (plain). */
 __attribute__((noinline)) static void momentum_of(floatX *x, void *m, Dtype moments, const void *grads,
-                                                  const Segment *s, real beta, real ahead, real scale) {
+                                                  const Segment *s, real beta, int plain, real scale) {
     real *m_real = moments == REAL ? (real *)m + (s->offset - s->shift) : NULL;
     floatX *m_short = (floatX *)m + (s->offset - s->shift);
     const real *g_real = s->dtype == REAL ? (const real *)grads + s->gradient : NULL;
@@ -69,7 +69,7 @@ __attribute__((noinline)) static void momentum_of(floatX *x, void *m, Dtype mome
         const real g = (g_real ? g_real[i] : R(g_short[i])) * scale;
         const real mean = beta * (m_real ? m_real[i] : R(m_short[i])) + (1 - beta) * g;
         if (m_real) m_real[i] = mean; else m_short[i] = X(mean);
-        x[i] = X(ahead * mean + (1 - ahead) * g);
+        x[i] = X(plain ? mean : beta * mean + (1 - beta) * g);
     }
 }
 /* Without x: m has the same bits, because it is the same loop, compiled once. */
@@ -95,7 +95,7 @@ static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, 
         if (!grads) copy_momentum(x + parts[e].muon_offset, m, moments, &parts[e]);
         else if (scale >= 0 && x)
             momentum_of(x + parts[e].muon_offset, m, moments, grads, &parts[e], (real)a->momentum,
-                        (real)a->ahead, scale);
+                        a->ahead >= 1, scale);
         else if (scale >= 0) momentum_alone(m, moments, grads, parts[e], (real)a->momentum, scale);
 }
 

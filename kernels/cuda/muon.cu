@@ -18,7 +18,7 @@ static bool on_16_bytes(const void *a, const void *b, const void *c) {
 }
 
 template<int W, class M, class G> __device__ static inline void momentum_of(floatX *x, M *m, const G *grad, size_t n,
-        real beta, real ahead, real scale) {
+        real beta, bool plain, real scale) {
     EACH(i, n, W) {
         const Array<G, W> g = load<W>(grad + i);
         Array<M, W> mean = load<W>(m + i);
@@ -26,7 +26,7 @@ template<int W, class M, class G> __device__ static inline void momentum_of(floa
         for (int j = 0; j < W; j++) {
             const real now = (real)g.x[j] * scale, next = beta * (real)mean.x[j] + (1 - beta) * now;
             mean.x[j] = (M)next;
-            to.x[j] = X(ahead * next + (1 - ahead) * now);
+            to.x[j] = X(plain ? next : beta * next + (1 - beta) * now);
         }
         store(m + i, mean);
         if (x) store(x + i, to);
@@ -39,15 +39,16 @@ template<class M> static __global__ void momentum_kernel(floatX *x, M *m, const 
         const Segment *parts, const Muon *settings, bool aligned) {
     const Segment s = parts[blockIdx.y];
     if (!grads) { copy_momentum(x + s.muon_offset, m + (s.offset - s.shift), s.count); return; }
-    const real norm = sqrtf(*grad_sq_norm), clip = settings->clip, beta = settings->momentum, ahead = settings->ahead;
+    const real norm = sqrtf(*grad_sq_norm), clip = settings->clip, beta = settings->momentum;
+    const bool plain = settings->ahead >= 1;
     if (!(norm <= 3e38f)) return;                           // what x holds is of no use then
     const real scale = clip > 0 && norm > clip ? clip / norm : 1;
     const bool fours = in_fours(s, aligned);
     if (x) x += s.muon_offset;
     m += s.offset - s.shift;
     auto of = [&](const auto *grad) {
-        if (fours) momentum_of<4>(x, m, grad + s.gradient, s.count, beta, ahead, scale);
-        else momentum_of<1>(x, m, grad + s.gradient, s.count, beta, ahead, scale);
+        if (fours) momentum_of<4>(x, m, grad + s.gradient, s.count, beta, plain, scale);
+        else momentum_of<1>(x, m, grad + s.gradient, s.count, beta, plain, scale);
     };
     if (s.dtype == REAL) of((const real *)grads);
     else of((const floatX *)grads);
