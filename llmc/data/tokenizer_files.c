@@ -137,10 +137,13 @@ JsonValue *tokenizer_specials(Json *memory, const JsonValue *config, const JsonV
     return all;
 }
 
-/* Does the config contradict the step of tokenizer.json? */
+/* Does the config contradict the step of tokenizer.json, or ask for what is an option here? */
 static int check_prefix(const JsonValue *root, const JsonValue *config, Error *e) {
     const JsonValue *step = json_get(root, "pre_tokenizer"), *theirs = json_get(config, "add_prefix_space");
     const int ours = json_bool(json_get(step, "add_prefix_space"), 1);
+    if (json_bool(json_get(config, "split_special_tokens"), 0))
+        return error_set(e, "split_special_tokens is true in tokenizer_config.json: control tokens in texts are split; "
+                         "-sp 1 does that. Remove the key, and choose by -sp");
     if (strcmp(json_string(json_get(step, "type"), ""), "ByteLevel") || !json_is(theirs, JSON_BOOL)
         || json_bool(theirs, 0) == ours) return 1;
     return error_set(e, "add_prefix_space is %s in tokenizer.json, but %s in tokenizer_config.json, and versions of "

@@ -418,6 +418,8 @@ static int read_windows(Config *c, const JsonValue *root, const Reader *r) {
                     r->family & MIX || json_get(root, "sliding_window") ? 0 : r->family & GPT ? 128 : 4096, e)
         || !integer_of(&most, root, "max_window_layers", r->family & DOT ? 62 : 28, e)) return 0;
     if (r->family & (QW2 | QW3 | QWENS) && !json_bool(json_get(root, "use_sliding_window"), 0)) window = 0;
+    else if (!window && member(root, "sliding_window"))
+        return error_set(e, "config.json: \"sliding_window\" is 0; null is none");
     for (int l = 0; l < c->layers; l++, type = type ? type->next : NULL) {
         const char *name = json_string(type, "");
         if (types && strcmp(name, "full_attention") && strcmp(name, "sliding_attention"))

@@ -91,6 +91,7 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "qwen3", KV4 "\"use_sliding_window\": true, \"layer_types\": [\"full_attention\"]", "of layer 1" },
     { "mixtral", KV4 "\"sliding_window\": -1", "sliding_window" },
     { "mixtral", KV4 "\"sliding_window\": 3.5", "sliding_window" },
+    { "mistral", KV4 "\"sliding_window\": 0", "null is none" },
     { "dots1",   "\"moe_intermediate_size\": 8, \"n_shared_experts\": 1, \"n_routed_experts\": "
       "8, \"num_experts_per_tok\": 2, \"num_key_value_heads\": 4, \"n_group\": 3, \"topk_group\": 2", "3 groups" },
     { "ernie4_5_moe", "\"moe_intermediate_size\": 8, \"use_bias\": true", "use_bias" },

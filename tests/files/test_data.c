@@ -227,6 +227,9 @@ static void test_begun_otherwise(void) {
         check(warned == cases[i].warns, "%s: warnings", cases[i].config);
         tokenizer_free(loaded), tokenizer_free(t);
     }
+    Error e = { 0 };
+    put_text("tokenizer_config.json", "{\"split_special_tokens\": true}");
+    check(!tokenizer_load(at("tokenizer.json"), &e) && strstr(e.text, "split_special_tokens"), "named: %s", e.text);
 }
 static void test_tokenized(void) {
     static const char text[] = "the other\nthings the theory there then that the thin \xc3\xa9toil\xc3\xa9 "
