@@ -19,6 +19,7 @@
 #include "llmc/data/meter.h"
 #include "llmc/files/hf.h"
 #include "llmc/model/batch.h"
+#include "llmc/model/codes.h"
 #include "llmc/model/pass.h"
 #include "llmc/model/plan.h"
 #include "llmc/model/relay.h"
@@ -34,6 +35,7 @@ typedef struct {
     const char *prompt, *chat, *stop, *tokenizer, *file, *questions, *details, *device, *address;
     enum { GENERATE, CHAT, WEB } mode;
     enum { COLOR_AUTO, COLOR_ALWAYS, COLOR_NEVER } color;
+    enum { WEIGHTS_AUTO, WEIGHTS_BF16, WEIGHTS_FP8 } weights;
     int     splits, tokens, sequences, context, echo, verbose, layer, top_k, port, gpus;
     float   temperature, top_p, min_p, penalty;
     int64_t seed;
@@ -80,6 +82,9 @@ static const Option table[] = {
       "a tokenizer.json instead of the checkpoint's" },
     { "model",    "dv", "device",        OPTION_TEXT,   FIELD(device),      "auto",       0, 0,       NULL,
       "auto, cpu, cuda, or a device by name: cpu-bf16" },
+    { "model",    "pe", "precision",     OPTION_CHOICE, FIELD(weights),     "auto",       0, 0,     "auto|bf16|fp8",
+      "weights of experts, projections and head: fp8: coded in 8 bits (docs/numerics.md); bf16: in the device's type; "
+      "auto: so, but experts in 4 bits (MXFP4) stay as they are" },
     { "model",    "ng", "gpus",          OPTION_INT,    FIELD(gpus),        "1",          1, 1024,    NULL,
       "distribute the layers over this many GPUs, for a model larger than one GPU (-dv cpu: the CPU stands for "
       "all)" },
@@ -246,11 +251,25 @@ static _Noreturn void out_of_memory(const Session *q, const Model *m) {
     if (enough > devices_of(m)) snprintf(more, sizeof more, "-ng %d deals its layers out to %d GPUs. ", enough, enough);
     fail(EXIT_MEMORY, "%s does not have the %.1f MB that this needs%s. %s%s", q->g.dev->name, (double)a->total / 1e6,
          m->relay ? " on each device" : "", more,
-         a->category[MEM_WEIGHTS] > a->total / 2 ? "Most of it is weights: a bf16 device (-dv) halves them"
+         a->category[MEM_WEIGHTS] > a->total / 2
+             ? q->g.dev->floatX_size > 2 ? "Most of it is weights: a bf16 device (-dv) halves them"
+                                         : "Most of it is weights: on a GPU -pe fp8 halves them"
          : q->s.sequences > 1 ? "Fewer sequences (-r) or a shorter context (-c) need less"
          : "A shorter context (-c) needs less");
 }
 
+/* -pe: what weights are kept as. */
+static void choose_weights(Session *q) {
+    Model m;
+    if (q->s.weights == WEIGHTS_FP8) q->config.weights = OF_FP8;
+    if (q->s.weights != WEIGHTS_BF16 && hf_in_mxfp4(q->g.dev, &q->config, q->folder)) q->config.experts_in = OF_MXFP4;
+    model_plan_inference(&m, q->g.dev, &q->config, 1, 1, 0, NULL);
+    const Tensor *t = codes_misfit(&m);
+    if (t)
+        fail(EXIT_USAGE, "-pe fp8: 8 bits need rows of a multiple of 16 elements, and those of %s have %d. -pe bf16",
+             t->name, codes_shape(t, 1));
+    model_free(&m);
+}
 static void load(Session *q, const char *wanted) {
     Error e;
     char name[128], why_cpu[256];
@@ -262,6 +281,7 @@ static void load(Session *q, const char *wanted) {
     q->g.dev = device_choose(q->s.device, &local, why_cpu);
     q->first_gpu = local.first;
     if (!hf_check_weights(q->g.dev, &q->config, q->folder, &e)) fail_with(&e, EXIT_CHECKPOINT);
+    choose_weights(q);
     q->tokenizer = find_tokenizer(q);
     const int trained = q->config.context;
     if (!q->s.context) q->s.context = trained;
@@ -277,7 +297,8 @@ static void load(Session *q, const char *wanted) {
             fail(EXIT_USAGE, "-ng %d: the layers of this model cannot be dealt out: %s", q->s.gpus, why_cpu);
     }
     config_descriptor(&q->config, name);
-    message(q, "model %s (%s), context %d, %s\n", q->folder, name, q->s.context, q->g.dev->name);
+    message(q, "model %s (%s), context %d, %s%s%s\n", q->folder, name, q->s.context, q->g.dev->name,
+            q->config.weights ? ", weights in 8 bits" : "", q->config.experts_in ? ", experts in 4 bits" : "");
 }
 
 static int load_part(Model *m, void *session) {

@@ -151,8 +151,10 @@ typedef struct {
 
 /* ==== types of generation, ingredients and the device ========================================= */
 /* A router: weight (E,C); bias (E) or NULL, added to the scores for choosing only; scale: of the
- * chosen experts' weights, 0: none. weight NULL: no router, E = K = 1. */
-typedef struct { const floatX *weight; const real *bias; Scores scores; int E, K; Groups groups; float scale; } Router;
+ * chosen experts' weights, 0: none; added (E) or NULL: to the logits. weight NULL: no router,
+ * E = K = 1. */
+typedef struct { const floatX *weight; const real *bias; Scores scores; int E, K; Groups groups; float scale;
+                 const floatX *added; } Router;
 
 /* The tokens that routers' losses and loads count: those of a sample. Filler ends a row of samples;
  * its results are computed like all others, but nothing reads them. */
@@ -173,6 +175,7 @@ typedef struct {
     const int *token;                       /* (B) */
     Norm query_norm, key_norm;              /* (D) of every head, or, if joint, (Q*G*D) (G*D) of all heads together */
     int  joint;
+    const floatX *sink;                     /* (Q*G) as sink_forward */
     floatX *own_keys;           /* (rows of the cache + 1, G*D)  shift_keys after rotation; row r is of row r - 1 */
 } NewHeads;
 
@@ -206,6 +209,18 @@ enum { FP8_BLOCK = 128 };
 /* Blocks of columns: 128 rows of one expert. Row r of expert e is row (r - start[e]) % 128 of block
  * start[e]/128 + e + (r - start[e])/128; blocks that this gives no row are not used. */
 static inline int fp8_blocks(int S, int E) { return S / FP8_BLOCK + E; }
+
+/* A weight (E,O,C) as it is in memory: numbers, or codes whose blocks share a scale.
+ *     OF_FLOATX  at: floatX
+ *     OF_FP8     at: e4m3 codes as above, of any O and C: the last blocks may be smaller. scale:
+ *                real (E, O/128, C/128), rounded up; powers of two, if weight_to_codes made them
+ *     OF_MXFP4   at: e2m1 codes (sign, 2 bits of exponent, 1 of mantissa; largest 6), two in a
+ *                byte, the first in its lower half. scale: a byte for each 32 of a row, (E, O,
+ *                C/32): 2^(byte - 127)
+ * Source of OF_MXFP4: OCP Microscaling Formats 1.0, 2023 */
+typedef enum { OF_FLOATX, OF_FP8, OF_MXFP4 } Format;
+typedef struct { const void *at, *scale; Format format; } Weight;
+enum { MXFP4_BLOCK = 32 };
 
 typedef struct {
     float lr, momentum, decay, clip;    /* as AdamW's; momentum: of the running mean of gradients */
@@ -457,6 +472,11 @@ struct Device {
     void (*sample)(OUT int *token, const floatX *logits, const uint64_t *key, const int *position, Sampler s,
                    int N, int V, int used);
 
+    /* ---- weights in codes: code, OF_FP8, from numbers; numbers from codes of any kind.   error:
+     * exact; where scales are no powers of two one rounding */
+    void (*weight_to_codes  )(OUT Fp8 code, const floatX *weight, int E, int O, int C);
+    void (*weight_from_codes)(OUT floatX *out, Weight code, int E, int O, int C);
+
     /* row[n] += 1, position[n] += 1, log[position[n]*N + n] = token[n]: what the next pass reads */
     void (*advance)(ACC int *position, ACC int *row, OUT int *log, const int *token, int N);
 
@@ -669,12 +689,14 @@ struct Device {
  * fits: can N tokens of C channels and experts of width F use these (all other widths must be
  *   multiples of F or C)? If not, call the operations they are made of.
  * in: x = rmsnorm_forward(inp, norm); choice = router_forward(x router.weight^T, ...), weight times
- *   router.scale; out (N,K,O) by slot = f(x w[expert]^T), w (E,O,C), or (E,2O,C) for a gated f;
- *   plain (N,P) = x plain_w^T; plain_w NULL: P = 0. next: NULL, or the weights `out` will read,
- *   next_size elements for each expert; those of the chosen experts are prefetched.
- * out: out (N,O) = residual + scale (bias + sum_k weight[n,k] inp[slot n*K+k] w[expert]^T).   inp
- *   (N*K,C)  w (E,O,C) bias (O), or NULL. scale 0: none. choice: that of the last `in`, or NULLs:
- *   one expert. out may be residual.
+ *   router.scale; out (N,K,O) by slot = f(x w[expert]^T + bias[expert]), w (E,O,C), or (E,2O,C) for
+ *   a gated f; bias (E,O) or (E,2O), or NULL; plain (N,P) = x plain_w^T; without plain_w P is 0.
+ *   plain_w is of w's format, and rows of codes are multiples of 16, in 4 bits of 32. next: none,
+ *   or the weights `out` will read, next_size elements for each expert; those of the chosen experts
+ *   are prefetched.
+ * out: out (N,O) = residual + scale (bias + sum_k weight[n,k] (inp[slot n*K+k] w[expert]^T +
+ *   expert_bias[expert])).   inp (N*K,C)  w (E,O,C)  expert_bias (E,O), bias (O), or NULL. scale 0:
+ *   none. choice: that of the last `in`, or NULLs: one expert. out may be residual.
  * attention: `heads`, as bias_forward, columns_add and the norms; rope(q), rope of the keys in kv;
  *   of own_keys, unless NULL, shift_keys with before = row row[b] of it, and the key as it was is
  *   stored in row row[b] + 1; cache_store(kv), attention_cached. kv (B,2,G,D)  row (B). position,
@@ -684,10 +706,10 @@ struct Device {
 struct DecodeOperations {
     int  (*fits)(int N, int C, int F, int E, int K);
     void (*in )(OUT floatX *out, OUT floatX *plain, OUT Choice choice, const floatX *inp, Norm norm, Router router,
-                const floatX *w, const floatX *plain_w, const floatX *next, size_t next_size, Activation f,
+                Weight w, const floatX *bias, Weight plain_w, Weight next, size_t next_size, Activation f,
                 int N, int C, int O, int P);
-    void (*out)(OUT floatX *out, const floatX *residual, const floatX *inp, Choice choice, const floatX *w,
-                const floatX *bias, float scale, int N, int E, int K, int C, int O);
+    void (*out)(OUT floatX *out, const floatX *residual, const floatX *inp, Choice choice, Weight w,
+                const floatX *expert_bias, const floatX *bias, float scale, int N, int E, int K, int C, int O);
     void (*attention)(OUT floatX *out, floatX *cache, const floatX *q, const floatX *kv, const NewHeads *heads,
                       const real *table, const int *position, const int *row, int window, HeadOrder order, int B, int T,
                       int G, int Q, int D);

@@ -174,6 +174,12 @@ COMPOUND(expert_down_backward,
     (d, dpre, wact, dweight, da, dout, down, pre, weight, plan, f, C, F, dout_rows), 2 * slots(plan) * C * F,
     (rows_in(plan, dout_rows) * C + slots(plan) * F * (1 + 2 * width_of(f)) + times(C, F) * plan->E) * unit.fx
      + 2 * slots(plan) * unit.re, "S=%d E=%d C=%d F=%d %s", plan->N * plan->K, plan->E, C, F, rows_name[dout_rows])
+/* weights in codes */
+OPERATION(weight_to_codes, (Fp8 code, const floatX *weight, int E, int O, int C), (code, weight, E, O, C), 0,
+    E * (times(O, C) * unit.fx + coded_weight(O, C)), "E=%d O=%d C=%d", E, O, C)
+OPERATION(weight_from_codes, (floatX *out, Weight code, int E, int O, int C), (out, code, E, O, C), 0,
+    E * (times(O, C) * unit.fx + (code.format == OF_FP8 ? coded_weight(O, C) : times(O, C) * 17 / MXFP4_BLOCK)),
+    "E=%d O=%d C=%d", E, O, C)
 /* experts in 8 bits: a code is a byte, a scale a real */
 FP8(rows, (Fp8 out, const floatX *inp, int N, int C), (out, inp, N, C), 0, times(N, C) * unit.fx + coded(N, C),
     "N=%d C=%d", N, C)

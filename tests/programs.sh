@@ -1150,8 +1150,15 @@ ok "infer_moe -x has the loss of the trainer's validation: $theirs and $ours" aw
 theirs=$(sed -n 's/.*bits\/byte \([0-9.]*\).*/\1/p' "$said") ours=$(grep '"event": "val", "step": 60' whole/log.jsonl | sed 's/.*bits_per_byte": \([0-9.]*\).*/\1/')
 ok "infer_moe -x has its bits per byte: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-3 && d > -1e-3) }"
 
+# Weights in 8 bits: almost the same loss, dealt out or not.
+expect 0 'weights in 8 bits' $infer whole -x val.txt -pe fp8
+theirs=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said") ours=$(tail -1 whole/main.log | sed 's/.*tel://')
+ok "infer_moe -pe fp8 has nearly that loss: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-2 && d > -1e-2 && d != 0) }"
+expect 0 '' $train $data -e m2:c32h4e4k2f24a4x2 -b 2 -t 32 -u 1 -x 1 -o narrow
+expect 2 'rows of a multiple of 16 elements, and those of .* have 24' $infer narrow -x val.txt -pe fp8
+
 # Layers dealt out over pretended devices: the same text, loss and answers.
-for how in "-t 0 -n 40" "-s 7 -n 40 -r 2" "-x val.txt" "-s 2 -n 0"; do
+for how in "-t 0 -n 40" "-s 7 -n 40 -r 2 -pe fp8" "-x val.txt" "-s 2 -n 0"; do
     limited $infer whole -dv cpu $how > one.txt 2> /dev/null; limited $infer whole -dv cpu $how -ng 2 > dealt.txt 2> "$said"
     ok "infer_moe $how -ng 2 prints the same" sh -c 'cmp -s one.txt dealt.txt && [ -s one.txt ]'
     ok "and says which layers are where" grep -q 'layer 1 on pretended device 0: .* MB' "$said"

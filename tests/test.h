@@ -64,6 +64,7 @@ void test_chats(void);                                      /* conversations, pa
 void test_kernels(void);                                    /* ops/test_ops.c */
 void test_model(void);
 void test_fp8(void);                                        /* experts in 8 bits, part of the group model */
+void test_codes(void);                                      /* weights in codes, likewise */
 void test_cost(void);                                       /* the time of a planned step, part of the group model */
 void test_recompute(void);                                  /* recomputing by parts, part of the group model */
 void test_relay(void);                                      /* layers on several devices, part of the group model */

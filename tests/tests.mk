@@ -83,7 +83,7 @@ $(foreach p,BF16 F32,$(eval $(call check,$p)))
 # In bf16 (kernels/cuda/emulator).
 CXX = g++
 EMULATED := build/emulated
-EMULATED_SOURCES := $(wildcard kernels/cuda/*.cu kernels/cuda/hopper/*.cu) kernels/cuda/decode/attention.cu
+EMULATED_SOURCES := $(wildcard kernels/cuda/*.cu kernels/cuda/hopper/*.cu kernels/cuda/decode/*.cu)
 EMULATED_KERNELS := $(patsubst kernels/cuda/%.cu,$(EMULATED)/o/%.o,\
                     $(filter-out $(CUDA_ONCE:=.cu) kernels/cuda/dense.cu,$(EMULATED_SOURCES)))
 EMULATOR := $(EMULATED)/o/emulator/emulator.o $(EMULATED)/o/emulator/device.o $(EMULATED)/o/devices.o

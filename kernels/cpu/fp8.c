@@ -3,32 +3,7 @@
  * A code times its scale has four bits and an exponent of eight, so it is a floatX without any
  * rounding, and matmul.c multiplies such numbers. Nothing else is rounded than kernels.h says. */
 #include "expert.h"
-
-/* ---- numbers --------------------------------------------------------------------------------- */
-
-static inline float as_float(uint32_t bits) { float x; memcpy(&x, &bits, sizeof x); return x; }
-static inline uint32_t as_bits(float x) { uint32_t bits; memcpy(&bits, &x, sizeof bits); return bits; }
-
-/* Of a block whose largest magnitude has these bits. */
-static inline float scale_for(uint32_t largest) {
-    const uint32_t above = (largest + 0x1fffff) >> 23;  /* one more than its exponent if its fraction is above 1.75 */
-    return largest >= 0x7f800000 ? NAN : as_float(((above > 18 ? above : 18) - 8) << 23);
-}
-
-/* x: at most 448. A normal number keeps three bits of its fraction. Below 2^-6 codes are multiples
- * of 2^-9, which are the last bits of a float near 2^14. */
-static inline uint8_t code_of(float x) {
-    const uint32_t bits = as_bits(x), magnitude = bits & 0x7fffffff, sign = bits >> 24 & 0x80;
-    const uint32_t small = as_bits(as_float(magnitude) + 16384.0f) & 0xff;
-    const uint32_t normal = (magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20;
-    const uint32_t code = magnitude < as_bits(0.015625f) ? small : normal - (120 << 3);
-    return (uint8_t)(magnitude > 0x7f800000 ? 0x7f : sign | code);
-}
-static inline float value_of(uint8_t code) {    /* the code's bits as those of a float, whose bias is larger by 120 */
-    const uint32_t magnitude = code & 0x7f;
-    const float x = magnitude == 0x7f ? NAN : as_float(magnitude << 20) * 0x1p120f;
-    return code & 0x80 ? -x : x;
-}
+#include "kernels/codes.h"
 
 static inline uint32_t largest_of(const float *x) {
     uint32_t largest = 0;
@@ -38,15 +13,15 @@ static inline uint32_t largest_of(const float *x) {
     }
     return largest;
 }
-static void encode(uint8_t *code, const float *x, float scale) {
-    for (int i = 0; i < FP8_BLOCK; i++) code[i] = code_of(x[i] * (1 / scale));
+static void encode(uint8_t *code, const float *x, size_t n, float scale) {
+    for (size_t i = 0; i < n; i++) code[i] = code_of(x[i] * (1 / scale));
 }
 /* Block b of a matrix of rows, from the next 128 reals. */
 static void encode_block(Fp8 to, size_t b, const real *x) {
     float block[FP8_BLOCK];
     for (int i = 0; i < FP8_BLOCK; i++) block[i] = (float)x[i];
     const float scale = scale_for(largest_of(block));
-    encode(to.code + b * FP8_BLOCK, block, scale);
+    encode(to.code + b * FP8_BLOCK, block, FP8_BLOCK, scale);
     to.scale[b] = (real)scale;
 }
 
@@ -64,32 +39,39 @@ static void fp8_rows(OUT Fp8 out, const floatX *inp, int N, int C) {
     }
 }
 
-/* One block of 128 x 128: its rows are C apart in `weight` and out, O in transposed. */
-static real encode_square(uint8_t *out, uint8_t *transposed, const floatX *weight, size_t O, size_t C) {
-    float x[FP8_BLOCK][FP8_BLOCK];
+static size_t blocks_of(int n) { return ((size_t)n + FP8_BLOCK - 1) / FP8_BLOCK; }
+/* Block b of (E, O/128, C/128), at most 128 x 128. transposed (E,C,O), with a transposed grid of
+ * scales: may be absent. */
+static void encode_square(Fp8 out, Fp8 transposed, const floatX *weight, size_t b, int O, int C) {
+    float x[FP8_BLOCK][FP8_BLOCK] = { { 0 } };
+    const size_t down = blocks_of(O), across = blocks_of(C), width = (size_t)C, height = (size_t)O;
+    const size_t e = b / (down * across), matrix = e * height * width, o0 = b / across % down * FP8_BLOCK,
+        c0 = b % across * FP8_BLOCK;
+    const size_t rows = height - o0 < FP8_BLOCK ? height - o0 : FP8_BLOCK,
+        columns = width - c0 < FP8_BLOCK ? width - c0 : FP8_BLOCK;
     uint32_t largest = 0;
-    for (size_t o = 0; o < FP8_BLOCK; o++) {
-        for (size_t c = 0; c < FP8_BLOCK; c++) x[o][c] = (float)R(weight[o * C + c]);
+    for (size_t o = 0; o < rows; o++) {
+        for (size_t c = 0; c < columns; c++) x[o][c] = (float)R(weight[matrix + (o0 + o) * width + c0 + c]);
         const uint32_t of_row = largest_of(x[o]);
         largest = of_row > largest ? of_row : largest;
     }
     const float scale = scale_for(largest);
-    for (size_t o = 0; o < FP8_BLOCK; o++) {
-        encode(out + o * C, x[o], scale);
-        for (size_t c = 0; c < FP8_BLOCK; c++) transposed[c * O + o] = out[o * C + c];
+    for (size_t o = 0; o < rows; o++) {
+        uint8_t *const row = out.code + matrix + (o0 + o) * width + c0;
+        encode(row, x[o], columns, scale);
+        for (size_t c = 0; transposed.code && c < columns; c++)
+            transposed.code[matrix + (c0 + c) * height + o0 + o] = row[c];
     }
-    return (real)scale;
+    out.scale[b] = (real)scale;
+    if (transposed.code) transposed.scale[(e * across + b % across) * down + b / across % down] = (real)scale;
 }
 static void fp8_weight(OUT Fp8 out, OUT Fp8 transposed, const floatX *weight, int E, int O, int C) {
-    const size_t down = (size_t)O / FP8_BLOCK, across = (size_t)C / FP8_BLOCK, all = (size_t)E * down * across;
+    const size_t all = (size_t)E * blocks_of(O) * blocks_of(C);
     #pragma omp parallel for PARALLEL_IF(all * FP8_BLOCK * FP8_BLOCK)
-    for (size_t b = 0; b < all; b++) {
-        const size_t e = b / (down * across), o = b / across % down, c = b % across, matrix = e * (size_t)O * (size_t)C;
-        const size_t at = matrix + (o * (size_t)C + c) * FP8_BLOCK,
-            at_transposed = matrix + (c * (size_t)O + o) * FP8_BLOCK;
-        out.scale[b] = transposed.scale[(e * across + c) * down + o] =
-            encode_square(out.code + at, transposed.code + at_transposed, weight + at, (size_t)O, (size_t)C);
-    }
+    for (size_t b = 0; b < all; b++) encode_square(out, transposed, weight, b, O, C);
+}
+static void weight_to_codes(OUT Fp8 code, const floatX *weight, int E, int O, int C) {
+    fp8_weight(code, (Fp8){ 0 }, weight, E, O, C);
 }
 
 /* Where block i of expert e is in columns. */
@@ -139,14 +121,21 @@ static floatX *rows_from(Fp8 x, size_t rows, int C) {
         for (size_t i = b * FP8_BLOCK; i < (b + 1) * FP8_BLOCK; i++) to[i] = X((real)value_of(x.code[i]) * x.scale[b]);
     return to;
 }
-static floatX *weight_from(Fp8 x, int E, int O, int C) {
-    const size_t rows = (size_t)E * (size_t)O, across = (size_t)C / FP8_BLOCK;
-    floatX *to = scratch(rows * (size_t)C * sizeof *to);
-    #pragma omp parallel for PARALLEL_IF(rows * (size_t)C)
-    for (size_t b = 0; b < rows * across; b++) {
-        const real scale = x.scale[b / across / FP8_BLOCK * across + b % across];
-        for (size_t i = b * FP8_BLOCK; i < (b + 1) * FP8_BLOCK; i++) to[i] = X((real)value_of(x.code[i]) * scale);
+static void weight_from_codes(OUT floatX *out, Weight code, int E, int O, int C) {
+    const size_t rows = (size_t)E * (size_t)O, width = (size_t)C, across = blocks_of(C);
+    const uint8_t *const codes = code.at, *const scales = code.scale;
+    #pragma omp parallel for PARALLEL_IF(rows * width)
+    for (size_t r = 0; r < rows; r++) {
+        const real *const scale = (const real *)code.scale
+            + (r / (size_t)O * blocks_of(O) + r % (size_t)O / FP8_BLOCK) * across;
+        for (size_t c = 0, i = r * width; c < width; c++, i++)
+            out[i] = code.format == OF_FP8 ? X((real)value_of(codes[i]) * scale[c / FP8_BLOCK])
+                   : X((real)value_of_4_bits(codes[i / 2], i) * (real)scale_of_4_bits(scales[i / MXFP4_BLOCK]));
     }
+}
+static floatX *weight_from(Fp8 x, int E, int O, int C) {
+    floatX *to = scratch((size_t)E * (size_t)O * (size_t)C * sizeof *to);
+    weight_from_codes(to, (Weight){ x.code, x.scale, OF_FP8 }, E, O, C);
     return to;
 }
 static floatX *columns_from(Fp8 x, const Plan *plan, int C) {           /* (S,C) GROUPED */
@@ -253,4 +242,7 @@ static const Fp8Operations fp8 = {
     .down_backward = fp8_down_backward, .columns = fp8_columns, .backward_weight = fp8_backward_weight,
     .cross_entropy = fp8_cross_entropy
 };
-PART(fp8) { d->fp8 = &fp8; }
+PART(fp8) {
+    d->fp8 = &fp8;
+    d->weight_to_codes = weight_to_codes, d->weight_from_codes = weight_from_codes;
+}

@@ -144,7 +144,7 @@ static void reals_to_double(double *host, const real *src, size_t n) { convert_d
 // The files that fill the table.
 #define FILES(F) F(embed) F(norm) F(rope) F(heads) F(columns) F(bias) F(dropout) F(matmul) F(route) F(round) F(expert) \
     F(attention) F(attention_hopper) F(loss) F(sum) F(optimizer) F(muon) F(decode_attention) F(sample) \
-    F(tables)
+    F(tables) F(fp8)
 #define FP8_FILES(F) F(fp8_codes) F(fp8_rows) F(fp8_down) F(fp8_weight) F(fp8_loss)
 extern "C" {
 #define DECLARE(part) void DEVICE(part)(Device *d);

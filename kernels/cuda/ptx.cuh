@@ -65,6 +65,26 @@ __device__ static inline uint32_t pack_bf16(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
 }
+// One of two numbers of half precision.
+__device__ static inline float unpack_half(uint32_t pair, int which) {
+    float x;
+    asm("{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, %1;\n\tcvt.f32.f16 %0, low;\n\t}" : "=f"(x)
+        : "r"(which ? pair >> 16 : pair));
+    return x;
+}
+// Two e4m3 codes, in the lower half, to half precision: exact.
+__device__ static inline uint32_t halves_of_codes(uint32_t two) {
+    uint32_t halves;
+#if __CUDA_ARCH__ >= 890
+    asm("{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, %1;\n\tcvt.rn.f16x2.e4m3x2 %0, low;\n\t}"
+        : "=r"(halves) : "r"(two));
+#else                                                       // a half's bias is 8 larger: times 2^8
+    const uint32_t upper = __byte_perm(two, 0, 0x1404);
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(halves)
+        : "r"((upper & 0x80008000) | (upper >> 1 & 0x3f803f80)), "r"(0x5c005c00));
+#endif
+    return halves;
+}
 // Programmatic dependent launch (sm_90): a kernel launched by LAUNCH_EARLY may begin as soon as all
 // blocks of the kernel before it in the stream have called let_next_start or ended. Until it has
 // called wait_for_previous it may touch nothing that a kernel writes.

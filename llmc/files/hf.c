@@ -1,6 +1,7 @@
 /* hf.c: see hf.h. What tensors are called in files, and how their rows lie there: pieces.h. */
 #define _DEFAULT_SOURCE
 #include "hf.h"
+#include "llmc/model/codes.h"
 #include "llmc/model/parallel.h"
 #include "llmc/model/plan.h"
 #include "llmc/model/ranges.h"
@@ -156,7 +157,7 @@ static int same_mxfp4(const FileTensor *blocks, const FileTensor *scales, const 
 static int same_fp8(const FileTensor *t, const FileTensor *scales) {
     int same = t->rank >= 2 && scales->rank == t->rank;
     for (int d = 0; same && d < t->rank; d++)
-        same = scales->shape[d] == (d < t->rank - 2 ? t->shape[d] : (t->shape[d] + FP8_SIDE - 1) / FP8_SIDE);
+        same = scales->shape[d] == (d < t->rank - 2 ? t->shape[d] : (t->shape[d] + FP8_BLOCK - 1) / FP8_BLOCK);
     return same && (!strcmp(scales->dtype, "F32") || !strcmp(scales->dtype, "BF16"));
 }
 static int same_shape(const FileTensor *t, const Piece *p) {
@@ -193,7 +194,18 @@ static int check_piece(const Load *l, void *data, size_t first, size_t n, Error 
     piece_reorder(&of->m->config, &of->piece, data, n, dev->floatX_size, 1);
     return 1;
 }
-/* All ranks load sharded weights by ranges; each keeps its own. first: of a range's pieces. */
+/* Weights that are kept in codes have a buffer for a range at a time. is_coded: by tensor. */
+static int load_for_codes(Model *m, Safetensors *s, const Load *loads, const size_t *first, const char *is_coded,
+                          Error *e) {
+    int ok = 1;
+    for (int r = 0; r < m->manifest.range_count && ok; r++) {
+        ok = load_all(m->dev, s, loads + first[r], first[r + 1] - first[r], e);
+        for (int i = 0; i < m->manifest.count && ok; i++)
+            if (m->manifest.at[i].range == r) codes_keep(m, i, is_coded[i]);
+    }
+    return ok;
+}
+/* All ranks load sharded weights by ranges; each keeps its own. first: of a range's loads. */
 static int load_ranges(Model *m, Safetensors *s, const Load *loads, const size_t *first, Error *e) {
     const int ranges = m->manifest.range_count;
     int ok = 1;
@@ -218,28 +230,84 @@ static void load_own(const Model *m, Load *l, const Tensor *t, size_t at) {
     l->first += from;
     l->to = float_at(m, l->to, from);
 }
+/* Codes as the file has them. Of some the last blocks of 8 bits would be of other rows. */
+static int check_codes(const Load *l, void *data, size_t first, size_t n, Error *e) {
+    const LoadedPiece *of = l->of;
+    const unsigned char *byte = data, mask = l->scales ? 0x7f : 0xff;       /* codes in 8 bits have a sign */
+    const int any = !strcmp(l->tensor->dtype, "U8") && l->scales;       /* two codes */
+    for (size_t i = 0; i < n && !any; i++)
+        if ((byte[i] & mask) == mask)
+            return error_set(e, "tensor %s: code or scale %zu is NaN", l->tensor->name, first + i);
+    piece_reorder(&of->m->config, &of->piece, data, n, 1, 1);
+    return 1;
+}
+static int check_scales(const Load *l, void *data, size_t first, size_t n, Error *e) {
+    const size_t bad = first_not_finite(load_dtype(((const LoadedPiece *)l->of)->m->dev, REAL), data, n);
+    return bad >= n || error_set(e, "tensor %s: scale %zu is NaN or infinite", l->tensor->name, first + bad);
+}
+/* 1: the model keeps this piece's codes as they are in the file; or their values, without codes. */
+static int has_codes(const Model *m, const Piece *p, const FileTensor *t, const FileTensor *scales) {
+    const Format f = m->codes ? m->codes[p->tensor].format : OF_FLOATX;
+    if (!scales || !m->codes) return scales != NULL;
+    if (f == OF_FLOATX) return 0;
+    return f == OF_MXFP4 ? !strcmp(t->dtype, "U8")
+         : !strcmp(t->dtype, "F8_E4M3") && p->shape[p->rank - 1] % FP8_BLOCK == 0
+           && p->shape[p->rank - 2] % FP8_BLOCK == 0 && (!p->head || FP8_BLOCK % p->head == 0);
+}
+/* Codes of a piece, and their scales: two loads. */
+static void load_codes(Load to[2], LoadedPiece of[2], const Model *m, Piece p, const FileTensor *t,
+                       const FileTensor *scales) {
+    const Weight *w = &m->codes[p.tensor];
+    const int in_4_bits = w->format == OF_MXFP4;
+    const size_t at = p.offset - m->manifest.at[p.tensor].offset, of_scales = in_4_bits ? MXFP4_BLOCK
+        : FP8_BLOCK * FP8_BLOCK, of_codes = in_4_bits ? 2 : 1;
+    for (int i = 0; i < 2; i++) {
+        Piece q = p;
+        q.shape[q.rank - 1] /= in_4_bits ? i ? of_scales : of_codes : 1;
+        q.count /= i ? of_scales : of_codes;
+        of[i] = (LoadedPiece){ m, q };
+        to[i] = (Load){ .tensor = i ? scales : t, .scales = i ? NULL : scales, .raw = !i || in_4_bits,
+                        .first = p.first / (i ? of_scales : of_codes), .count = q.count,
+                        .unit = !i || in_4_bits ? piece_unit(&q) : 1, .type = REAL,
+                        .check = !i || in_4_bits ? check_codes : check_scales, .of = &of[i] };
+    }
+    to[0].to = (char *)w->at + at / of_codes;
+    to[1].to = (char *)w->scale + at / of_scales * (in_4_bits ? 1 : m->dev->real_size);
+}
 /* All tensors of the file that are those of the model `was`, to the device. */
 static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
     const Manifest *f = &was->manifest;
-    size_t count, *first = mem_alloc((size_t)(f->range_count + 1) * sizeof *first);
+    size_t count, n = 0, *first = mem_alloc((size_t)(f->range_count + 1) * sizeof *first);
     Piece *pieces = pieces_of(was, &count);
-    LoadedPiece *of = mem_alloc(count * sizeof *of);
-    Load *loads = mem_alloc(count * sizeof *loads);
-    for (size_t k = count; k--; ) {
+    LoadedPiece *of = mem_alloc(2 * count * sizeof *of);
+    Load *loads = mem_alloc(2 * count * sizeof *loads);
+    char *is_coded = mem_alloc((size_t)f->count);
+    const FileTensor *scales;
+    memset(is_coded, 1, (size_t)f->count);
+    for (size_t k = 0; k < count; k++) {
         Piece p = pieces[k];
-        const FileTensor *scales, *tensor = find_piece(s, &was->config, &p, &scales);
+        const FileTensor *tensor = find_piece(s, &was->config, &p, &scales);
+        is_coded[p.tensor] &= (char)has_codes(m, &p, tensor, scales);
+    }
+    int range = 0;
+    for (size_t k = 0; k < count; k++) {
+        Piece p = pieces[k];
+        const FileTensor *tensor = find_piece(s, &was->config, &p, &scales);
+        while (range < f->at[p.tensor].range) first[++range] = n;
+        if (m->codes && is_coded[p.tensor]) { load_codes(loads + n, of + n, m, p, tensor, scales), n += 2; continue; }
         const Target target = target_of(m, was, &p);
-        first[f->at[p.tensor].range] = k;
-        of[k] = (LoadedPiece){ m, p };
-        loads[k] = (Load){ .tensor = tensor, .scales = scales, .first = p.first, .count = p.count,
+        of[n] = (LoadedPiece){ m, p };
+        loads[n] = (Load){ .tensor = tensor, .scales = scales, .first = p.first, .count = p.count,
                            .unit = piece_unit(&p), .to = target.to,
                            .copies = target.copies, .stride = target.stride, .type = FLOATX,
-                           .check = check_piece, .of = &of[k] };
-        load_own(m, &loads[k], target.tensor, p.offset - f->at[p.tensor].offset);
+                           .check = check_piece, .of = &of[n] };
+        load_own(m, &loads[n], target.tensor, p.offset - f->at[p.tensor].offset);
+        n++;
     }
-    first[f->range_count] = count;
-    const int ok = load_ranges(m, s, loads, first, e);
-    free_each(first, pieces, of, loads);
+    while (range < f->range_count) first[++range] = n;
+    const int ok = m->config.weights || m->codes ? load_for_codes(m, s, loads, first, is_coded, e)
+                                                 : load_ranges(m, s, loads, first, e);
+    free_each(first, pieces, of, loads, is_coded);
     return ok;
 }
 
@@ -378,6 +446,27 @@ int hf_check_weights(const Device *dev, const Config *c, const char *path, Error
     safetensors_close(s);
     free(problems.at);
     return ok;
+}
+
+int hf_in_mxfp4(const Device *dev, const Config *c, const char *path) {
+    Error e;
+    Model m;
+    size_t count;
+    int all = 1, some = 0;
+    Safetensors *s = safetensors_open(path, &e);
+    if (!s) return 0;
+    model_plan_inference(&m, dev, c, 1, 1, 0, NULL);
+    Piece *pieces = pieces_of(&m, &count);
+    for (size_t k = 0; k < count; k++) {
+        const FileTensor *scales;
+        if (!pieces[k].transposed) continue;
+        find_piece(s, c, &pieces[k], &scales);
+        some = 1, all &= scales != NULL;
+    }
+    free(pieces);
+    model_free(&m);
+    safetensors_close(s);
+    return some && all;
 }
 
 /* was: the model that the files have; m itself, or the dense one that it is a mixture of. */

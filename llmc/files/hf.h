@@ -21,6 +21,9 @@ int hf_load_upcycled(Model *m, const Config *dense, const char *path, Error *e);
 /* The same errors, as far as the heads of the files tell, before a model is allocated. */
 int hf_check_weights(const Device *dev, const Config *c, const char *path, Error *e);
 
+/* 1: the files have all experts in MXFP4, as gpt-oss is published. For Config.experts_in */
+int hf_in_mxfp4(const Device *dev, const Config *c, const char *path);
+
 /* The files that came with a model: config.json, some of whose keys this program does not know; the
  * tokenizer's, with special tokens and chat template; generation settings. All unchanged. */
 typedef struct HfOrigin HfOrigin;

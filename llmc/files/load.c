@@ -17,8 +17,9 @@ typedef struct { const Load *loads; size_t count, next, first; } Cursor;
 const char *load_dtype(const Device *dev, Dtype type) {
     return type == FLOATX ? dev->dtype : dev->real_size == 8 ? "F64" : "F32";
 }
+static size_t size_of(const Device *dev, const Load *l) { return l->raw ? 1 : dtype_size(dev, l->type); }
 static char *address_of(const Device *dev, const Part *p, size_t copy) {
-    return (char *)p->load->to + (p->first + copy * p->load->stride) * dtype_size(dev, p->load->type);
+    return (char *)p->load->to + (p->first + copy * p->load->stride) * size_of(dev, p->load);
 }
 
 /* Of its elements, in a part. */
@@ -37,12 +38,13 @@ static void take(Batch *b, int most, Cursor *at) {
     }
 }
 static void fill(const Device *dev, Safetensors *s, Part *p) {
-    const size_t bytes = p->n * dtype_size(dev, p->load->type);
+    const size_t bytes = p->n * size_of(dev, p->load);
     void *const data = dev->is_gpu ? p->data : address_of(dev, p, 0);
     const Load *l = p->load;
     const char *type = load_dtype(dev, l->type);
     const uint64_t first = l->first + p->first;
-    p->ok = (!l->scales ? safetensors_read_as(s, l->tensor, first, type, data, p->n, &p->why)
+    p->ok = (l->raw ? safetensors_read(s, l->tensor, first, data, p->n, &p->why)
+             : !l->scales ? safetensors_read_as(s, l->tensor, first, type, data, p->n, &p->why)
              : !strcmp(l->tensor->dtype, "U8")
                    ? safetensors_read_mxfp4(s, l->tensor, l->scales, first, type, data, p->n, &p->why)
                    : safetensors_read_fp8(s, l->tensor, l->scales, first, type, data, p->n, &p->why))
@@ -57,7 +59,7 @@ static int send(const Device *dev, const Batch *b, int locked, Error *e) {
         const Part *p = &b->parts[i];
         if (!p->ok) return error_set(e, "%s", p->why.text);
         for (size_t k = 0; dev->is_gpu && (!k || k < p->load->copies); k++)
-            copy(address_of(dev, p, k), p->data, p->n * dtype_size(dev, p->load->type));
+            copy(address_of(dev, p, k), p->data, p->n * size_of(dev, p->load));
     }
     return 1;
 }

@@ -397,25 +397,25 @@ int safetensors_read_as(Safetensors *s, const FileTensor *t, uint64_t first, con
 }
 int safetensors_read_mxfp4(Safetensors *s, const FileTensor *blocks, const FileTensor *scales, uint64_t first,
                            const char *dtype, void *data, size_t n, Error *e) {
-    enum { SOME = 128, BYTES = MXFP4_BLOCK / 2 };           /* blocks at a time */
+    enum { SOME = 128, BYTES = MXFP4_SIDE / 2 };           /* blocks at a time */
     static const double e2m1[] = { 0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6 };
     unsigned char codes[SOME * BYTES], scale[SOME];
-    double values[SOME * MXFP4_BLOCK];
+    double values[SOME * MXFP4_SIDE];
     const FileDtype *to = dtype_named(dtype);
     const size_t wide = (size_t)to->bits / 8;
-    for (size_t at = (size_t)first / MXFP4_BLOCK, end = at + n / MXFP4_BLOCK, part; at < end; at += part) {
+    for (size_t at = (size_t)first / MXFP4_SIDE, end = at + n / MXFP4_SIDE, part; at < end; at += part) {
         part = end - at < SOME ? end - at : SOME;
         if (!safetensors_read(s, blocks, at * BYTES, codes, part * BYTES, e)
             || !safetensors_read(s, scales, at, scale, part, e)) return 0;
         for (size_t b = 0; b < part; b++) {
             const double unit = scale[b] == 255 ? NAN : ldexp(1, scale[b] - 127);
             for (size_t i = 0; i < BYTES; i++) {
-                values[b * MXFP4_BLOCK + 2*i]     = unit * e2m1[codes[b * BYTES + i] & 15];
-                values[b * MXFP4_BLOCK + 2*i + 1] = unit * e2m1[codes[b * BYTES + i] >> 4];
+                values[b * MXFP4_SIDE + 2*i]     = unit * e2m1[codes[b * BYTES + i] & 15];
+                values[b * MXFP4_SIDE + 2*i + 1] = unit * e2m1[codes[b * BYTES + i] >> 4];
             }
         }
-        to->write(data, values, part * MXFP4_BLOCK);
-        data = (char *)data + part * MXFP4_BLOCK * wide;
+        to->write(data, values, part * MXFP4_SIDE);
+        data = (char *)data + part * MXFP4_SIDE * wide;
     }
     return 1;
 }

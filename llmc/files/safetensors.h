@@ -40,7 +40,7 @@ int safetensors_read_as(Safetensors *s, const FileTensor *t, uint64_t first, con
 /* The same of n weights in MXFP4: 32 in a row share a scale. blocks (.., 16): each byte two codes
  * e2m1 (sign, 2 bits of exponent, 1 of mantissa), the lower half first; scales, one for each:
  * 2^(byte - 127), 255 is NaN. first, n: multiples of 32. (OCP Microscaling Formats 1.0, 2023.) */
-enum { MXFP4_BLOCK = 32 };
+enum { MXFP4_SIDE = 32 };
 int safetensors_read_mxfp4(Safetensors *s, const FileTensor *blocks, const FileTensor *scales, uint64_t first,
                            const char *dtype, void *data, size_t n, Error *e);
 /* The same of n weights in F8_E4M3 (.., rows, columns), of which 128 x 128 share a scale: scales

@@ -46,6 +46,7 @@ typedef struct {
     int rounding, tile;    /* 1: the MLP's routing is rounded while it is trained (route_round); to multiples of what */
     Fp8Passes fp8;  /* whose products of the MLP's experts are in 8 bits while it is trained (fp8_fits in kernels.h) */
     int fp8_head;                   /* 1: the head's products, too */
+    Format weights, experts_in;     /* of a model that is not trained (codes.h): large matrices; experts, OF_MXFP4 */
     double rope_theta, norm_eps, final_eps, init_std;
 
     /* Ingredients of a recipe. All of them are off at 0. */

@@ -25,7 +25,7 @@ static int in_8_bits(const Model *m, int l, int passes) {
     return m->fp8 && m->fp8_passes & passes && config_has_experts(&m->config, l);
 }
 static const ExpertCodes *codes_of(const Model *m, int l) {
-    return &m->codes[m->config.universal || m->codes_shared ? 0 : l];
+    return &m->expert_codes[m->config.universal || m->codes_shared ? 0 : l];
 }
 
 /* The optimizer has changed the weights since the last step, so the first forward of a step encodes

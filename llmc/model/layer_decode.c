@@ -22,13 +22,18 @@ int layers_decode(const Model *m) {
     const DecodeOperations *decode = m->dev->decode;
     const int N = m->batch.N, C = c->channels, mixtures = config_mixtures(c);
     return decode && m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced
-        && !c->kv_rank && !(c->key_shift && c->head_size % 8) && !c->sinks && !c->expert_bias
-        && c->activation != CLAMPED
+        && !c->kv_rank && !(c->key_shift && c->head_size % 8)
         && (!mixtures || decode->fits(N, C, c->width, c->experts, c->topk))
         && (mixtures == c->layers || decode->fits(N, C, config_dense_width(c), 1, 1))
         && (!c->shared_width || decode->fits(N, C, c->shared_width, 1, 1))
         && decode->fits(N, C, c->kv_heads * c->head_size, c->attention_experts, c->attention_topk);
 }
+
+/* A weight, as numbers or as the codes that are kept of it. */
+static Weight weight_of(const floatX *numbers, const Weight *codes) {
+    return codes ? *codes : (Weight){ .at = numbers };
+}
+static LayerCodes codes_of(const Model *m, int l) { return m->lc ? m->lc[l] : (LayerCodes){ 0 }; }
 
 static void attention_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
     const Device *dev = m->dev;
@@ -40,12 +45,15 @@ static void attention_layer_decode(Model *m, int l, floatX *out, const floatX *r
     const Router router = { .weight = p->att_router, .bias = a->att.bias, .scores = c->scores,
                             .E = c->attention_experts, .K = c->attention_topk };
     const Choice choice = { a->att.expert, a->att.weight };
+    const LayerCodes k = codes_of(m, l);
+    const Weight output = weight_of(p->output, k.output);
     const NewHeads heads = { p->query_bias, p->kv_bias, p->value_gate ? NULL : p->value_embed, m->batch.tokens,
                              norm_of(m, p->query_norm), norm_of(m, p->key_norm), c->qk_norm == NORM_ALL,
-                             m->own_keys[l] };
+                             p->sink, m->own_keys[l] };
 
     /* 1 to 3. */
-    dev->decode->in(a->q, a->kv, choice, resid, norm_of(m, p->att_norm), router, p->query, p->kv, p->output,
+    dev->decode->in(a->q, a->kv, choice, resid, norm_of(m, p->att_norm), router,
+                   weight_of(p->query, k.query), NULL, weight_of(p->kv, k.kv), output,
                    (size_t)C * (size_t)H, IDENTITY, N, C, H, 2*G*D);
     if (p->value_gate) {
         dev->rmsnorm_forward(a->att_normed, a->att_rstd, resid, norm_of(m, p->att_norm), N, C);
@@ -55,34 +63,39 @@ static void attention_layer_decode(Model *m, int l, floatX *out, const floatX *r
     dev->decode->attention(a->mixed, m->cache[l], a->q, a->kv, &heads, m->rope, m->batch.position, m->cache_row,
                           config_window(c, l), head_order(c), m->batch.B, m->cache_capacity, G, Q, D);
     /* 6, 7. */
-    dev->decode->out(out, resid, a->mixed, choice, p->output, p->att_bias, (float)c->residual_scale, N, router.E,
+    dev->decode->out(out, resid, a->mixed, choice, output, NULL, p->att_bias, (float)c->residual_scale, N, router.E,
                     router.K, H, C);
 }
 
 /* out = resid + what experts or, with router.weight NULL, one MLP make of norm(x). */
-typedef struct { const floatX *up, *down; int F; } Weights;
+typedef struct { Weight up, down; const floatX *up_bias, *down_bias; int F; } Weights;
 static void mlp_decode(Model *m, int l, floatX *out, const floatX *resid, const floatX *x, Router router, Choice choice,
                        Weights w, const floatX *bias) {
     const Device *dev = m->dev;
     const Config *c = &m->config;
     const int N = m->batch.N, C = c->channels, F = w.F;
     const Norm norm = norm_of(m, m->lp[l].mlp_norm);
-    dev->decode->in(m->s.act, NULL, choice, x, norm, router, w.up, NULL, w.down, (size_t)C * (size_t)F,
-                   c->activation, N, C, F, 0);
-    dev->decode->out(out, resid, m->s.act, choice, w.down, bias, (float)c->residual_scale, N, router.E, router.K, F, C);
+    dev->decode->in(m->s.act, NULL, choice, x, norm, router, w.up, w.up_bias, (Weight){ 0 }, w.down,
+                   (size_t)C * (size_t)F, c->activation, N, C, F, 0);
+    dev->decode->out(out, resid, m->s.act, choice, w.down, w.down_bias, bias, (float)c->residual_scale, N,
+                     router.E, router.K, F, C);
 }
 static void moe_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
     const Config *c = &m->config;
     const LayerParams *p = &m->lp[l];
     const Route *r = &m->acts[l].mlp, *gate = &m->acts[l].gate;
-    const Weights weights = { p->up, p->down, config_width(c, l) };
-    const Weights shared = { p->shared_up, p->shared_down, c->shared_width };
+    const LayerCodes k = codes_of(m, l);
+    const Weights weights = { weight_of(p->up, k.up), weight_of(p->down, k.down), p->up_bias, p->down_bias,
+                              config_width(c, l) };
+    const Weights shared = { weight_of(p->shared_up, k.shared_up), weight_of(p->shared_down, k.shared_down), NULL, NULL,
+                             c->shared_width };
     const Router none = { .E = 1, .K = 1 };
     const Choice all = { 0 };
     if (!config_has_experts(c, l)) { mlp_decode(m, l, out, resid, resid, none, all, weights, NULL); return; }
 
     /* 1 to 6. */
-    const Router router = { p->router, r->bias, c->scores, r->E, r->K, r->groups, (float)c->route_scale };
+    const Router router = { p->router, r->bias, c->scores, r->E, r->K, r->groups, (float)c->route_scale,
+                            p->router_bias };
     mlp_decode(m, l, out, resid, resid, router, (Choice){ r->expert, r->weight }, weights, p->mlp_bias);
 
     /* A shared expert. Its gate is a router that has one expert. */
@@ -98,5 +111,6 @@ void layer_decode(Model *m, int l, const floatX *resid) {
 }
 void head_decode(Model *m, floatX *logits, Norm norm) {
     m->dev->decode->in(logits, NULL, (Choice){ 0 }, m->acts[m->config.layers - 1].out, norm, (Router){ .E = 1, .K = 1 },
-                      m->p.head, NULL, NULL, 0, IDENTITY, m->batch.N, m->config.channels, m->config.vocab, 0);
+                      weight_of(m->p.head, m->head_codes), NULL, (Weight){ 0 }, (Weight){ 0 }, 0, IDENTITY,
+                      m->batch.N, m->config.channels, m->config.vocab, 0);
 }

@@ -44,6 +44,7 @@ typedef struct { LAYER_TENSORS(floatX) } LayerParams;
 typedef struct { LAYER_TENSORS(void) }   LayerGrads;
 typedef struct { MODEL_TENSORS(floatX) } ModelParams;
 typedef struct { MODEL_TENSORS(void) }   ModelGrads;
+typedef struct { LAYER_TENSORS(const Weight) } LayerCodes;  /* of those in codes (codes.h) */
 
 /* ---- activations and scratch ----------------------------------------------------------------- */
 
@@ -212,9 +213,15 @@ struct Model {
     real     *bias;                     /* (routers, E) */
     ModelParams p;  LayerParams *lp;    /* L of them; all the same in a universal model */
     ModelGrads  g;  LayerGrads  *lg;
-    ExpertCodes *codes;             /* L, or one that all layers use in turn; or NULL: of experts' weights (moe.c) */
+    ExpertCodes *expert_codes;      /* L, or one that all layers use in turn; or NULL: of experts' weights (moe.c) */
     int       codes_shared;             /* 1: one */
     HeadCodes head8;                    /* start NULL: the head is not in 8 bits */
+
+    /* weights in codes (codes.h); NULL: there are none. from_codes: as floatX, a range at a time */
+    Weight    *codes;                   /* (manifest.count + 1) by tensor; then the head's, if that is the embedding */
+    LayerCodes *lc;  const Weight *head_codes;
+    floatX    *from_codes;
+    Fp8        one_matrix;              /* where weights are only rounded to values of codes */
 
     Batch         batch;
     ResultBuffers results;

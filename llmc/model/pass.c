@@ -17,6 +17,7 @@
  * Backward takes the same steps in the opposite order. A sub-layer leaves dx, the gradient of the
  * stream, as it is, and adds its own part: add_norm_backward sums the gradient of a norm's output,
  * takes it through the norm, and adds it to dx (m->s.dresid). */
+#include "codes.h"
 #include "mix.h"
 #include "pass.h"
 #include "sublayers.h"
@@ -45,6 +46,7 @@ static int range_of(const Model *m, int l) {
 }
 static void wait_weights(Model *m, int l, int way) {
     if (m->dp.exchange) m->dp.exchange->wait_weights(m, range_of(m, l), way);
+    if (m->codes && way && !m->decodes) codes_widen(m, range_of(m, l));
 }
 static void open_gradients(Model *m, int l) { if (m->dp.exchange) m->dp.exchange->open_gradients(m, range_of(m, l)); }
 static void finish_gradients(Model *m, int l) {
@@ -125,7 +127,9 @@ void model_forward(Model *m) {
         wait_weights(m, l + 1, 0);                      /* of the next norm. 0: a bias of this layer is still read */
         add_mlp(m, l, output);
     }
-    if (m->to == m->config.layers) divide_logits(m, m->final, m->config.channels);
+    if (m->to < m->config.layers) return;
+    if (m->codes) codes_widen(m, range_of(m, m->config.layers));
+    divide_logits(m, m->final, m->config.channels);
 }
 
 /* ---- the head -------------------------------------------------------------------------------- */

@@ -1,5 +1,6 @@
 /* plan.c: see plan.h. */
 #include "plan.h"
+#include "codes.h"
 #include "fp8.h"
 #include "parallel.h"
 #include "ranges.h"
@@ -234,12 +235,12 @@ static void plan_codes(Model *m) {
     const int S = (int)mlp_slots(c, m->batch.N, 1);
     const size_t rows = (size_t)S, blocks = (size_t)fp8_blocks(S, c->experts);
     if (!m->fp8_passes) return;
-    m->codes = mem_alloc((size_t)c->layers * sizeof *m->codes);
+    m->expert_codes = mem_alloc((size_t)c->layers * sizeof *m->expert_codes);
     m->codes_shared = m->dp.level >= 3 && !c->universal;
     for (int l = 0; l < (c->universal || m->codes_shared ? 1 : c->layers); l++) {
         if (!m->codes_shared && !config_has_experts(c, l)) continue;
-        add_weight_codes(m, &m->codes[l].up, &m->codes[l].up_transposed, 2 * weight);
-        add_weight_codes(m, &m->codes[l].down, &m->codes[l].down_transposed, weight);
+        add_weight_codes(m, &m->expert_codes[l].up, &m->expert_codes[l].up_transposed, 2 * weight);
+        add_weight_codes(m, &m->expert_codes[l].down, &m->expert_codes[l].down_transposed, weight);
     }
     add_codes(m, MEM_SHARED, "x8", &m->s.x8, N * C, N * C / FP8_BLOCK);
     add_codes(m, MEM_SHARED, "act8", &m->s.act8, rows * F, rows * F / FP8_BLOCK);
@@ -446,6 +447,7 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
                                           : m->dp.level && m->dp.parallel->by_matrix;
     describe_model(&m->manifest, c, m->from, m->to);
     lay_out_gradients(m, gradients);
+    codes_plan(m);
     m->lp = mem_alloc(L * sizeof *m->lp);
     m->lg = mem_alloc(L * sizeof *m->lg);
     m->acts = mem_alloc(L * sizeof *m->acts);
@@ -521,6 +523,7 @@ int model_allocate(Model *m) {
         m->params = m->weights_of->params;
         m->bias = m->weights_of->bias;
         m->used_vocab = m->weights_of->used_vocab;
+        m->from_codes = m->weights_of->from_codes;
         if (m->weights_of->dp.level >= 3) {                 /* and the buffers in which they are whole */
             m->dp.parallel = m->weights_of->dp.parallel;
             m->dp.exchange = m->weights_of->dp.exchange;
@@ -543,6 +546,7 @@ int model_allocate(Model *m) {
         if (config_has_experts(c, l)) bind_route(m, &m->acts[l].mlp, router++, c->experts, c->topk, c->route_scale);
         if (config_has_experts(c, l) && c->shared_gate) m->acts[l].gate.plan.E = m->acts[l].gate.plan.K = 1;
     }
+    codes_bind(m);
     rope_table(dev, m->rope, c, positions(m));
     return 1;
 }
@@ -552,14 +556,17 @@ void model_initialize_tensor(Model *m, int tensor, uint64_t seed) {
     enum { PART = 1 << 18 };
     const int shards = m->dp.level ? m->dp.shards : 1, shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0;
     const Tensor *t = &m->manifest.at[tensor];
-    const Segment own = manifest_segment(&m->manifest, tensor, shards, shard);
+    const Segment own = m->codes ? (Segment){ .offset = t->offset, .count = t->count }
+                                 : manifest_segment(&m->manifest, tensor, shards, shard);
     const size_t stored = own.offset - (m->dp.level >= 3 ? own.shift : 0);
+    floatX *const to = m->codes ? model_weight(m, t) : float_at(m, m->params, stored);
     double *values = mem_alloc((own.count < PART ? own.count : PART) * sizeof *values);
     for (size_t from = 0; from < own.count; from += PART) {
         const size_t n = own.count - from < PART ? own.count - from : PART, at = own.offset + from;
         manifest_initial(t, seed, at - t->offset, n, m->dev->real_size > sizeof(float), values);
-        m->dev->from_double(float_at(m, m->params, stored + from), values, n);
+        m->dev->from_double(float_at(m, to, from), values, n);
     }
+    if (m->mode == MODEL_INFER) codes_keep(m, tensor, 0);
     free(values);
 }
 void model_initialize(Model *m, uint64_t seed) {
@@ -575,7 +582,9 @@ void model_free(Model *m) {
     free(m->lp);
     free(m->lg);
     free(m->acts);
+    free(m->expert_codes);
     free(m->codes);
+    free(m->lc);
     free(m->cache);
     free(m->own_keys);
 }

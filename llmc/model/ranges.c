@@ -25,6 +25,7 @@ void ranges_plan(Model *m) {
 }
 
 floatX *model_weight(const Model *m, const Tensor *t) {
+    if (m->codes && m->codes[t - m->manifest.at].format) return float_at(m, m->from_codes, t->offset);
     if (m->dp.level < 3) return float_at(m, m->params, t->offset);
     return float_at(m, range_memory(m, &m->dp.weights, t->range), t->offset - m->manifest.ranges[t->range].offset);
 }

@@ -2,6 +2,7 @@
 #include "generate.h"
 #include "device.h"
 #include "llmc/base/random.h"
+#include "llmc/model/codes.h"
 #include "llmc/model/plan.h"
 #include <stdlib.h>
 #include <string.h>
@@ -221,6 +222,19 @@ void generator_write(Generator *g, int limit, int ends) {
 
 static double per(double x, double y) { return y > 0 ? x / y : 0; }
 
+/* What weights in codes save of the following. */
+static double saved_by_codes(const Model *m) {
+    const Config *c = &m->config;
+    const double experts = (double)c->topk / c->experts, attention = (double)c->attention_topk / c->attention_experts,
+        X = (double)m->dev->floatX_size;
+    double saved = c->tied && m->codes ? (double)c->vocab * c->channels * (X - codes_bytes(m, m->manifest.count)) : 0;
+    for (int i = 0; m->codes && i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        saved += (double)t->count * (t->rank < 3 ? 1 : t->kind == TENSOR_ATTENTION ? attention : experts)
+               * (X - codes_bytes(m, i));
+    }
+    return saved;
+}
 /* Bytes that a decoding step reads per sequence: active weights, keys and values. An embedding that
  * is not also the head is not counted: a token reads one row of it. */
 static double bytes_per_token(const Generator *g) {
@@ -229,7 +243,9 @@ static double bytes_per_token(const Generator *g) {
     const size_t learnable = m->manifest.learnable + (m->relay ? relay_learnable(m->relay) : 0);
     const double weights = (double)config_active(c, learnable) - (c->tied ? 0 : (double)c->vocab * c->channels);
     const double row = 2.0 * c->layers * c->kv_heads * c->head_size;            /* of keys and values */
-    return (weights + row * per((double)g->positions, (double)g->steps)) * (double)g->dev->floatX_size;
+    double saved = saved_by_codes(m);
+    for (int d = 0; m->relay && d < relay_devices(m->relay) - 1; d++) saved += saved_by_codes(relay_model(m->relay, d));
+    return (weights + row * per((double)g->positions, (double)g->steps)) * (double)g->dev->floatX_size - saved;
 }
 void generator_report(const Generator *g, FILE *out) {
     if (!g->prompt_tokens && !g->tokens) return;

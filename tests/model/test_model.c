@@ -739,6 +739,7 @@ void test_model(void) {
     PART(bad_gradient());
     PART(training());
     test_fp8();
+    test_codes();
     test_recompute();
     test_cost();
     test_relay();

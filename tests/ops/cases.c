@@ -815,6 +815,38 @@ static Case *fp8_weight(const Shape *s, int O, int C) {
     in(c, FLOATX, "weight", all, 0, 1 / sqrt(C));
     return c;
 }
+/* Blocks at the ends of rows and of columns may be smaller. */
+static size_t weight_blocks(int E, int O, int C) {
+    return times(E * ((O + FP8_BLOCK - 1) / FP8_BLOCK), (C + FP8_BLOCK - 1) / FP8_BLOCK);
+}
+CALL(weight_to_codes, fp8_at(b, 0), b[2], c->s.E, c->O, c->C)
+static Case *weight_to_codes(const Shape *s, int O, int C) {
+    Case *c = BEGIN(weight_to_codes, s, 0, "E=%d O=%d C=%d", s->E, O, C);
+    c->O = O, c->C = C;
+    out(c, BYTE, "code", times(s->E * O, C), 0, 0);
+    out(c, REAL, "scale", weight_blocks(s->E, O, C), 0, 0);
+    Buffer *w = drawn(c, INPUT, FLOATX, "weight", times(s->E * O, C), 0, 1 / sqrt(C));
+    if (w->given && s->E > 1) w->value[w->given - 1] = NAN;
+    return c;
+}
+static Weight weight_at(const Case *c, void *const *b, int i) {
+    return (Weight){ b[i], b[i + 1], c->stride ? OF_MXFP4 : OF_FP8 };
+}
+CALL(weight_from_codes, b[0], weight_at(c, b, 1), c->s.E, c->O, c->C)
+static Case *weight_from_codes(const Shape *s, int O, int C, int in_4_bits) {
+    Case *c = BEGIN(weight_from_codes, s, 0, "%s E=%d O=%d C=%d", in_4_bits ? "MXFP4" : "FP8", s->E, O, C);
+    const size_t all = times(s->E * O, C);
+    c->O = O, c->C = C, c->stride = in_4_bits;
+    out(c, FLOATX, "out", all, 0, 0);
+    if (!in_4_bits) { coded(c, "code", "scale", all, weight_blocks(s->E, O, C), 0x1p-9, 5); return c; }
+    for (int scales = 0; scales < 2; scales++) {
+        const size_t n = all / (scales ? MXFP4_BLOCK : 2);
+        double *x = integers(c, scales ? "scale" : "code", n, scales ? 200 : 256);
+        c->buffer[c->buffers - 1].dtype = BYTE;
+        if (scales && n > 5) x[3] = 0, x[5] = 255;
+    }
+    return c;
+}
 CALL_FP8(up_forward, d, b[0], fp8_at(b, 1), fp8_at(b, 3), fp8_at(b, 5), &plan, c->C, c->F)
 static Case *fp8_up_forward(const Shape *s) {
     Case *c = BEGIN(fp8_up_forward, s, 0, "%s C=%d F=%d", s->name, s->C, s->F);
@@ -1552,6 +1584,9 @@ static void each_of_experts(const Visit *v) {
 static void each_in_8_bits(const Visit *v) {
     const Shape *s = v->s;
     const int C = s->C, F = s->F;
+    V(v, weight_to_codes(s, 2 * F, C));
+    V(v, weight_from_codes(s, 2 * F, C, 0));
+    if (C % MXFP4_BLOCK == 0) V(v, weight_from_codes(s, 2 * F, C, 1));
     if (C % FP8_BLOCK || F % FP8_BLOCK) return;
     V(v, fp8_rows(s));
     if (v->all) V(v, fp8_rows_table(s));

@@ -26,4 +26,5 @@ void check_singular_values(const Device *dev);                  /* of what ortho
 void check_rounded_routing(const Device *dev, int try);
 void check_unused_rows(const Device *dev);
 void check_new_heads(const Device *dev);                        /* of devices with DecodeOperations */
+void check_decoded_mlp(const Device *dev);
 #endif

@@ -390,15 +390,36 @@ static void naive_fp8_rows(const Case *c, double **v) {
         v[0][i] = nearest_code((double)(float)v[2][i] / *scale);
     }
 }
+static void naive_codes(const Case *c, double *code, double *scales, const double *weight) {
+    const int O = c->O, C = c->C, across = (C + FP8_BLOCK - 1) / FP8_BLOCK, down = (O + FP8_BLOCK - 1) / FP8_BLOCK;
+    for (int e = 0; e < c->s.E; e++) for (int o = 0; o < O; o++) for (int i = 0; i < C; i++) {
+        double *const scale = scales + (e*down + o / FP8_BLOCK) * across + i / FP8_BLOCK;
+        const double *const block = weight + (e*O + o / FP8_BLOCK * FP8_BLOCK) * C + i / FP8_BLOCK * FP8_BLOCK;
+        const int wide = C - i < FP8_BLOCK - i % FP8_BLOCK ? C % FP8_BLOCK : FP8_BLOCK,
+            high = O - o < FP8_BLOCK - o % FP8_BLOCK ? O % FP8_BLOCK : FP8_BLOCK;
+        if (o % FP8_BLOCK == 0 && i % FP8_BLOCK == 0) *scale = scale_for(block, high * wide, wide, C);
+        code[(e*O + o) * C + i] = nearest_code((double)(float)weight[(e*O + o) * C + i] / *scale);
+    }
+}
+static void naive_weight_to_codes(const Case *c, double **v) { naive_codes(c, v[0], v[1], v[2]); }
 static void naive_fp8_weight(const Case *c, double **v) {
     const int O = c->O, C = c->C, down = O / FP8_BLOCK, across = C / FP8_BLOCK;
+    naive_codes(c, v[0], v[1], v[4]);
     for (int e = 0; e < c->s.E; e++) for (int o = 0; o < O; o++) for (int i = 0; i < C; i++) {
-        const int at = (e*O + o) * C + i, block = (e*down + o / FP8_BLOCK) * across + i / FP8_BLOCK;
-        double *scale = v[1] + block;
-        if (o % FP8_BLOCK == 0 && i % FP8_BLOCK == 0)
-            *scale = scale_for(v[4] + at, FP8_BLOCK * FP8_BLOCK, FP8_BLOCK, C);
-        v[3][(e*across + i / FP8_BLOCK) * down + o / FP8_BLOCK] = *scale;
-        v[0][at] = v[2][(e*C + i) * O + o] = nearest_code((double)(float)v[4][at] / *scale);
+        v[2][(e*C + i) * O + o] = v[0][(e*O + o) * C + i];
+        v[3][(e*across + i / FP8_BLOCK) * down + o / FP8_BLOCK] =
+            v[1][(e*down + o / FP8_BLOCK) * across + i / FP8_BLOCK];
+    }
+}
+static void naive_weight_from_codes(const Case *c, double **v) {
+    static const double e2m1[] = { 0, 0.5, 1, 1.5, 2, 3, 4, 6 };
+    const int O = c->O, C = c->C, across = (C + FP8_BLOCK - 1) / FP8_BLOCK, down = (O + FP8_BLOCK - 1) / FP8_BLOCK;
+    for (int i = 0; i < c->s.E * O * C; i++) {
+        const int row = i / C, code = (int)v[1][c->stride ? i / 2 : i] >> (c->stride && i % 2 ? 4 : 0);
+        const int block = (row / O * down + row % O / FP8_BLOCK) * across + i % C / FP8_BLOCK;
+        const double byte = c->stride ? v[2][i / MXFP4_BLOCK] : 0,
+            scale = !c->stride ? v[2][block] : byte >= 255 ? NAN : exp2(byte - 127);
+        v[0][i] = scale * (c->stride ? e2m1[code & 7] * (code & 8 ? -1 : 1) : case_e4m3(code));
     }
 }
 static double *decoded_rows(double **code, int rows, int C) {
@@ -737,6 +758,7 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master),
     NAIVE(muon_momentum), NAIVE(muon_limits), NAIVE(muon_add), NAIVE(muon_scale),
     NAIVE(orthogonalize), NAIVE(muon_update), NAIVE(fp8_rows), NAIVE(fp8_weight), NAIVE(fp8_up_forward),
+    NAIVE(weight_to_codes), NAIVE(weight_from_codes),
     NAIVE(fp8_linear), NAIVE(fp8_down_backward), NAIVE(fp8_columns), NAIVE(fp8_backward_weight),
     NAIVE(fp8_cross_entropy)
 };

@@ -467,3 +467,129 @@ void check_new_heads(const Device *dev) {
     for (size_t i = 0; i < COUNT(sizes) && dev->decode; i++)
         for (int shifts = 0; shifts < 2; shifts++) check_new_heads_of(dev, sizes[i].T, sizes[i].D, shifts);
 }
+
+/* ---- decode->in and decode->out: experts of a few tokens, by their definition ---------------- */
+
+typedef struct { int N, C, F, E, K; Activation f; Format format; int biases; } MlpCase;
+static double gate_of(const MlpCase *s, double g, double u) {
+    if (s->f == CLAMPED) return fmin(g, 7) / (1 + exp(-1.702 * fmin(g, 7))) * (fmax(-7, fmin(u, 7)) + 1);
+    return s->f == SWIGLU ? g / (1 + exp(-g)) * u : s->f == RELU2 ? fmax(g, 0) * fmax(g, 0) : g;
+}
+static floatX *drawn_numbers(const Device *dev, double *value, size_t n, double spread) {
+    floatX *x = dev->alloc(n * dev->floatX_size);
+    for (size_t i = 0; i < n; i++) value[i] = spread * normal();
+    dev->from_double(x, value, n);
+    dev->to_double(value, x, n);
+    return x;
+}
+/* A weight (E,O,C) of this format, and its values. */
+static Weight drawn_weight(const Device *dev, Format f, double *value, int E, int O, int C) {
+    const size_t n = (size_t)E * (size_t)O * (size_t)C, blocks = (size_t)(E * ((O + 127) / 128) * ((C + 127) / 128));
+    floatX *x = drawn_numbers(dev, value, n, 1 / sqrt(C));
+    if (f == OF_FLOATX) return (Weight){ .at = x };
+    void *code = dev->alloc(n), *scale = dev->alloc(f == OF_FP8 ? blocks * dev->real_size : n / MXFP4_BLOCK);
+    unsigned char *random = mem_alloc(n);
+    if (f == OF_FP8) dev->weight_to_codes((Fp8){ code, scale }, x, E, O, C);
+    for (size_t i = 0; i < n; i++) random[i] = (unsigned char)(uniform() * 256);
+    if (f == OF_MXFP4) dev->upload(code, random, n / 2);
+    for (size_t i = 0; i < n / MXFP4_BLOCK; i++) random[i] = (unsigned char)(117 + uniform() * 4);
+    if (f == OF_MXFP4) dev->upload(scale, random, n / MXFP4_BLOCK);
+    dev->weight_from_codes(x, (Weight){ code, scale, f }, E, O, C);
+    dev->to_double(value, x, n);
+    dev->release(x), free(random);
+    return (Weight){ code, scale, f };
+}
+static double dot_of(const double *x, const double *y, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += x[i] * y[i];
+    return sum;
+}
+static void check_decoded_mlp_of(const Device *dev, const MlpCase *s) {
+    const int N = s->N, C = s->C, F = s->F, E = s->E, K = s->K, O = IS_GATED(s->f) ? 2 * F : F;
+    enum { P = 40 };
+    const size_t X = dev->floatX_size, NK = (size_t)(N * K);
+#define DOUBLES(name, n) double *name = mem_alloc((size_t)(n) * sizeof *name)
+    DOUBLES(x, N * C);
+    DOUBLES(norm, C);
+    DOUBLES(router, E * C);
+    DOUBLES(up, E * O * C);
+    DOUBLES(down, E * F * C);
+    DOUBLES(plain, P * C);
+    DOUBLES(up_bias, E * O);
+    DOUBLES(down_bias, E * C);
+    DOUBLES(added, E);
+    DOUBLES(y, C); DOUBLES(act, F);
+    DOUBLES(want, N * C); DOUBLES(want_plain, N * P);
+    DOUBLES(got, N * C);  DOUBLES(got_plain, N * P);
+#undef DOUBLES
+    floatX *dx = drawn_numbers(dev, x, (size_t)(N * C), 1), *dnorm = drawn_numbers(dev, norm, (size_t)C, 1),
+        *drouter = drawn_numbers(dev, router, (size_t)(E * C), 1 / sqrt(C)),
+        *dup_bias = drawn_numbers(dev, up_bias, (size_t)(E * O), 1), *dadded = drawn_numbers(dev, added, (size_t)E, 1),
+        *ddown_bias = drawn_numbers(dev, down_bias, (size_t)(E * C), 1);
+    const Weight wup = drawn_weight(dev, s->format, up, E, O, C), wdown = drawn_weight(dev, s->format, down, E, C, F),
+        wplain = drawn_weight(dev, s->format, plain, 1, P, C);
+    floatX *dact = dev->alloc(NK * (size_t)F * X), *out = dev->alloc((size_t)(N * C) * X),
+        *dplain = dev->alloc((size_t)(N * P) * X);
+    const Choice choice = { dev->alloc(NK * sizeof(int)), dev->alloc(NK * dev->real_size) }, none = { 0 };
+    const Router r = { .weight = E > 1 ? drouter : NULL, .scores = TOPK_SOFTMAX, .E = E, .K = K,
+                       .added = s->biases ? dadded : NULL };
+    const Norm n = { dnorm, 1e-6f };
+    dev->decode->in(dact, dplain, choice, dx, n, r, wup, s->biases ? dup_bias : NULL, wplain, wdown,
+                    (size_t)F * (size_t)C, s->f, N, C, F, P);
+    dev->decode->out(out, dx, dact, E > 1 ? choice : none, wdown, s->biases ? ddown_bias : NULL, NULL, 0, N, E, K, F,
+                     C);
+    dev->to_double(got, out, (size_t)(N * C)), dev->to_double(got_plain, dplain, (size_t)(N * P));
+    int *expert = mem_alloc(NK * sizeof *expert);
+    dev->download(expert, choice.expert, E > 1 ? NK * sizeof *expert : 0);
+
+    /* The experts are those that it chose: in bf16 nearly equal logits may be ranked otherwise. */
+    for (int t = 0; t < N; t++) {
+        const double rms = sqrt(dot_of(x + t*C, x + t*C, C) / C + 1e-6);
+        double sum = 0, weight[8];
+        for (int c = 0; c < C; c++) y[c] = x[t*C + c] / rms * norm[c], want[t*C + c] = x[t*C + c];
+        for (int i = 0; i < P; i++) want_plain[t*P + i] = dot_of(y, plain + i*C, C);
+        for (int k = 0; k < K; k++) {
+            const int e = expert[t*K + k];
+            weight[k] = E > 1 ? exp(dot_of(y, router + e*C, C) + (s->biases ? added[e] : 0)) : 1;
+            sum += weight[k];
+            for (int j = 0; j < k; j++) check(expert[t*K + j] != e, "experts of a token differ");
+        }
+        for (int k = 0; k < K; k++) {
+            const int e = expert[t*K + k];
+            for (int i = 0; i < F; i++) {
+                double pre[2] = { 0, 0 };
+                for (int h = 0; h < O / F; h++)
+                    pre[h] = dot_of(y, up + ((size_t)(e * O + h*F + i)) * (size_t)C, C)
+                           + (s->biases ? up_bias[e * O + h*F + i] : 0);
+                act[i] = gate_of(s, pre[0], pre[1]);
+            }
+            for (int c = 0; c < C; c++)
+                want[t*C + c] += weight[k] / sum * (dot_of(act, down + ((size_t)(e * C + c)) * (size_t)F, F)
+                                                    + (s->biases ? down_bias[e * C + c] : 0));
+        }
+    }
+    const double bound = X == 2 ? 0.02 : 1e-5;
+    check_error(relative_error(got, want, (size_t)(N * C)), bound,
+                "%s decode in, out: N=%d C=%d F=%d E=%d f=%d format=%d%s", dev->name, N, C, F, E, s->f, s->format,
+                s->biases ? " biases" : "");
+    check_error(relative_error(got_plain, want_plain, (size_t)(N * P)), bound,
+                "%s decode in: its plain product, N=%d C=%d E=%d format=%d", dev->name, N, C, E, s->format);
+    floatX *all[] = { dx, dnorm, drouter, dup_bias, dadded, ddown_bias, dact, out, dplain };
+    for (size_t i = 0; i < COUNT(all); i++) dev->release(all[i]);
+    const Weight weights[] = { wup, wdown, wplain };
+    for (int i = 0; i < 3; i++) dev->release((void *)weights[i].at), dev->release((void *)weights[i].scale);
+    dev->release(choice.expert), dev->release(choice.weight);
+    free_each(x, norm, router, up, down, plain, up_bias, down_bias, added, y, want, want_plain, got, got_plain, act,
+              expert);
+}
+void check_decoded_mlp(const Device *dev) {
+    static const MlpCase cases[] = {
+        { 1, 160, 96, 5, 2, SWIGLU, OF_FLOATX, 0 },  { 1, 2880, 64, 3, 2, CLAMPED, OF_FLOATX, 1 },
+        { 1, 160, 96, 5, 2, SWIGLU, OF_FP8, 0 },     { 1, 640, 288, 3, 2, CLAMPED, OF_FP8, 1 },
+        { 1, 2304, 96, 1, 1, RELU2, OF_FP8, 0 },     { 3, 640, 288, 5, 2, SWIGLU, OF_FP8, 1 },
+        { 1, 1120, 96, 5, 2, CLAMPED, OF_MXFP4, 1 }, { 1, 2208, 1056, 2, 1, SWIGLU, OF_MXFP4, 0 },
+        { 4, 1120, 96, 5, 2, CLAMPED, OF_MXFP4, 1 }, { 2, 288, 160, 1, 1, IDENTITY, OF_FP8, 0 },
+        { 2, 160, 96, 5, 2, CLAMPED, OF_FLOATX, 1 }, { 1, 4640, 32, 40, 3, SWIGLU, OF_FP8, 0 },
+    };
+    for (size_t i = 0; i < COUNT(cases) && dev->decode; i++) check_decoded_mlp_of(dev, &cases[i]);
+}

@@ -106,6 +106,7 @@ static const struct { Shape s; const char *only; } special[] = {
     { { "matrices",  1,   1,   264,      5,   3,  1, 136, 1, 1, 2, MIXED }, "orthogonalize" },
     { { "matrices",  1,   1,   192,      5,   2,  1, 136, 1, 1, 2, MIXED }, "orthogonalize" },
     { { "matrices",  1,   1,   712,      5,   2,  1, 200, 1, 1, 2, MIXED }, "orthogonalize" },
+    { { "blocks",    1,   1,   416,      5,   3,  1, 100, 1, 1, 2, MIXED }, "weight_" },
     { { "cache",    40,   10,     4,      5,   1,  1,   1, 3, 1, 24, MIXED }, "cache" },
     { { "heads 64",   2, 215,   6,   9,  3, 1,   5, 2, 3,  64, MIXED }, "attention" },
     { { "heads 64",   1, 129,   6,   9,  3, 1,   5, 1, 8,  64, MIXED }, "attention" },
@@ -301,6 +302,7 @@ static void check_device(const Device *dev) {
     if (in_part()) PART(check_rounded_update(dev));
     if (in_part()) PART(check_unused_rows(dev));
     if (in_part()) PART(check_new_heads(dev));
+    if (in_part()) PART(check_decoded_mlp(dev));
     PART(check_rounded_routings(dev, quick && dev->is_gpu ? 4 : 40));
 }
 void test_kernels(void) {

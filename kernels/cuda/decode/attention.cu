@@ -472,9 +472,10 @@ merge_lanes(ClusterShared<HEADS, D> &s, Softmax<HEADS> &softmax) {
         if (lane < LANES) for (int e = 0; e < VECTOR; e++) s.results[warp][m][mine + e] = softmax.result[m][e];
     }
 }
-// Merges each block's warps and, in the first block, the splits: returns an element of head j.
+// Merges each block's warps and, in the first block, the splits: returns an element of head j of
+// the block's, which is `head` of the token's.
 template <int HEADS, int D> __device__ static inline float
-merge_cluster(ClusterShared<HEADS, D> &s, int j, int d, int split, int splits) {
+merge_cluster(ClusterShared<HEADS, D> &s, int j, int d, int split, int splits, const floatX *sink, int head) {
     cluster_wait();                                             // all blocks have started: their shared memory is there
     if (j < HEADS) {
         enum { WARPS = ClusterShared<HEADS, D>::WARPS };
@@ -492,7 +493,7 @@ merge_cluster(ClusterShared<HEADS, D> &s, int j, int d, int split, int splits) {
     const Partial all = merged<CLUSTER>(splits, [&](int i) {
         return Partial{ s.split_tops[i][j], s.split_sums[i][j], s.split_results[i][j][d] };
     });
-    return all.x / all.sum;
+    return all.x / (all.sum + weight_of_sink(sink, head, all.top));
 }
 
 // Moves 2*D elements per key.
@@ -552,7 +553,7 @@ void decode_cluster_kernel(floatX *out, const floatX *q, floatX *cache, const in
     attend(softmax, s, keys, key, value, j0, seen - 1);
     merge_lanes(s, softmax);
     __syncthreads();
-    const float x = merge_cluster(s, tid / D, tid % D, split, splits);
+    const float x = merge_cluster(s, tid / D, tid % D, split, splits, newest.heads.sink, head(tid / D));
     if (split == 0 && tid / D < HEADS && head0 + tid / D < h.Q)
         out[(size_t)(b * h.Q * h.G + head(tid / D)) * D + tid % D] = X(x);
 }
@@ -614,7 +615,7 @@ static void decode_attention(floatX *out, floatX *cache, const floatX *q, const 
                        newest, (Shape{ order, T, G, Q, D, window }), groups);
         return;
     }
-    decode_split(out, q, cache, NULL, position, newest, window, order, B, T, G, Q, D);
+    decode_split(out, q, cache, new_heads->sink, position, newest, window, order, B, T, G, Q, D);
 }
 static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, int width) {
     const bool w = wide((size_t)width, cache, kv);

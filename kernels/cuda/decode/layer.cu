@@ -38,6 +38,7 @@
 #include "kernels/cuda/expert.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/route.cuh"
+#include "kernels/codes.h"
 
 enum {
     MAX_TOKENS = 4,                 // with more, tensor cores are faster
@@ -58,16 +59,19 @@ struct InArgs {
     const floatX *inp;
     Norm norm;
     Router router;
-    const floatX *w, *plain_w, *next;
-    size_t next_size;                       // elements of an expert in next
+    Weight w, plain_w, next;
+    const floatX *bias;
+    size_t next_bytes;                      // of an expert in next
     const floatX *logits;               // of decode_router, which has left x normalized in inp; NULL: there was none
     Activation f;
     int N, C, O, P;
-    int x_elements;                         // of InShared.x
+    int x_row, x_elements;                  // of InShared.x, for a token and in all
 };
 struct OutArgs {
     floatX *out;
-    const floatX *residual, *inp, *w, *bias;
+    const floatX *residual, *inp;
+    Weight w;
+    const floatX *expert_bias, *bias;
     Choice choice;                          // of the last decode_in; NULLs: one expert
     float scale;                            // of what is added to the residual
     int N, E, K, C, O, rows;                // rows: of w, that is, columns of the result, for each block
@@ -80,6 +84,9 @@ __device__ static inline int second_row(int first, int width, bool gated) {
     return gated ? first + width : min(first + 1, width - 1);
 }
 
+__device__ static inline real gated_act(real gate, real up, Activation f) {
+    return f == CLAMPED ? slope_of<CLAMPED>(gate, up).act : slope_of<SWIGLU>(gate, up).act;
+}
 // Not of a gated expert.
 __device__ static inline real activated(real pre, Activation f) {
     return f == IDENTITY ? pre : f == GELU ? slope_of<GELU>(pre, 0).act : slope_of<RELU2>(pre, 0).act;
@@ -98,9 +105,91 @@ __device__ static inline Vec normalized(const Vec &x, float rstd, const Vec &wei
     return y;
 }
 // Requests lines of 128 bytes for L2: the index-th of them and every step-th after it.
-__device__ static inline void prefetch(const floatX *from, unsigned lines, unsigned index, unsigned step) {
+__device__ static inline void prefetch(const void *from, unsigned lines, unsigned index, unsigned step) {
     #pragma unroll 1
     for (unsigned i = index; i < lines; i += step) prefetch_line((const char *)from + (size_t)i * 128);
+}
+
+// ---- rows of weights ----------------------------------------------------------------------------
+//
+// A lane reads 16 bytes of a row at once: a Piece of PER elements, BLOCKS times BLOCK, whose codes
+// have one scale. A warp reads WIDE elements. In shared memory a token's elements are in such an
+// order that lanes read block j of their pieces without conflicts of banks (position_of): the first
+// at c - lane (PER - BLOCK), the next WIDE / BLOCKS further. Of floats that is the order of memory.
+//
+// Codes become halves, exactly: e4m3 by an instruction, e2m1 by shifts, as 2^-14 of their value.
+
+template <Format F> struct Row { const unsigned char *at, *scale; };
+template <Format F> __device__ static inline Row<F> row_of(const Weight &w, unsigned e, int o, int O, int C) {
+    const unsigned row = e * O + o;
+    const unsigned char *const at = (const unsigned char *)w.at, *const scale = (const unsigned char *)w.scale;
+    if (F == OF_FLOATX) return { at + (size_t)row * (C * sizeof(floatX)), NULL };
+    if (F == OF_MXFP4) return { at + (size_t)row * (C / 2), scale + (size_t)row * (C / MXFP4_BLOCK) };
+    const unsigned down = (O + FP8_BLOCK - 1) / FP8_BLOCK, across = (C + FP8_BLOCK - 1) / FP8_BLOCK;
+    return { at + (size_t)row * C, scale + (size_t)(e * down + o / FP8_BLOCK) * (across * sizeof(float)) };
+}
+
+template <Format F> struct Piece {
+    enum { PER = F == OF_FP8 ? 16 : 32, BLOCK = 8, BLOCKS = PER / BLOCK, WIDE = 32 * PER };
+    uint4 code;
+    float scale;
+    __device__ void clear(void) { code = { 0, 0, 0, 0 }, scale = 0; }
+    __device__ void load(Row<F> row, int c) {
+        code = *(const uint4 *)(row.at + (F == OF_FP8 ? c : c / 2));
+        if (F == OF_FP8) scale = ((const float *)row.scale)[c / FP8_BLOCK];
+        else scale = scale_of_4_bits(row.scale[c / MXFP4_BLOCK]) * 16384;
+    }
+    __device__ uint32_t word(int i) const { return i == 0 ? code.x : i == 1 ? code.y : i == 2 ? code.z : code.w; }
+    // Block j, without the scale.
+    __device__ void widen(float (&x)[BLOCK], int j) const {
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t w = word(F == OF_FP8 ? 2 * j + i / 2 : j);
+            const uint32_t two = F == OF_FP8 ? halves_of_codes(i % 2 ? w >> 16 : w)
+                : ((i < 3 ? w << (12 - 4 * i) : w) & 0x80008000) | ((i < 3 ? w << (9 - 4 * i) : w >> 3) & 0x0e000e00);
+            x[F == OF_FP8 ? 2 * i : i] = unpack_half(two, 0);
+            x[F == OF_FP8 ? 2 * i + 1 : i + 4] = unpack_half(two, 1);
+        }
+    }
+};
+template <> struct Piece<OF_FLOATX> {
+    enum { PER = VECTOR, BLOCK = VECTOR, BLOCKS = 1, WIDE = CHUNK };
+    Vec w;
+    __device__ void clear(void) { w = Vec{}; }
+    __device__ void load(Row<OF_FLOATX> row, int c) { w = load_vec((const floatX *)row.at + c); }
+    __device__ void widen(float (&x)[BLOCK], int) const { for (int i = 0; i < BLOCK; i++) x[i] = element(w, i); }
+};
+template <Format F> __device__ static inline float scale_of(const Piece<F> &p) {
+    if constexpr (F == OF_FLOATX) return 1; else return p.scale;
+}
+// The product with PER elements; or with those whose blocks are `apart` from each other, from x on.
+template <Format F> __device__ static inline float
+product(const Piece<F> &w, const Pack<Piece<F>::BLOCK> (&x)[Piece<F>::BLOCKS]) {
+    typedef Piece<F> P;
+    float sum = 0;
+    #pragma unroll
+    for (int j = 0; j < P::BLOCKS; j++) {
+        float y[P::BLOCK];
+        w.widen(y, j);
+        #pragma unroll
+        for (int i = 0; i < P::BLOCK; i++) sum += y[i] * element(x[j], i);
+    }
+    return F == OF_FLOATX ? sum : sum * scale_of(w);
+}
+template <Format F> __device__ static inline float product(const Piece<F> &w, const floatX *x, int apart) {
+    typedef Piece<F> P;
+    Pack<P::BLOCK> v[P::BLOCKS];
+    #pragma unroll
+    for (int j = 0; j < P::BLOCKS; j++) v[j] = load<P::BLOCK>(x + j * apart);
+    return product(w, v);
+}
+template <Format F> __device__ static inline int position_of(int c) {
+    typedef Piece<F> P;
+    const int i = c % P::WIDE, lane = i / P::PER, j = i % P::PER / P::BLOCK;
+    return F == OF_FLOATX ? c : c - i + (j * 32 + lane) * P::BLOCK + i % P::BLOCK;
+}
+static size_t row_bytes(Format f, size_t C) {
+    return f == OF_FLOATX ? C * sizeof(floatX) : f == OF_FP8 ? C : C / 2;
 }
 
 // ---- 2 to 4 tokens: rows times tokens -----------------------------------------------------------
@@ -133,39 +222,62 @@ __device__ static int active_experts(short *active, short *slot, const int *expe
 }
 
 // CHUNKS chunks of a row, from this lane's element `from` on. Loads, also of several rows, overlap.
+template <Format F, int CHUNKS> __device__ static inline void load_chunks(Piece<F> (&w)[CHUNKS], Row<F> row, int from,
+                                                                          int C) {
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; i++) if (from + i * Piece<F>::WIDE < C) w[i].load(row, from + i * Piece<F>::WIDE);
+}
 template <int CHUNKS> __device__ static inline void load_chunks(Vec (&w)[CHUNKS], const floatX *row, int from, int C) {
     #pragma unroll
     for (int i = 0; i < CHUNKS; i++) if (from + i * CHUNK < C) w[i] = load_vec(row + from + i * CHUNK);
 }
-// sum[r][n] += the product of these chunks of row r and those of token n. by_token: x has a row for
-// each token; else x's row for token n is at[n]. Tokens with at[n] < 0 are left out.
-template <int ROWS, int NT, bool by_token, int CHUNKS> __device__ static inline void
-add_chunks(float sum[ROWS][NT], const Vec (&w)[ROWS][CHUNKS], const floatX *x, const int at[NT], int from, int C) {
+// sum[r][n] += the product of these chunks of row r and those of token n. by_token: x has a row of
+// X elements in shared memory for each token; else x's row for token n is at[n], in the order of
+// memory. Tokens with at[n] < 0 are left out.
+template <int ROWS, int NT, bool by_token, Format F, int CHUNKS> __device__ static inline void
+add_chunks(float sum[ROWS][NT], const Piece<F> (&w)[ROWS][CHUNKS], const floatX *x, const int at[NT], int from, int C,
+           int X) {
+    typedef Piece<F> P;
+    const int back = by_token ? threadIdx.x % 32 * (P::PER - P::BLOCK) : 0, apart = by_token ? 32 * P::BLOCK : P::BLOCK;
     #pragma unroll
-    for (int i = 0; i < CHUNKS; i++)
-        if (from + i * CHUNK < C)
+    for (int i = 0; i < CHUNKS; i++) {
+        const int c = from + i * P::WIDE;
+        if (c >= C) continue;
+        float part[ROWS][NT] = {};
+        #pragma unroll
+        for (int j = 0; j < P::BLOCKS; j++) {
+            float y[ROWS][P::BLOCK];
+            #pragma unroll
+            for (int r = 0; r < ROWS; r++) w[r][i].widen(y[r], j);
             #pragma unroll
             for (int n = 0; n < NT; n++)
                 if (at[n] >= 0) {
-                    const Vec v = load_vec(x + (size_t)(by_token ? n : at[n]) * C + from + i * CHUNK);
+                    const size_t from_row = (size_t)(by_token ? n : at[n]) * X;
+                    const Pack<P::BLOCK> v = load<P::BLOCK>(x + from_row + c - back + j * apart);
                     #pragma unroll
                     for (int r = 0; r < ROWS; r++)
-                        for (int j = 0; j < VECTOR; j++) sum[r][n] += element(w[r][i], j) * element(v, j);
+                        for (int k = 0; k < P::BLOCK; k++) part[r][n] += y[r][k] * element(v, k);
                 }
+        }
+        #pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            #pragma unroll
+            for (int n = 0; n < NT; n++) sum[r][n] += scale_of(w[r][i]) * part[r][n];
+    }
 }
 // sum[r][n] = <row r, x of token n>, C elements, in every lane. w: first chunks, requested.
-template <int ROWS, int NT, bool by_token, int CHUNKS> __device__ static inline void
-dot_rows(float sum[ROWS][NT], Vec (&w)[ROWS][CHUNKS], const floatX *const row[ROWS], const floatX *x,
-         const int at[NT], int C) {
+template <int ROWS, int NT, bool by_token, Format F, int CHUNKS> __device__ static inline void
+dot_rows(float sum[ROWS][NT], Piece<F> (&w)[ROWS][CHUNKS], const Row<F> (&row)[ROWS], const floatX *x,
+         const int at[NT], int C, int X) {
     const int lane = threadIdx.x % 32;
     #pragma unroll
     for (int r = 0; r < ROWS; r++)
         #pragma unroll
         for (int n = 0; n < NT; n++) sum[r][n] = 0;
     #pragma unroll 1
-    for (int from = lane * VECTOR; ; ) {
-        add_chunks<ROWS, NT, by_token, CHUNKS>(sum, w, x, at, from, C);
-        if ((from += CHUNKS * CHUNK) - lane * VECTOR >= C) break;
+    for (int from = lane * Piece<F>::PER; ; ) {
+        add_chunks<ROWS, NT, by_token>(sum, w, x, at, from, C, X);
+        if ((from += CHUNKS * Piece<F>::WIDE) - lane * Piece<F>::PER >= C) break;
         #pragma unroll
         for (int r = 0; r < ROWS; r++) load_chunks(w[r], row[r], from, C);
     }
@@ -197,7 +309,7 @@ static size_t in_shared_bytes(int N, size_t x, int E, int K) {
 }
 
 // x = rmsnorm_forward(inp) of a token, by a warp. weight: norm.weight's first chunks, requested.
-template <int CHUNKS> __device__ static inline void
+template <Format F, int CHUNKS> __device__ static inline void
 normalize_token(floatX *x, const floatX *inp, const Vec (&weight)[CHUNKS], Norm norm, int C) {
     const int first = threadIdx.x % 32 * VECTOR;
     Vec v[CHUNKS];
@@ -211,21 +323,25 @@ normalize_token(floatX *x, const floatX *inp, const Vec (&weight)[CHUNKS], Norm 
     const real rstd = 1 / sqrtf(warp_sum(sum) / C + norm.eps);
     #pragma unroll
     for (int i = 0; i < CHUNKS; i++)
-        if (first + i * CHUNK < C) store_vec(x + first + i * CHUNK, normalized(v[i], rstd, weight[i]));
+        if (first + i * CHUNK < C) store_vec(x + position_of<F>(first + i * CHUNK), normalized(v[i], rstd, weight[i]));
     #pragma unroll 1
     for (int c = first + CHUNKS * CHUNK; c < C; c += CHUNK)
-        store_vec(x + c, normalized(load_vec(inp + c), rstd, load_vec(norm.weight + c)));
+        store_vec(x + position_of<F>(c), normalized(load_vec(inp + c), rstd, load_vec(norm.weight + c)));
+}
+__device__ static inline Row<OF_FLOATX> router_row(const InArgs &p, int e) {
+    return row_of<OF_FLOATX>({ p.router.weight, NULL, OF_FLOATX }, 0, e, p.router.E, p.C);
 }
 // s.logits, a warp per (token, expert). w: first chunks of its first router row, requested.
-__device__ static inline void logits_of_tokens(const InShared &s, Vec (&w)[1][IN_CHUNKS], const InArgs &p) {
+__device__ static inline void logits_of_tokens(const InShared &s, Piece<OF_FLOATX> (&w)[1][IN_CHUNKS],
+                                               const InArgs &p) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, E = p.router.E;
     #pragma unroll 1
     for (int i = warp; i < p.N * E; i += WARPS) {
-        const floatX *row[1] = { p.router.weight + (size_t)(i % E) * p.C };
+        const Row<OF_FLOATX> row[1] = { router_row(p, i % E) };
         const int token[1] = { i / E };
         float sum[1][1];
         if (i != warp || warp >= E) load_chunks(w[0], row[0], lane * VECTOR, p.C);
-        dot_rows<1, 1, false, IN_CHUNKS>(sum, w, row, s.x, token, p.C);
+        dot_rows<1, 1, false>(sum, w, row, s.x, token, p.C, p.C);
         if (lane == 0) s.logits[i] = X(sum[0][0]);
     }
 }
@@ -299,29 +415,34 @@ __device__ static inline void store_choice(const InShared &s, const InArgs &p, i
     for (int k = lane; k < r.K && r.scale > 0; k += 32) weight[k] *= r.scale;
 }
 // Row pair `pair` of active expert a, or of the plain product, times all its tokens, by a warp.
-template <bool gated> __device__ static inline void multiply_pair(const InShared &s, const InArgs &p, int a, int pair,
-                                                                  bool plain) {
+template <Format F, bool gated> __device__ static inline void
+multiply_pair(const InShared &s, const InArgs &p, int a, int pair, bool plain) {
     const int lane = threadIdx.x % 32, C = p.C, width = plain ? p.P : p.O;
     const int o = first_row(pair, gated && !plain), second = second_row(o, width, gated && !plain);
     const size_t e = plain || !p.router.weight ? 0 : s.active[a];
-    const floatX *from = plain ? p.plain_w : p.w + e * p.O * (gated ? 2 : 1) * C;
-    const floatX *row[2] = { from + (size_t)o * C, from + (size_t)second * C };
+    const int rows = gated && !plain ? 2 * width : width;
+    const Weight &from = plain ? p.plain_w : p.w;
+    const Row<F> row[2] = { row_of<F>(from, e, o, rows, C), row_of<F>(from, e, second, rows, C) };
+    const floatX *const bias = plain || !p.bias ? NULL : p.bias + e * rows;
     int to[MAX_TOKENS];                                                 // row of the result
     #pragma unroll
     for (int n = 0; n < MAX_TOKENS; n++) to[n] = n >= p.N ? -1 : plain || !p.router.weight ? n : s.slot[a * p.N + n];
-    Vec w[2][IN_CHUNKS];
-    load_chunks(w[0], row[0], lane * VECTOR, C);
-    load_chunks(w[1], row[1], lane * VECTOR, C);
+    Piece<F> w[2][IN_CHUNKS];
+    load_chunks(w[0], row[0], lane * Piece<F>::PER, C);
+    load_chunks(w[1], row[1], lane * Piece<F>::PER, C);
     float sum[2][MAX_TOKENS];
-    dot_rows<2, MAX_TOKENS, true, IN_CHUNKS>(sum, w, row, s.x, to, C);
+    dot_rows<2, MAX_TOKENS, true>(sum, w, row, s.x, to, C, p.x_row);
     if (lane) return;
+    auto pre = [&](int r, int n) {
+        const real x = R(X(sum[r][n]));
+        return bias ? R(X(x + R(bias[r ? second : o]))) : x;
+    };
     #pragma unroll
     for (int n = 0; n < MAX_TOKENS; n++) {
         floatX *result = (plain ? p.plain : p.out) + (size_t)to[n] * width + o;
         if (to[n] < 0) continue;
-        if (gated && !plain) *result = X(slope_of<SWIGLU>(R(X(sum[0][n])), R(X(sum[1][n]))).act);
-        else for (int r = 0; r < 2 && o + r < width; r++)
-            result[r] = X(activated(R(X(sum[r][n])), plain ? IDENTITY : p.f));
+        if (gated && !plain) *result = X(gated_act(pre(0, n), pre(1, n), p.f));
+        else for (int r = 0; r < 2 && o + r < width; r++) result[r] = X(activated(pre(r, n), plain ? IDENTITY : p.f));
     }
 }
 
@@ -331,13 +452,15 @@ static __global__ __launch_bounds__(THREADS) void decode_router_kernel(floatX *x
     floatX *const normed = (floatX *)shared;
     const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * VECTOR, E = p.router.E,
         unit = blockIdx.x * WARPS + warp;
-    const floatX *row[1] = { p.router.weight + (size_t)(unit % E) * p.C };
-    Vec norm[ROUTER_CHUNKS], w[1][ROUTER_CHUNKS];
+    const Row<OF_FLOATX> row[1] = { router_row(p, unit % E) };
+    const floatX added = p.router.added ? p.router.added[unit % E] : X(0);
+    Vec norm[ROUTER_CHUNKS];
+    Piece<OF_FLOATX> w[1][ROUTER_CHUNKS];
     let_next_start();
     load_chunks(norm, p.norm.weight, first, p.C);
     load_chunks(w[0], row[0], first, p.C);
     wait_for_previous();
-    if (warp < p.N) normalize_token(normed + warp * p.C, p.inp + (size_t)warp * p.C, norm, p.norm, p.C);
+    if (warp < p.N) normalize_token<OF_FLOATX>(normed + warp * p.C, p.inp + (size_t)warp * p.C, norm, p.norm, p.C);
     __syncthreads();
     #pragma unroll 1
     for (int i = threadIdx.x * VECTOR; blockIdx.x == 0 && i < p.N * p.C; i += THREADS * VECTOR)
@@ -345,36 +468,39 @@ static __global__ __launch_bounds__(THREADS) void decode_router_kernel(floatX *x
     if (unit >= p.N * E) return;
     const int token[1] = { unit / E };
     float sum[1][1];
-    dot_rows<1, 1, false, ROUTER_CHUNKS>(sum, w, row, normed, token, p.C);
-    if (first == 0) logits[unit] = X(sum[0][0]);
+    dot_rows<1, 1, false>(sum, w, row, normed, token, p.C, p.C);
+    if (first == 0) logits[unit] = p.router.added ? X(R(X(sum[0][0])) + R(added)) : X(sum[0][0]);
 }
 
 // Reads (active experts' rows + P) * C elements once; norm and router in every block, from L2.
-template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void decode_in_kernel(const InArgs p) {
+template <Format F, bool gated> static __global__ __launch_bounds__(THREADS, 2) void decode_in_kernel(const InArgs p) {
     extern __shared__ __align__(16) unsigned char shared[];
     const InShared s(shared, p);
     const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * VECTOR;
 
     // Before the wait: the norm's weights, and of every warp a row of the router.
     if (!p.router.weight) let_next_start();
-    Vec norm[IN_CHUNKS], router[1][IN_CHUNKS];
+    Vec norm[IN_CHUNKS];
+    Piece<OF_FLOATX> router[1][IN_CHUNKS];
     if (!p.logits) load_chunks(norm, p.norm.weight, first, p.C);
-    if (p.router.weight && !p.logits)
-        load_chunks(router[0], p.router.weight + (size_t)(warp % p.router.E) * p.C, first, p.C);
+    if (F == OF_FLOATX && p.router.weight && !p.logits)                 // of codes decode_router is there
+        load_chunks(router[0], router_row(p, warp % p.router.E), first, p.C);
     const unsigned index = (unsigned)global_index(), threads = gridDim.x * THREADS;
-    prefetch(p.plain_w, (unsigned)divide_up((size_t)p.P * p.C * sizeof(floatX), 128), index, threads);
+    const size_t plain_bytes = (size_t)p.P * p.C * sizeof(floatX) / (F == OF_FLOATX ? 1 : sizeof(floatX));
+    prefetch(p.plain_w.at, (unsigned)divide_up(plain_bytes, 128), index, threads);
     wait_for_previous();
 
-    if (!p.logits && warp < p.N) normalize_token(s.x + warp * p.C, p.inp + (size_t)warp * p.C, norm, p.norm, p.C);
+    if (!p.logits && warp < p.N)
+        normalize_token<F>(s.x + warp * p.x_row, p.inp + (size_t)warp * p.C, norm, p.norm, p.C);
     #pragma unroll 1
     for (int i = threadIdx.x * VECTOR; p.logits && i < p.N * p.C; i += THREADS * VECTOR)
-        store_vec(s.x + i, load_vec(p.inp + i));
+        store_vec(s.x + (F == OF_FLOATX ? i : i / p.C * p.x_row + position_of<F>(i % p.C)), load_vec(p.inp + i));
     #pragma unroll 1
     for (int i = threadIdx.x; p.logits && i < p.N * p.router.E; i += THREADS) s.logits[i] = p.logits[i];
     __syncthreads();
     int count = 1;
     if (p.router.weight) {
-        if (!p.logits) {
+        if (F == OF_FLOATX && !p.logits) {
             logits_of_tokens(s, router, p);
             __syncthreads();
         }
@@ -390,20 +516,21 @@ template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void decod
     for (int u = blockIdx.x * WARPS + warp; u < units; u += gridDim.x * WARPS) {
         const bool plain = u >= routed;
         const int a = plain ? 0 : u / pairs;
-        multiply_pair<gated>(s, p, a, plain ? u - routed : u - a * pairs, plain);
+        multiply_pair<F, gated>(s, p, a, plain ? u - routed : u - a * pairs, plain);
     }
 
-    if (!p.next || !p.router.weight) return;
-    const unsigned lines = (unsigned)divide_up(p.next_size * sizeof(floatX), 128);
+    if (!p.next.at || !p.router.weight) return;
+    const unsigned lines = (unsigned)divide_up(p.next_bytes, 128);
     #pragma unroll 1
-    for (int a = 0; a < count; a++) prefetch(p.next + s.active[a] * p.next_size, lines, index, threads);
+    for (int a = 0; a < count; a++)
+        prefetch((const char *)p.next.at + s.active[a] * p.next_bytes, lines, index, threads);
 }
 
 // ---- 2 to 4 tokens: decode_out ------------------------------------------------------------------
 
 // A block computes `rows` columns of the result for all tokens. A warp multiplies a row of an
 // active expert with its tokens; then a thread per (row, token) adds up. Reads C * O per expert.
-static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const OutArgs p) {
+template <Format F> static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const OutArgs p) {
     extern __shared__ __align__(16) unsigned char shared[];
     const int S = p.N * p.K, warp = threadIdx.x / 32, first = blockIdx.x * p.rows, rows = min(p.rows, p.O - first);
     real *const products = (real *)shared;                                              // (rows,S)
@@ -412,9 +539,9 @@ static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const Out
     short *const active = (short *)(expert + S), *const slot = active + S;              // (S) (S,N)
 
     // With one expert every warp requests its first row before the kernel before has ended.
-    Vec w[1][OUT_CHUNKS];
-    const int lane = threadIdx.x % 32;
-    if (!p.choice.expert && warp < rows) load_chunks(w[0], p.w + (size_t)(first + warp) * p.C, lane * VECTOR, p.C);
+    Piece<F> w[1][F == OF_MXFP4 ? 2 : OUT_CHUNKS];
+    const int chunk0 = threadIdx.x % 32 * Piece<F>::PER, lane = threadIdx.x % 32;
+    if (!p.choice.expert && warp < rows) load_chunks(w[0], row_of<F>(p.w, 0, first + warp, p.O, p.C), chunk0, p.C);
     let_next_start();
     wait_for_previous();
 
@@ -435,13 +562,13 @@ static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const Out
     for (int i = warp; i < rows * count; i += WARPS) {
         const int r = i % rows, a = i / rows;
         const size_t e = p.choice.expert ? active[a] : 0;
-        const floatX *row[1] = { p.w + (e * p.O + first + r) * p.C };
-        if (p.choice.expert || i != warp) load_chunks(w[0], row[0], lane * VECTOR, p.C);
+        const Row<F> row[1] = { row_of<F>(p.w, e, first + r, p.O, p.C) };
+        if (p.choice.expert || i != warp) load_chunks(w[0], row[0], chunk0, p.C);
         int from[MAX_TOKENS];                                           // row of the input
         #pragma unroll
         for (int n = 0; n < MAX_TOKENS; n++) from[n] = n >= p.N ? -1 : !p.choice.expert ? n : slot[a * p.N + n];
         float sum[1][MAX_TOKENS];
-        dot_rows<1, MAX_TOKENS, false, OUT_CHUNKS>(sum, w, row, p.inp, from, p.C);
+        dot_rows<1, MAX_TOKENS, false>(sum, w, row, p.inp, from, p.C, p.C);
         #pragma unroll
         for (int n = 0; n < MAX_TOKENS; n++) if (lane == 0 && from[n] >= 0) products[r * S + from[n]] = R(X(sum[0][n]));
     }
@@ -450,7 +577,10 @@ static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const Out
     if (token >= p.N) return;
     real sum = bias;
     #pragma unroll 1
-    for (int k = 0; k < p.K; k++) sum += weight[token * p.K + k] * products[mine * S + token * p.K + k];
+    for (int k = token * p.K; k < (token + 1) * p.K; k++) {
+        const real more = p.expert_bias ? R(p.expert_bias[(size_t)expert[k] * p.O + first + mine]) : 0;
+        sum += weight[k] * (products[mine * S + k] + more);
+    }
     p.out[to] = X(old + p.scale * R(X(sum)));
 }
 
@@ -563,7 +693,7 @@ struct InBlock {
         number = blockIdx.x - choosing;
         #pragma unroll 1
         while (slot < K && number >= slot_blocks) number -= slot_blocks, slot++;
-        plain = slot == K, gated = p.f == SWIGLU && !plain, routed = choosing && !plain;
+        plain = slot == K, gated = IS_GATED(p.f) && !plain, routed = choosing && !plain;
         width = plain ? p.P : p.O, pairs = pairs_of(width, gated);
         stride = plain ? gridDim.x - choosing - K * slot_blocks : slot_blocks;
     }
@@ -589,17 +719,19 @@ take_token(Vec (&v)[CHUNKS], const InShared &s, const Vec (&norm)[CHUNKS], const
     if (own < C) store_vec(s.x + own, mine);
     __syncthreads();
 }
+// The expert of the block's slot, from the logits of decode_router.
+__device__ static inline int ranked_expert(const InBlock &at, const InShared &s, const InArgs &p) {
+    #pragma unroll 1
+    for (int i = threadIdx.x; i < p.router.E; i += THREADS) s.logits[i] = p.logits[i];
+    __syncthreads();
+    rank_experts(s, p);
+    return s.expert[at.slot];
+}
 // The expert of the block's slot. w: the warp's first router row, requested, or unused.
 template <int CHUNKS, class At> __device__ static inline int
 expert_of(const InBlock &at, const InShared &s, Vec (&w)[CHUNKS], At x, const InArgs &p) {
-    const int lane = threadIdx.x % 32, E = p.router.E, K = p.router.K;
-    if (p.logits) {
-        #pragma unroll 1
-        for (int i = threadIdx.x; i < E; i += THREADS) s.logits[i] = p.logits[i];
-        __syncthreads();
-        rank_experts(s, p);
-        return s.expert[at.slot];
-    }
+    const int lane = threadIdx.x % 32, K = p.router.K;
+    if (p.logits) return ranked_expert(at, s, p);
     int chosen;
     router_logits(s.logits, w, x, p);
     const int e = best_experts(chosen, s.logits, p.router, at.stores_choice ? K : at.slot + 1);
@@ -625,11 +757,23 @@ __device__ static inline int expert_by_keys(const InBlock &at, const InShared &s
     return e;
 }
 
+// Results of a pair of rows, from this lane's part of their sums. e: the expert, for its bias.
+__device__ static inline void
+store_pair(float first, float second, int pair, int e, const InBlock &at, const InArgs &p) {
+    const int lane = threadIdx.x % 32, o = at.gated ? pair : 2 * pair + lane / 16;
+    const int row = at.gated ? pair + lane / 16 * at.width : min(o, at.width - 1);
+    floatX *const out = at.plain ? p.plain : p.out + at.slot * at.width;
+    real pre = R(X(two_warp_sums(first, second)));
+    if (p.bias && !at.plain && pair < at.pairs)
+        pre = R(X(pre + R(p.bias[(size_t)e * at.width * (at.gated ? 2 : 1) + row])));
+    const real up = __shfl_xor_sync(ALL, pre, 16);
+    if (lane % 16 == 0 && pair < at.pairs && o < at.width && !(at.gated && lane))
+        out[o] = X(at.gated ? gated_act(pre, up, p.f) : activated(pre, at.plain ? IDENTITY : p.f));
+}
 // Pair `pair` of the block's rows, in w, and every further one, times the token.
 template <int CHUNKS, class At, class RowsOf> __device__ static inline void
-multiply_pairs(Vec (&w)[2][CHUNKS], int pair, const InBlock &at, At x, RowsOf rows_of, const InArgs &p) {
-    const int lane = threadIdx.x % 32, C = p.C;
-    floatX *const out = at.plain ? p.plain : p.out + at.slot * at.width;
+multiply_pairs(Vec (&w)[2][CHUNKS], int pair, int e, const InBlock &at, At x, RowsOf rows_of, const InArgs &p) {
+    const int C = p.C;
     #pragma unroll 1
     for (;;) {
         // else the compiler reads x once, to registers that are not there
@@ -645,12 +789,45 @@ multiply_pairs(Vec (&w)[2][CHUNKS], int pair, const InBlock &at, At x, RowsOf ro
             if (after < at.pairs)
                 w[0][i] = load_chunk<CHUNKS>(row[0], i, C), w[1][i] = load_chunk<CHUNKS>(row[1], i, C);
         }
-        const real pre = R(X(two_warp_sums(first, second))), up = __shfl_xor_sync(ALL, pre, 16);
-        const int o = at.gated ? pair : 2 * pair + lane / 16;
-        if (lane % 16 == 0 && pair < at.pairs && o < at.width && !(at.gated && lane))
-            out[o] = X(at.gated ? slope_of<SWIGLU>(pre, up).act : activated(pre, at.plain ? IDENTITY : p.f));
+        store_pair(first, second, pair, e, at, p);
         if ((pair = after) >= at.pairs) break;
     }
+}
+// The same of codes, and of long rows: CHUNKS chunks of both at a time. x: in shared memory.
+template <Format F, int CHUNKS, class RowsOf> __device__ static inline void
+multiply_long(Piece<F> (&w)[2][CHUNKS], int pair, int e, const InBlock &at, const floatX *x, RowsOf rows_of,
+              const InArgs &p) {
+    typedef Piece<F> P;
+    const int lane = threadIdx.x % 32, C = p.C, parts = (C + CHUNKS * P::WIDE - 1) / (CHUNKS * P::WIDE);
+    float first = 0, second = 0;
+    int part = 0;
+    #pragma unroll 1
+    for (;;) {
+        const bool ends = part + 1 == parts;
+        const int after = ends ? pair + at.stride * WARPS : pair, next = ends ? 0 : part + 1;
+        Row<F> row[2];
+        rows_of(after, row);
+        #pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {              // the next chunks are requested as these are used
+            const int from = (part * CHUNKS + i) * P::WIDE, to = (next * CHUNKS + i) * P::WIDE + lane * P::PER;
+            if (from + lane * P::PER < C) {
+                first += product(w[0][i], x + from + lane * P::BLOCK, 32 * P::BLOCK);
+                second += product(w[1][i], x + from + lane * P::BLOCK, 32 * P::BLOCK);
+            }
+            if (after < at.pairs && to < C) w[0][i].load(row[0], to), w[1][i].load(row[1], to);
+        }
+        if (ends) {
+            store_pair(first, second, pair, e, at, p);
+            first = second = 0;
+        }
+        if (after >= at.pairs) break;
+        pair = after, part = next;
+    }
+}
+
+__device__ static inline void prefetch_expert(int e, const InBlock &at, const InArgs &p) {
+    prefetch((const char *)p.next.at + e * p.next_bytes, (unsigned)(p.next_bytes / 128),
+             at.number * THREADS + threadIdx.x, at.stride * THREADS);
 }
 
 // Reads what decode_in_kernel reads. Every block chooses experts for itself.
@@ -662,8 +839,9 @@ void decode_in_one_kernel(const InArgs p, int slot_blocks) {
     const InBlock at(p, slot_blocks);
     const floatX *const router = p.router.weight;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, C = p.C;
-    const floatX *from = (at.plain ? p.plain_w : p.w) + lane * VECTOR;
-    const unsigned lines = (unsigned)(p.next_size * sizeof(floatX) / 128);
+    const floatX *from = (const floatX *)(at.plain ? p.plain_w : p.w).at + lane * VECTOR;
+    const unsigned lines = (unsigned)(p.next_bytes / 128);
+    int e = 0;
     Vec w[2][CHUNKS], norm[CHUNKS], v[CHUNKS];
     auto rows_of = [&](int i, const floatX *(&row)[2]) {
         const int o = first_row(min(i, at.pairs - 1), at.gated);
@@ -689,40 +867,110 @@ void decode_in_one_kernel(const InArgs p, int slot_blocks) {
     if (!quick) take_token(v, s, norm, p);
     auto x = [&](int i) { return together ? load_vec(s.x + min(i * CHUNK + lane * VECTOR, C - VECTOR)) : v[i]; };
     if (at.routed) {
-        const int e = quick ? expert_by_keys(at, s, p) : expert_of(at, s, w[0], x, p);
+        e = quick ? expert_by_keys(at, s, p) : expert_of(at, s, w[0], x, p);
         if (at.stores_choice) {
             if (warp == 0) store_choice(s, p, 0, true);
             return;
         }
         from += (size_t)e * (at.gated ? 2 * at.width : at.width) * C;
         load_pair(pair);
-        if (p.next && p.P)
-            prefetch(p.next + e * p.next_size, lines, at.number * THREADS + threadIdx.x, at.stride * THREADS);
+        if (p.next.at && p.P) prefetch_expert(e, at, p);
         if (quick) take_token(v, s, norm, p);
     }
 
-    multiply_pairs(w, pair, at, x, rows_of, p);
-    if (p.next && p.P && !router) prefetch(p.next, lines, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
+    multiply_pairs(w, pair, e, at, x, rows_of, p);
+    if (p.next.at && p.P && !router)
+        prefetch(p.next.at, lines, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
+}
+
+// The same of codes, and of long rows. The token is in shared memory; a router has had a
+// decode_router. first: norm.weight of this thread's first vector, requested.
+template <Format F> __device__ static inline void take_long(floatX *x, const Vec &first, const InArgs &p) {
+    const int C = p.C;
+    float rstd = 1, sum = 0;
+    if (!p.logits) {
+        #pragma unroll 4
+        for (int c = threadIdx.x % 32 * VECTOR; c < C; c += CHUNK) {
+            const Vec v = load_vec(p.inp + c);
+            sum += product(v, v);
+        }
+        rstd = rsqrtf(__fdividef(warp_sum(sum), (float)C) + p.norm.eps);
+    }
+    #pragma unroll 1
+    for (int c = threadIdx.x * VECTOR; c < C; c += THREADS * VECTOR) {
+        Vec v = load_vec(p.inp + c);
+        if (!p.logits) v = normalized(v, rstd, c < THREADS * VECTOR ? first : load_vec(p.norm.weight + c));
+        store_vec(x + position_of<F>(c), v);
+    }
+    __syncthreads();
+}
+__host__ __device__ constexpr int long_blocks(int chunks) { return chunks <= 2 ? 3 : 2; }
+template <Format F, int CHUNKS> static __global__ __launch_bounds__(THREADS, long_blocks(CHUNKS))
+void decode_in_long_kernel(const InArgs p, int slot_blocks) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    const InShared s(shared, p);
+    const InBlock at(p, slot_blocks);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, C = p.C;
+    const unsigned lines = (unsigned)(p.next_bytes / 128);
+    Piece<F> w[2][CHUNKS];
+    Vec norm = {};
+    int pair = at.number * WARPS + warp, e = 0;
+    auto rows_of = [&](int i, Row<F> (&row)[2]) {
+        const int o = first_row(min(i, at.pairs - 1), at.gated), rows = at.gated ? 2 * at.width : at.width;
+        const Weight &from = at.plain ? p.plain_w : p.w;
+        row[0] = row_of<F>(from, e, o, rows, C);
+        row[1] = row_of<F>(from, e, second_row(o, at.width, at.gated), rows, C);
+    };
+    auto load_pair = [&](int i) {
+        Row<F> row[2];
+        rows_of(i, row);
+        load_chunks(w[0], row[0], lane * Piece<F>::PER, C);
+        load_chunks(w[1], row[1], lane * Piece<F>::PER, C);
+    };
+    if (!at.stores_choice || p.P) let_next_start();                 // with P, decode_attention comes before decode_out
+    if (!p.logits) norm = load_vec(p.norm.weight + min((int)threadIdx.x * VECTOR, C - VECTOR));
+    if (!at.routed) load_pair(pair);
+    wait_for_previous();
+
+    const bool quick = at.routed && by_keys(p.router);
+    if (!quick) take_long<F>(s.x, norm, p);
+    if (at.routed) {
+        e = quick ? expert_by_keys(at, s, p) : ranked_expert(at, s, p);
+        if (at.stores_choice) {
+            if (warp == 0) store_choice(s, p, 0, true);
+            return;
+        }
+        load_pair(pair);
+        if (p.next.at && p.P) prefetch_expert(e, at, p);
+        if (quick) take_long<F>(s.x, norm, p);
+    }
+    multiply_long(w, pair, e, at, s.x, rows_of, p);
+    if (p.next.at && p.P && !p.router.weight)
+        prefetch(p.next.at, lines, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
 }
 
 // A warp computes one element of the result: a sum over K*C elements, in which the products with
 // slot k's expert are multiplied by its weight; lane k has that weight and the expert. Each lane
-// reads CHUNKS vectors at once. inverse: 2^32 / (C/VECTOR), rounded up. Reads as decode_out_kernel.
-template <int CHUNKS> static __global__ __launch_bounds__(32 * OUT_WARPS, 4)
+// reads CHUNKS pieces at once. inverse: 2^32 / (C/PER), rounded up. Reads as decode_out_kernel.
+template <Format F, int CHUNKS> static __global__ __launch_bounds__(32 * OUT_WARPS, 4)
 void decode_out_one_kernel(const OutArgs p, unsigned inverse) {
+    typedef Piece<F> P;
     const int lane = threadIdx.x % 32, o = min(blockIdx.x * OUT_WARPS + threadIdx.x / 32, p.O - 1);
-    const int vectors = p.C / VECTOR, all = p.K * vectors;
+    const int vectors = p.C / P::PER, all = p.K * vectors;
     let_next_start();
     // before the wait: see above
     const int expert = p.choice.expert && lane < p.K ? __ldcg(p.choice.expert + lane) : 0;
-    floatX old = X(0), bias = X(0);                                     // converted when they are there
+    floatX old = X(0), bias = X(0), more = X(0);                        // converted when they are there
     float weight = 1, sum = 0;
-    Vec w[CHUNKS];
+    P w[CHUNKS];
+    if (p.expert_bias && lane < p.K) more = p.expert_bias[(size_t)expert * p.O + o];
     auto slot_of = [&](int u) { return (int)__umulhi(min(u, all - 1), inverse); };
     auto request = [&](int u) {                                         // vector u of the sum
         const int slot = slot_of(u);
-        const unsigned row = __shfl_sync(ALL, expert, slot) * p.O + o;
-        return load_vec(p.w + (size_t)(row * vectors + min(u, all - 1) - slot * vectors) * VECTOR);
+        P piece;
+        piece.load(row_of<F>(p.w, __shfl_sync(ALL, expert, slot), o, p.O, p.C),
+                   (min(u, all - 1) - slot * vectors) * P::PER);
+        return piece;
     };
     #pragma unroll
     for (int i = 0; i < CHUNKS; i++) w[i] = request(i * 32 + lane);
@@ -732,17 +980,21 @@ void decode_out_one_kernel(const OutArgs p, unsigned inverse) {
     if (p.choice.weight && lane < p.K) weight = p.choice.weight[lane];
     #pragma unroll 1
     for (int from = 0; from < all; from += CHUNKS * 32) {
-        Vec x[CHUNKS];
+        Pack<P::BLOCK> x[CHUNKS][P::BLOCKS];
         #pragma unroll
-        for (int i = 0; i < CHUNKS; i++) x[i] = load_vec(p.inp + min(from + i * 32 + lane, all - 1) * VECTOR);
+        for (int i = 0; i < CHUNKS; i++)
+            #pragma unroll
+            for (int j = 0; j < P::BLOCKS; j++)
+                x[i][j] = load<P::BLOCK>(p.inp + min(from + i * 32 + lane, all - 1) * P::PER + j * P::BLOCK);
         #pragma unroll
-        for (int i = 0; i < CHUNKS; i++) {                          // the next vectors are requested as these are used
+        for (int i = 0; i < CHUNKS; i++) {                          // the next pieces are requested as these are used
             const int u = from + i * 32 + lane;
             const float of_slot = __shfl_sync(ALL, weight, slot_of(u)), part = product(w[i], x[i]);
             if (u < all) sum += of_slot * part;
             if (from + CHUNKS * 32 < all) w[i] = request(u + CHUNKS * 32);
         }
     }
+    if (p.expert_bias && lane < p.K) sum += weight * R(more);
     sum = warp_sum(sum);
     if (lane == 0) p.out[o] = X(R(old) + p.scale * R(X(sum + R(bias))));
 }
@@ -751,61 +1003,113 @@ void decode_out_one_kernel(const OutArgs p, unsigned inverse) {
 
 // All widths must be whole vectors, and what every block does for itself must be small.
 static int decode_fits(int N, int C, int F, int E, int K) {
+    enum { WIDEST = Piece<OF_MXFP4>::WIDE };
     return N <= MAX_TOKENS && C % VECTOR == 0 && F % VECTOR == 0 && N * K <= THREADS && E <= MOST_EXPERTS
-        && in_shared_bytes(N, (size_t)N * C, E, K) <= SHARED_LIMIT;
+        && in_shared_bytes(N, N * divide_up(C, WIDEST) * WIDEST, E, K) <= SHARED_LIMIT;
 }
 
 static int most_active(int N, int E, int K) { return N * K < E ? N * K : E; }
+static size_t shared_row(Format f, int C) {
+    const size_t wide = f == OF_FP8 ? Piece<OF_FP8>::WIDE : Piece<OF_MXFP4>::WIDE;
+    return f == OF_FLOATX ? C : divide_up(C, wide) * wide;
+}
+
+typedef void InKernel(InArgs, int);
+// Kernels for rows of codes, and for long ones; chunks: of rows that they take at once.
+typedef struct { InKernel *kernel; Format format; int chunks; } LongKernel;
+static const LongKernel long_kernels[] = {
+    { decode_in_long_kernel<OF_FLOATX, 8>, OF_FLOATX, 8 }, { decode_in_long_kernel<OF_FLOATX, 6>, OF_FLOATX, 6 },
+    { decode_in_long_kernel<OF_FP8, 6>, OF_FP8, 6 },       { decode_in_long_kernel<OF_FP8, 4>, OF_FP8, 4 },
+    { decode_in_long_kernel<OF_FP8, 2>, OF_FP8, 2 },       { decode_in_long_kernel<OF_MXFP4, 4>, OF_MXFP4, 4 },
+    { decode_in_long_kernel<OF_MXFP4, 2>, OF_MXFP4, 2 },
+};
+// The one that has the least left over at a row's end.
+static LongKernel long_kernel(Format f, int C) {
+    const size_t wide = f == OF_FLOATX ? CHUNK : f == OF_FP8 ? Piece<OF_FP8>::WIDE : Piece<OF_MXFP4>::WIDE,
+        chunks = divide_up(C, wide);
+    size_t least = SIZE_MAX;
+    LongKernel best = long_kernels[0];
+    for (const LongKernel &k : long_kernels) {
+        const size_t takes = divide_up(chunks, k.chunks) * k.chunks;
+        if (k.format == f && takes < least) least = takes, best = k;
+    }
+    return best;
+}
+// Of one token. The kernel, and as many blocks as run at once: each begins with the norm.
+static void launch_in_one(InKernel *kernel, int blocks_each, const InArgs &p) {
+    const int K = p.router.K, choosing = p.router.weight ? 1 : 0;
+    const size_t pairs = pairs_of(p.O, IS_GATED(p.f)), plain_pairs = pairs_of(p.P, false);
+    const size_t left = (size_t)context()->sm_count * blocks_each - choosing,
+        each = left * pairs / (K * pairs + plain_pairs);
+    const size_t slot_blocks = min(divide_up(pairs, WARPS), each > 1 ? each : 1);
+    const size_t others = left > K * slot_blocks ? left - K * slot_blocks : 1;
+    const size_t blocks = choosing + K * slot_blocks + min(divide_up(plain_pairs, WARPS), others);
+    LAUNCH_EARLY(kernel, (unsigned)blocks, THREADS, in_shared_bytes(1, (size_t)p.x_elements, p.router.E, K), p,
+                 (int)slot_blocks);
+}
+static void launch_in(const InArgs &p) {
+    static void (*const kernels[3][2])(InArgs) = {
+        { decode_in_kernel<OF_FLOATX, false>, decode_in_kernel<OF_FLOATX, true> },
+        { decode_in_kernel<OF_FP8, false>, decode_in_kernel<OF_FP8, true> },
+        { decode_in_kernel<OF_MXFP4, false>, decode_in_kernel<OF_MXFP4, true> },
+    };
+    const int E = p.router.E, K = p.router.K;
+    const size_t pairs = pairs_of(p.O, IS_GATED(p.f)), most = (size_t)context()->sm_count * 2;
+    const size_t blocks = min(divide_up(most_active(p.N, E, K) * pairs + pairs_of(p.P, false), WARPS), most);
+    LAUNCH_EARLY(kernels[p.w.format][IS_GATED(p.f)], (unsigned)blocks, THREADS,
+                 in_shared_bytes(p.N, (size_t)p.x_elements, E, K), p);
+}
 
 static void decode_in(OUT floatX *out, OUT floatX *plain, OUT Choice choice, const floatX *inp, Norm norm,
-                      Router router, const floatX *w, const floatX *plain_w, const floatX *next, size_t next_size,
+                      Router router, Weight w, const floatX *bias, Weight plain_w, Weight next, size_t next_size,
                       Activation f, int N, int C, int O, int P) {
-    typedef void Kernel(InArgs, int);
-    static Kernel *const one_token[MAX_CHUNKS + 1] = {
+    static InKernel *const one_token[MAX_CHUNKS + 1] = {
         NULL, decode_in_one_kernel<1>, decode_in_one_kernel<2>, decode_in_one_kernel<3>, decode_in_one_kernel<4>,
         decode_in_one_kernel<5>, decode_in_one_kernel<6>, decode_in_one_kernel<7>, decode_in_one_kernel<8>
     };
-    InArgs p = { out, plain, choice, inp, norm, router, w, plain_w, next, next_size, NULL, f, N, C, O, P, 0 };
-    const int E = router.E, K = router.K;
-    const size_t pairs = pairs_of(O, f == SWIGLU), plain_pairs = pairs_of(P, false), chunks = divide_up(C, CHUNK),
-        x = (size_t)N * C;
-    const size_t most = (size_t)context()->sm_count * (N == 1 ? one_token_blocks((int)chunks) : 2);
+    const int E = router.E, chunks = (int)divide_up(C, CHUNK), row = (int)shared_row(w.format, C);
+    const bool is_long = w.format != OF_FLOATX || (N == 1 && chunks > MAX_CHUNKS);
+    InArgs p = { out, plain, choice, inp, norm, router, w, plain_w, next, bias, row_bytes(next.format, next_size), NULL,
+                 f, N, C, O, P, row, N * row };
     if (!N) return;
-    if (router.weight && (E > MAX_EXPERTS || (size_t)E * C > ONE_ROUTER || router.groups.count > 1)) {
+    if (router.weight && (is_long || router.added || E > MAX_EXPERTS || (size_t)E * C > ONE_ROUTER
+                          || router.groups.count > 1)) {
+        const size_t x = (size_t)N * C;
         floatX *normed = (floatX *)workspace((x + (size_t)N * E) * sizeof(floatX)), *logits = normed + x;
         LAUNCH_EARLY(decode_router_kernel, (unsigned)divide_up((size_t)N * E, WARPS), THREADS, x * sizeof(floatX),
                      normed, logits, p);
         p.inp = normed, p.logits = logits;
     }
-    if (N == 1 && chunks <= MAX_CHUNKS) {
+    if (N > 1) launch_in(p);
+    else if (is_long) {
+        const LongKernel k = long_kernel(w.format, C);
+        launch_in_one(k.kernel, long_blocks(k.chunks), p);
+    } else {
         p.x_elements = chunks > REGISTER_CHUNKS ? C : 0;
-        const size_t choosing = router.weight ? 1 : 0, left = most - choosing,
-            each = left * pairs / (K * pairs + plain_pairs);
-        const size_t slot_blocks = min(divide_up(pairs, WARPS), each > 1 ? each : 1);
-        // no more than run at once: each begins with the norm
-        const size_t others = left > K * slot_blocks ? left - K * slot_blocks : 1;
-        const size_t blocks = choosing + K * slot_blocks + min(divide_up(plain_pairs, WARPS), others);
-        LAUNCH_EARLY(one_token[chunks], (unsigned)blocks, THREADS, in_shared_bytes(N, (size_t)p.x_elements, E, K), p,
-                     (int)slot_blocks);
-        return;
+        launch_in_one(one_token[chunks], one_token_blocks(chunks), p);
     }
-    const size_t blocks = min(divide_up(most_active(N, E, K) * pairs + plain_pairs, WARPS), most);
-    p.x_elements = (int)x;
-    LAUNCH_EARLY((f == SWIGLU ? decode_in_kernel<true> : decode_in_kernel<false>), (unsigned)blocks, THREADS,
-                 in_shared_bytes(N, x, E, K), p);
 }
 
-static void decode_out(OUT floatX *out, const floatX *residual, const floatX *inp, Choice choice, const floatX *w,
-                       const floatX *bias, float scale, int N, int E, int K, int C, int O) {
+static void decode_out(OUT floatX *out, const floatX *residual, const floatX *inp, Choice choice, Weight w,
+                       const floatX *expert_bias, const floatX *bias, float scale, int N, int E, int K, int C, int O) {
+    typedef void OneKernel(OutArgs, unsigned);
+    static OneKernel *const one_token[3][2] = {
+        { decode_out_one_kernel<OF_FLOATX, 4>, decode_out_one_kernel<OF_FLOATX, 8> },
+        { decode_out_one_kernel<OF_FP8, 2>, decode_out_one_kernel<OF_FP8, 4> },
+        { decode_out_one_kernel<OF_MXFP4, 2>, decode_out_one_kernel<OF_MXFP4, 3> },
+    };
+    static void (*const kernels[3])(OutArgs) = { decode_out_kernel<OF_FLOATX>, decode_out_kernel<OF_FP8>,
+                                                 decode_out_kernel<OF_MXFP4> };
+    const Format f = w.format;
     const int active = most_active(N, E, K), rows = active < WARPS ? WARPS / active : 1;
     const size_t S = (size_t)N * K, shared = (rows * S + 2 * S) * 4 + 2 * S * (N + 1);
-    const uint64_t vectors = C / VECTOR;
-    const OutArgs p = { out, residual, inp, w, bias, choice, scale > 0 ? scale : 1, N, E, K, C, O, rows };
+    const uint64_t vectors = C / (f == OF_FLOATX ? VECTOR : f == OF_FP8 ? 16 : 32);
+    const OutArgs p = { out, residual, inp, w, expert_bias, bias, choice, scale > 0 ? scale : 1, N, E, K, C, O, rows };
     if (!N) return;
     if (N == 1 && K <= 32 && vectors > 1 && K * vectors * vectors >> 32 == 0 && E * O * vectors >> 32 == 0)
-        LAUNCH_EARLY((K * vectors > 4 * 32 ? decode_out_one_kernel<8> : decode_out_one_kernel<4>),
-                     (unsigned)divide_up(O, OUT_WARPS), 32 * OUT_WARPS, 0, p, (unsigned)((1ull << 32) / vectors + 1));
-    else LAUNCH_EARLY(decode_out_kernel, (unsigned)divide_up(O, rows), THREADS, shared, p);
+        LAUNCH_EARLY(one_token[f][K * vectors > (f == OF_FLOATX ? 4 : 2) * 32], (unsigned)divide_up(O, OUT_WARPS),
+                     32 * OUT_WARPS, 0, p, (unsigned)((1ull << 32) / vectors + 1));
+    else LAUNCH_EARLY(kernels[f], (unsigned)divide_up(O, rows), THREADS, shared, p);
 }
 
 PART_OF(DecodeOperations, decode_layer) {

@@ -14,6 +14,9 @@ struct __nv_bfloat16 {
 struct alignas(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
 static inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) { __nv_bfloat16 x; x.bits = bits; return x; }
 static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return { x, y }; }
+static inline __nv_bfloat162 __hmul2(__nv_bfloat162 a, __nv_bfloat162 b) {
+    return { (float)a.x * (float)b.x, (float)a.y * (float)b.y };
+}
 static inline float __low2float(__nv_bfloat162 a) { return a.x; }
 static inline float __high2float(__nv_bfloat162 a) { return a.y; }
 static inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) {

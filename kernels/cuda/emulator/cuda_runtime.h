@@ -70,6 +70,7 @@ enum { SHUFFLE, REDUCE, LDMATRIX, LDMATRIX_TRANS, STMATRIX, STMATRIX_TRANS, MMA 
 
 static inline void __syncthreads(void) { emulator::barrier(0, 0); }
 static inline void __threadfence(void) {}
+template <class T> static inline T __ldcg(const T *p) { return *p; }
 
 template <class T> static inline T from_lane(T x, int lane) {
     struct Part { T x, *to; int from; } mine = { x, &x, lane };

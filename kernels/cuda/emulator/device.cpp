@@ -1,6 +1,5 @@
 /* device.cpp: what context.cu, dense.cu and nccl.cu are for a GPU. One emulated GPU, an H100 with
- * three multiprocessors, that has no cuBLASLt, records nothing and is alone. Layers of single
- * tokens (decode/layer.cu) are left out. */
+ * three multiprocessors, that has no cuBLASLt, records nothing and is alone. */
 #define PRECISION_BF16
 #include "kernels/cuda/dense.cuh"
 #include "kernels/cuda/hopper/pipeline.cuh"
@@ -49,5 +48,3 @@ Recording *cuda_record_end(const char **why) { *why = cuda_record_begin(); retur
 void cuda_replay(const Recording *) {}
 void cuda_record_free(Recording *) {}
 Comm *cuda_connect(Group *, char why[256]) { strcpy(why, "an emulated GPU is alone"); return NULL; }
-static int fits_no_layer(int, int, int, int, int) { return 0; }
-PART_OF(DecodeOperations, decode_layer) { d->fits = fits_no_layer; }

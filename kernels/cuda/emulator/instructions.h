@@ -70,6 +70,9 @@ template <bool half> static inline uint32_t packed(float low, float high) {
     return half ? to_half(low) | (uint32_t)to_half(high) << 16 : pack_bf16(low, high);
 }
 static inline float unpack_half(uint32_t pair, int which) { return half_of((uint16_t)(which ? pair >> 16 : pair)); }
+static inline uint32_t halves_of_codes(uint32_t two) {
+    return to_half(e4m3_of(two & 0xff)) | (uint32_t)to_half(e4m3_of(two >> 8 & 0xff)) << 16;
+}
 static inline uint32_t fp8_codes(float a, float b) { return (uint32_t)(to_e4m3(a) | to_e4m3(b) << 8); }
 static inline uint2 shift_codes(uint2 codes, uint32_t factor) {
     unsigned char code[8];

@@ -15,27 +15,27 @@
 struct BlockProduct { const float *dout, *inp; WeightProduct c; };
 
 // Two factors per stage (shared): the scale of the tile's 128 of O times those of twice 128 of C.
-enum { FACTORS = Weight::starts + STARTS * 4, FACTORS_BYTES = Weight::STAGES * sizeof(float2) };
-static_assert(Weight::bytes + FACTORS_BYTES <= 232448, "the most that a block can have");
+enum { FACTORS = Weights::starts + STARTS * 4, FACTORS_BYTES = Weights::STAGES * sizeof(float2) };
+static_assert(Weights::bytes + FACTORS_BYTES <= 232448, "the most that a block can have");
 
 #if defined(HOPPER)
 struct BlockScales {
     float2 *of_stage, now;
-    __device__ BlockScales(const Shared<Weight, WeightTile> &s) : of_stage((float2 *)(s.generic + FACTORS)) {}
+    __device__ BlockScales(const Shared<Weights, WeightTile> &s) : of_stage((float2 *)(s.generic + FACTORS)) {}
     __device__ void next(int, int stage) { now = of_stage[stage]; }
     __device__ float factor(int piece, int) const { return piece ? now.y : now.x; }
 };
 
-__device__ static inline void produce_blocks(const Shared<Weight, WeightTile> &s, const CUtensorMap *left_map,
+__device__ static inline void produce_blocks(const Shared<Weights, WeightTile> &s, const CUtensorMap *left_map,
                                              const CUtensorMap *right_map, const BlockProduct &given,
                                              const int *start) {
     if (threadIdx.x) return;
     const WeightProduct &p = given.c;
-    const int across = (p.Q + Weight::BN - 1) / Weight::BN, down = p.P / BM, tiles = p.E * across * down;
-    Position<Weight::STAGES> at;
+    const int across = (p.Q + Weights::BN - 1) / Weights::BN, down = p.P / BM, tiles = p.E * across * down;
+    Position<Weights::STAGES> at;
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
         const int e = number / (across * down), row = number % down * BM,
-            column = number % (across * down) / down * Weight::BN;
+            column = number % (across * down) / down * Weights::BN;
         const int first = start[e] / FP8_BLOCK + e, steps = (start[e + 1] - start[e] + FP8_BLOCK - 1) / FP8_BLOCK;
         const int second = column + 128 < p.Q;                              // where the scale of the next 128 of C is
         if (steps == 0 && p.how == ADD) continue;
@@ -49,7 +49,7 @@ __device__ static inline void produce_blocks(const Shared<Weight, WeightTile> &s
             s.tile(at) = { e, row, column, steps };
             BlockScales(s).of_stage[at.stage] = factors;
             if (steps == 0) { barrier_arrive(full); continue; }                 // zeros
-            barrier_expect(full, Weight::stage_bytes);
+            barrier_expect(full, Weights::stage_bytes);
             bulk_load(s.a(at), left_map, full, 0, row, first + step);
             bulk_load(s.b(at), right_map, full, 0, column, first + step);
         }
@@ -63,7 +63,7 @@ void grouped_weight8(const __grid_constant__ CUtensorMap left_map, const __grid_
                      const __grid_constant__ CUtensorMap c_map, const __grid_constant__ BlockProduct given) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
-    const Shared<Weight, WeightTile> s(raw);
+    const Shared<Weights, WeightTile> s(raw);
     const WeightProduct &p = given.c;
     const int *start = s.init(1, p.start, p.E);
     if (threadIdx.x < WARPGROUP) {
@@ -76,17 +76,17 @@ void grouped_weight8(const __grid_constant__ CUtensorMap left_map, const __grid_
     // the consumer's, not this warp's part
     const uint32_t slabs = s.slab(0) - threadIdx.x % WARPGROUP / 32 * (SLAB / 4);
     BlockScales scales(s);
-    Position<Weight::STAGES> at;
+    Position<Weights::STAGES> at;
     for (;;) {
         s.pipe.wait_full(at);
         const WeightTile tile = s.tile(at);
         if (tile.plane < 0) break;
         const int first = tile.row + consumer * 64, steps = uniform(tile.steps);
-        float sum[Weight::BN / 2];
+        float sum[Weights::BN / 2];
         if (steps) mainloop_e4m3(sum, s, at, steps, consumer, scales, Nothing());
         else {
 #pragma unroll
-            for (int i = 0; i < Weight::BN / 2; i++) sum[i] = 0;
+            for (int i = 0; i < Weights::BN / 2; i++) sum[i] = 0;
             s.pipe.release(at);
             at.advance();
         }
@@ -108,12 +108,12 @@ static void fp8_backward_weight(const Device *d, void *dweight, Fp8 dout, Fp8 in
         p.c.how = how;
     CUtensorMap left, right, c = {};
     if (!tensor_map(&left, dout.code, 2, 64, P, blocks, 64, 64 * P, 64, BM)
-        || !tensor_map(&right, inp.code, 2, 64, Q, blocks, 64, 64 * Q, 64, Weight::BN)
+        || !tensor_map(&right, inp.code, 2, 64, Q, blocks, 64, 64 * Q, 64, Weights::BN)
         || (how == SET_ROUNDED && !tensor_map(&c, dweight, 2, Q, P, E, Q, P * Q, 64, 64))
         || (how == ADD && !tensor_map(&c, dweight, 4, Q, P, E, Q, P * Q, 32, 64))) CUDA_CHECK(cudaErrorInvalidValue);
-    allow_shared((const void *)grouped_weight8, Weight::bytes + FACTORS_BYTES);
-    const size_t tiles = E * (P / BM) * divide_up(Q, Weight::BN);
-    LAUNCH(grouped_weight8, (unsigned)min(tiles, (size_t)context()->sm_count), THREADS, Weight::bytes + FACTORS_BYTES,
+    allow_shared((const void *)grouped_weight8, Weights::bytes + FACTORS_BYTES);
+    const size_t tiles = E * (P / BM) * divide_up(Q, Weights::BN);
+    LAUNCH(grouped_weight8, (unsigned)min(tiles, (size_t)context()->sm_count), THREADS, Weights::bytes + FACTORS_BYTES,
            left, right, c, p);
 }
 PART_OF(Fp8Operations, fp8_weight) { d->backward_weight = fp8_backward_weight; }

@@ -159,18 +159,12 @@ __device__ static inline int lane_now(void) {
     asm volatile("" : "+r"(lane));
     return lane;
 }
-// Two floats as bf16 or as half precision, and one of two of half precision.
+// Two floats as bf16 or as half precision.
 template <bool half> __device__ static inline uint32_t packed(float low, float high) {
     if (!half) return pack_bf16(low, high);
     uint32_t r;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
-}
-__device__ static inline float unpack_half(uint32_t pair, int which) {
-    float x;
-    asm("{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, %1;\n\tcvt.f32.f16 %0, low;\n\t}" : "=f"(x)
-        : "r"(which ? pair >> 16 : pair));
-    return x;
 }
 // put_columns (gemm.cuh) of either type, and transposed: columns 16j.. to rows 16j...
 template <bool half> __device__ static inline void put_16_columns(uint32_t rows, int j, const float *x) {

@@ -76,22 +76,22 @@ template <bool gather> struct WeightRows {
             if (!gather) continue;
             from = right + (uint64_t)right_row[slot][i] * right_pitch;
 #pragma unroll
-            for (int c = 0; c < Weight::BN; c += 64)
+            for (int c = 0; c < Weights::BN; c += 64)
                 cp_async(b + c * 128 + to, from + c * sizeof(floatX), inside && c < right_in);
         }
     }
 };
 
 template <bool gather> __device__ static inline
-void produce_weight(const Shared<Weight, WeightTile> &s, const CUtensorMap *right_map, const WeightProduct &p,
+void produce_weight(const Shared<Weights, WeightTile> &s, const CUtensorMap *right_map, const WeightProduct &p,
                     const int *start) {
     typedef WeightRows<gather> Rows;
-    const int across = (p.Q + Weight::BN - 1) / Weight::BN, down = (p.P + BM - 1) / BM,
+    const int across = (p.Q + Weights::BN - 1) / Weights::BN, down = (p.P + BM - 1) / BM,
         tiles = p.E * across * down * p.splits;
-    Position<Weight::STAGES> at;
+    Position<Weights::STAGES> at;
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
         const int plane = number / (across * down), row = number % down * BM,
-            column = number % (across * down) / down * Weight::BN;
+            column = number % (across * down) / down * Weights::BN;
         const int e = plane % p.E, begin = start ? start[e] : 0, after = start ? start[e + 1] : p.rows;
         // of a split, in whole steps
         const int length = ((after - begin + p.splits - 1) / p.splits + BK - 1) / BK * BK;
@@ -114,8 +114,8 @@ void produce_weight(const Shared<Weight, WeightTile> &s, const CUtensorMap *righ
                     s.tile(at) = { plane, row, column, (last - first + BK - 1) / BK };
                     if (gather) barrier_arrive(full);
                     else {                      // a step of zeros: rows past the matrix, not somebody's that may be NaN
-                        barrier_expect(full, Weight::b_bytes);
-                        for (int c = 0; c < Weight::BN; c += 64)
+                        barrier_expect(full, Weights::b_bytes);
+                        for (int c = 0; c < Weights::BN; c += 64)
                             bulk_load(s.b(at) + c * 128, right_map, full, column + c, k < end ? k : p.rows, 0);
                     }
                 }
@@ -131,7 +131,7 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
                     const __grid_constant__ WeightProduct p) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
-    const Shared<Weight, WeightTile> s(raw);
+    const Shared<Weights, WeightTile> s(raw);
     const int *start = s.init(1 + WARPGROUP, p.start, p.E);
     if (threadIdx.x < WARPGROUP) {
         give_registers<gather ? 72 : 56>();
@@ -142,12 +142,12 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
     const int consumer = threadIdx.x / WARPGROUP - 1;
     // the consumer's, not this warp's part
     const uint32_t slabs = s.slab(0) - threadIdx.x % WARPGROUP / 32 * (SLAB / 4);
-    Position<Weight::STAGES> at;
+    Position<Weights::STAGES> at;
     for (;;) {
         s.pipe.wait_full(at);
         const WeightTile tile = s.tile(at);
         if (tile.plane < 0) break;
-        float sum[Weight::BN / 2];
+        float sum[Weights::BN / 2];
         mainloop<MN_MAJOR, MN_MAJOR>(sum, s, at, tile.steps, consumer);
         const int first = tile.row + consumer * 64, barrier = CONSUMER_BARRIER + consumer;
         if (p.how == SET) set_floats<transposed>(sum, p, tile, first);
@@ -197,7 +197,7 @@ static int splits_of(size_t tiles, int rows_of_expert) {
 
 template <bool gather, bool transposed> static bool launch_weight(WeightProduct p) {
     const uint64_t P = (uint64_t)p.P, Q = (uint64_t)p.Q, width = transposed ? P : Q, height = transposed ? Q : P;
-    const size_t n = (size_t)p.E * P * Q, tiles = p.E * divide_up(P, BM) * divide_up(Q, Weight::BN);
+    const size_t n = (size_t)p.E * P * Q, tiles = p.E * divide_up(P, BM) * divide_up(Q, Weights::BN);
     const WeightProduct unsplit = p;
     p.splits = splits_of(tiles, p.rows / p.E);
     if (p.splits > 1) p.c = workspace(p.splits * n * sizeof(float)), p.how = SET;
@@ -208,8 +208,8 @@ template <bool gather, bool transposed> static bool launch_weight(WeightProduct 
             && !tensor_map(&c, p.c, 4, width, height, (uint64_t)p.E, width, P * Q, 32, transposed ? 32 : 64)))
         return false;
     auto *kernel = grouped_weight<gather, transposed>;
-    allow_shared((const void *)kernel, Weight::bytes);
-    LAUNCH(kernel, (unsigned)min(tiles * p.splits, (size_t)context()->sm_count), THREADS, Weight::bytes, right, c, p);
+    allow_shared((const void *)kernel, Weights::bytes);
+    LAUNCH(kernel, (unsigned)min(tiles * p.splits, (size_t)context()->sm_count), THREADS, Weights::bytes, right, c, p);
     const float *split = (const float *)p.c;
     if (p.splits > 1 && unsplit.how == SET_ROUNDED)
         LAUNCH(add_splits<floatX>, (unsigned)divide_up(n, 1024), 256, 0, (floatX *)unsplit.c, split, n,
@@ -222,7 +222,7 @@ template <bool gather, bool transposed> static bool launch_weight(WeightProduct 
 bool hopper_product_weight(const Product &p) {
     if (!can_use(p)) return false;
     // a: dout, O columns; b: inp, C. If both are gathered, left is the one that makes fewer tiles.
-    auto tiles = [](int P, int Q) { return divide_up(P, BM) * divide_up(Q, Weight::BN); };
+    auto tiles = [](int P, int Q) { return divide_up(P, BM) * divide_up(Q, Weights::BN); };
     const bool transposed = p.b_row && (!p.a_row || tiles(p.C, p.O) < tiles(p.O, p.C));
     WeightProduct w = {};
     w.start = p.start, w.E = p.E, w.rows = p.rows, w.how = p.how, w.c = p.c;

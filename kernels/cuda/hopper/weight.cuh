@@ -4,7 +4,7 @@
 
 #if defined(PRECISION_BF16)
 
-typedef Layout<256, 4, 2> Weight;
+typedef Layout<256, 4, 2> Weights;
 
 // For every expert e, c[e] (P,Q) = or += the sum over its rows of left^T right, left (.,P), right
 // (.,Q). Row i is stored at left_row[i] of left, or at i if that is NULL; likewise of right.
@@ -27,14 +27,14 @@ struct alignas(16) WeightTile { int plane, row, column, steps; };
 // SET: straight to memory. A quad of threads has 8 columns of a row, a whole sector; transposed, 8
 // threads have 8 rows of a column. Streaming stores, so that L2 keeps the operands instead.
 template <bool transposed> __device__ static inline
-void set_floats(const float (&sum)[Weight::BN / 2], const WeightProduct &p, WeightTile tile, int first) {
+void set_floats(const float (&sum)[Weights::BN / 2], const WeightProduct &p, WeightTile tile, int first) {
     const int thread = threadIdx.x % WARPGROUP, g = thread % 32 / 4, q = thread % 4, row = first + thread / 32 * 16 + g;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (row + 8 * h >= p.P) break;
         float *c = (float *)p.c + (size_t)tile.plane * p.P * p.Q;
 #pragma unroll
-        for (int j = 0; j < Weight::BN / 8; j++) {
+        for (int j = 0; j < Weights::BN / 8; j++) {
             const int n = tile.column + j * 8 + q * 2, m = row + 8 * h;
             const float *x = &sum[j * 4 + h * 2];
             if (n >= p.Q) break;
@@ -58,11 +58,11 @@ template <bool transposed> __device__ static inline void put_rounded(uint32_t sl
 }
 // SET_ROUNDED: by bulk stores, two slabs at a time.
 template <bool transposed> __device__ static inline
-void set_rounded(const float (&sum)[Weight::BN / 2], const WeightProduct &p, const CUtensorMap *c_map, uint32_t slabs,
+void set_rounded(const float (&sum)[Weights::BN / 2], const WeightProduct &p, const CUtensorMap *c_map, uint32_t slabs,
                  WeightTile tile, int first, int barrier) {
     const bool issues = threadIdx.x % WARPGROUP == 0;
 #pragma unroll
-    for (int c = 0; c < Weight::BN / 64; c += 2) {
+    for (int c = 0; c < Weights::BN / 64; c += 2) {
         const int n = tile.column + c * 64;
         if (n >= p.Q || first >= p.P) break;
         if (issues) bulk_wait_read<0>();
@@ -98,11 +98,11 @@ template <bool transposed> __device__ static inline void put_floats(unsigned cha
 }
 // ADD: slab by slab with cp.reduce, which adds in L2. A transposed slab is stored as two boxes.
 template <bool transposed> __device__ static inline
-void add_floats(const float (&sum)[Weight::BN / 2], const Shared<Weight, WeightTile> &s, const WeightProduct &p,
+void add_floats(const float (&sum)[Weights::BN / 2], const Shared<Weights, WeightTile> &s, const WeightProduct &p,
                 const CUtensorMap *c_map, uint32_t slabs, WeightTile tile, int first, int barrier) {
     const bool issues = threadIdx.x % WARPGROUP == 0;
 #pragma unroll
-    for (int c = 0; c < Weight::BN / 32; c++) {
+    for (int c = 0; c < Weights::BN / 32; c++) {
         const int n = tile.column + c * 32;
         if (n >= p.Q || first >= p.P) break;
         const uint32_t slab = slabs + c % 2 * SLAB;
