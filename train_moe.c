@@ -61,8 +61,8 @@ static void send_step(Run *r) {
     schedule_further((double)step / (double)s->steps, (double)s->further, r->model.further_weight);
     model_scale_loss(&r->model, (double)scale);
     if (s->optimizer == MUON)
-        r->optimizer.muon.options.momentum = (float)schedule_momentum((double)step / (double)s->steps,
-                                                                      (double)s->end_momentum, (double)s->momentum);
+        r->optimizer.muon.momentum = (float)schedule_momentum((double)step / (double)s->steps, (double)s->end_momentum,
+                                                              (double)s->momentum);
     optimizer_set(&r->optimizer, &r->model, adamw(r, step));
 }
 static void micro_batch(void *run) {

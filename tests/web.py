@@ -597,7 +597,10 @@ class Silence:
             for s in self.slow:
                 s.rest += s.socket.recv(64)
             self.probe()
-        self.ended = sum(s.wait("end") and s.events[-1]["end"] == "time" for s in self.slow)
+        end = time.time() + 300                         # both are read: one that is not would be closed
+        while time.time() < end and not any([s.wait("end", seconds=0.2) for s in self.slow]):
+            pass
+        self.ended = sum(s.wait("end", seconds=0) and s.events[-1]["end"] == "time" for s in self.slow)
         while time.time() < self.start + 2000 and not self.closed:
             time.sleep(0.2)
             self.probe()

@@ -14,7 +14,8 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptio
     const size_t each = dtype_size(m->dev, moments);
     const int has_master = master && m->dev->floatX_size < m->dev->real_size;
     *o = (Optimizer){ .tensors = m->manifest.count, .kinds = has_master ? STATE_KINDS : STATE_KINDS - 1,
-                      .moments = moments, .muon.options = muon, .tables = TABLE_RATES, .shards = shards,
+                      .moments = moments, .muon.options = muon, .muon.momentum = muon.momentum,
+                      .tables = TABLE_RATES, .shards = shards,
                       .shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0 };
     arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, optimizer_count(o, m, STATE_M) * each);
     arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, optimizer_count(o, m, STATE_V) * each);
@@ -78,9 +79,10 @@ void optimizer_set(Optimizer *o, Model *m, AdamW a) {
                                 .beta2 = o->end_betas[1] > 0 ? o->end_betas[1] : a.beta2 }, o->updates);
     m->dev->upload(o->settings, &a, sizeof a);
     const MuonOptions *u = &o->muon.options;
-    const Muon muon = { a.lr, u->momentum, a.decay, a.clip, u->plain ? 1 : u->momentum, a.cautious, a.key, u->second,
+    const float momentum = o->muon.momentum;
+    const Muon muon = { a.lr, momentum, a.decay, a.clip, u->plain ? 1 : momentum, a.cautious, a.key, u->second,
                         u->most };
-    if (muon.momentum > 0) m->dev->upload(o->muon.settings, &muon, sizeof muon);
+    if (u->momentum > 0) m->dev->upload(o->muon.settings, &muon, sizeof muon);
     if (u->absorbs) absorb_begin(o, m);
 }
 /* If ordered, range by range, so that the order of additions does not depend on what is sharded. */

@@ -32,7 +32,8 @@ typedef struct { int rows, columns, slice, first, count, full; } MatrixShape;
 enum { MATRIX_SHAPES = 16 + 4 * MUON_PERIODS };
 
 typedef struct {
-    MuonOptions  options;
+    MuonOptions  options;               /* they stay: a thread that saves reads them */
+    float        momentum;              /* of this update; at first that of the options */
     Muon        *settings;    /* of this update, on the device */
     MatrixShape  shapes[MATRIX_SHAPES];
     int          shape_count;
