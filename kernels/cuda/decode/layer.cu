@@ -244,7 +244,8 @@ add_chunks(float sum[ROWS][NT], const Piece<F> (&w)[ROWS][CHUNKS], const floatX 
         const int c = from + i * P::WIDE;
         if (c >= C) continue;
         float part[ROWS][NT] = {};
-        #pragma unroll
+        // of codes one after the other: all at once take more registers than there are
+        #pragma unroll (F == OF_FLOATX || by_token ? P::BLOCKS : 1)
         for (int j = 0; j < P::BLOCKS; j++) {
             float y[ROWS][P::BLOCK];
             #pragma unroll
@@ -1009,10 +1010,11 @@ static int decode_fits(int N, int C, int F, int E, int K) {
 }
 
 static int most_active(int N, int E, int K) { return N * K < E ? N * K : E; }
-static size_t shared_row(Format f, int C) {
-    const size_t wide = f == OF_FP8 ? Piece<OF_FP8>::WIDE : Piece<OF_MXFP4>::WIDE;
-    return f == OF_FLOATX ? C : divide_up(C, wide) * wide;
+// Elements that a warp reads of a row at once.
+static size_t wide_of(Format f) {
+    return f == OF_FLOATX ? (size_t)CHUNK : f == OF_FP8 ? (size_t)Piece<OF_FP8>::WIDE : (size_t)Piece<OF_MXFP4>::WIDE;
 }
+static size_t shared_row(Format f, int C) { return f == OF_FLOATX ? C : divide_up(C, wide_of(f)) * wide_of(f); }
 
 typedef void InKernel(InArgs, int);
 // Kernels for rows of codes, and for long ones; chunks: of rows that they take at once.
@@ -1025,8 +1027,7 @@ static const LongKernel long_kernels[] = {
 };
 // The one that has the least left over at a row's end.
 static LongKernel long_kernel(Format f, int C) {
-    const size_t wide = f == OF_FLOATX ? CHUNK : f == OF_FP8 ? Piece<OF_FP8>::WIDE : Piece<OF_MXFP4>::WIDE,
-        chunks = divide_up(C, wide);
+    const size_t chunks = divide_up(C, wide_of(f));
     size_t least = SIZE_MAX;
     LongKernel best = long_kernels[0];
     for (const LongKernel &k : long_kernels) {
