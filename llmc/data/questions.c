@@ -56,12 +56,12 @@ static int encode_choice(Candidate *c, const Tokenizer *t, Words context, Words 
     free(ids);
     size_t count = tokenizer_encode(t, full.at, full.length, &ids);
     free(full.at);
-    const size_t plain = count, blank = text_is_white(*choice.at) != 0;
+    const size_t plain = count;
     count = tokenizer_begin(t, &ids, count, !before);
     before += count - plain;
     if (before >= count) before = count - 1;                /* the last token of the context reaches into the choice */
     *c = (Candidate){ .ids = ids, .count = (int)count, .scored = (int)(count - before),
-                   .characters = characters(choice.at + blank, choice.bytes - blank) };
+                   .characters = characters(choice.at, choice.bytes) };
     return count > 1;
 }
 
