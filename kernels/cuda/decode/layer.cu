@@ -96,8 +96,10 @@ __device__ static inline Vec normalized(const Vec &x, float rstd, const Vec &wei
     Vec y;
 #if defined(PRECISION_BF16)
     for (int i = 0; i < VECTOR; i += 2) {
-        const __nv_bfloat162 scaled = __floats2bfloat162_rn(element(x, i) * rstd, element(x, i + 1) * rstd);
-        *(__nv_bfloat162 *)&y.x[i] = __hmul2(scaled, *(const __nv_bfloat162 *)&weight.x[i]);
+        __nv_bfloat162 two;
+        memcpy(&two, &weight.x[i], sizeof two);
+        two = __hmul2(__floats2bfloat162_rn(element(x, i) * rstd, element(x, i + 1) * rstd), two);
+        memcpy(&y.x[i], &two, sizeof two);
     }
 #else
     for (int i = 0; i < VECTOR; i++) y.x[i] = x.x[i] * rstd * weight.x[i];
