@@ -35,10 +35,11 @@ static char *written(const TextStyle *style, Part prompt, const int *ids, const 
 void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };
     const unsigned kind = fuzz_choice(&rest, TOKENIZERS + 1), stop = fuzz_choice(&rest, STOPS),
-        how = fuzz_choice(&rest, 8);
+        how = fuzz_choice(&rest, 16);
     const Part prompt = fuzz_part(&rest);
     char **list = stops_option(NULL, stops[stop]);
-    TextStyle style = { kind < TOKENIZERS ? tokenizer[kind] : NULL, list, how & 1, how >> 1 & 1, how >> 2 & 1 };
+    TextStyle style = { kind < TOKENIZERS ? tokenizer[kind] : NULL, list, how & 1, how >> 1 & 1, how >> 2 & 1,
+                        how >> 3 & 1 };
     char *text = fuzz_text(prompt);
     int *ids;
     size_t bytes;
