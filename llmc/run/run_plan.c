@@ -62,7 +62,9 @@ static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *c
     model_plan_training(&m, r->dev, &c, e.batch, r->s.seq, &e.recompute,
                         run_most_micro_batches(r) * r->s.batch / e.batch, r->s.gradients,
                         p.ranks > 1 || p.ordered ? &p : NULL);
-    optimizer_plan(&o, &m, e.master, e.moments, settings_muon(&r->s));
+    MuonOptions muon = settings_muon(&r->s);
+    if (p.ranks > 1) muon.absorbs = 0;                      /* several ranks keep gradients */
+    optimizer_plan(&o, &m, e.master, e.moments, muon);
     const size_t kept = m.arena.total + samples_memory(r, &m);
     if (e.automatic && kept > capacity) e.recompute = recompute_choose(&m, kept - capacity);
     const size_t total = e.automatic ? kept - recompute_saves(&m, e.recompute) : kept;

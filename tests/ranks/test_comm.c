@@ -65,8 +65,9 @@ static const struct {
     { "RANK=1 WORLD_SIZE=2x",                              -1, 0, NULL, 0, 0, 0, 0, "WORLD_SIZE=2x", 0 },
     { "PMI_RANK=1 PMI_SIZE=4 MPI_LOCALNRANKS=2",           -1, 0, NULL, 0, 0, 0, 0, "MASTER_ADDR", 0 },
     { "RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=0",   -1, 0, NULL, 0, 0, 0, 0, "MASTER_PORT=0", 0 },
-    { "",                                                   2, 2, NULL, 0, 0, 0, 0, "process 2 of 2", 0 },
-    { "",                                                   1, 0, NULL, 0, 0, 0, 0, "process 1 of 0", 0 },
+    { "",                                                   2, 2, NULL, 0, 0, 0, 0, "-pr 2 needs -pn", 0 },
+    { "",                                                   1, 0, NULL, 0, 0, 0, 0, "-pr 1 needs -pn", 0 },
+    { "",                                                  -1, 2, NULL, 0, 0, 0, 0, "-pn 2 needs -pr", 0 },
 };
 
 static void launch_table(void) {
