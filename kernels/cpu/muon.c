@@ -72,13 +72,13 @@ __attribute__((noinline)) static void momentum_of(floatX *x, void *m, Dtype mome
         x[i] = X(plain ? mean : beta * mean + (1 - beta) * g);
     }
 }
-/* Without x: m has the same bits, because it is the same loop, compiled once. */
-static void momentum_alone(void *m, Dtype moments, const void *grads, Segment s, real beta, real scale) {
+/* Without x: m has the same bits, because it is the same loop, compiled once for each `plain`. */
+static void momentum_alone(void *m, Dtype moments, const void *grads, Segment s, real beta, int plain, real scale) {
     enum { AT_ONCE = 512 };
     floatX unread[AT_ONCE];
     for (size_t left = s.count; left; left -= s.count, s.offset += s.count, s.gradient += s.count) {
         s.count = left < AT_ONCE ? left : AT_ONCE;
-        momentum_of(unread, m, moments, grads, &s, beta, 1, scale);
+        momentum_of(unread, m, moments, grads, &s, beta, plain, scale);
     }
 }
 static void copy_momentum(floatX *x, const void *m, Dtype moments, const Segment *s) {
@@ -89,14 +89,14 @@ static void copy_momentum(floatX *x, const void *m, Dtype moments, const Segment
 static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm,
                           const Segment *parts, int count, size_t most, const Muon *a) {
     const real scale = DEVICE(gradient_scale)(*grad_sq_norm, a->clip);
+    const int plain = a->ahead >= 1;
     (void)most;                         /* without OpenMP */
     #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * most)
     for (int e = 0; e < count; e++)
         if (!grads) copy_momentum(x + parts[e].muon_offset, m, moments, &parts[e]);
         else if (scale >= 0 && x)
-            momentum_of(x + parts[e].muon_offset, m, moments, grads, &parts[e], (real)a->momentum,
-                        a->ahead >= 1, scale);
-        else if (scale >= 0) momentum_alone(m, moments, grads, parts[e], (real)a->momentum, scale);
+            momentum_of(x + parts[e].muon_offset, m, moments, grads, &parts[e], (real)a->momentum, plain, scale);
+        else if (scale >= 0) momentum_alone(m, moments, grads, parts[e], (real)a->momentum, plain, scale);
 }
 
 static void muon_limits(real *factors, real *norms, real *added, real *faults, real *fault, const real *sq_norms,
