@@ -430,10 +430,10 @@ expect 4 'small/best/model-00002-of-.*: No such file' $infer small/best -x val.t
 cp -r exact sampled
 echo '{"do_sample": true, "temperature": 0.6, "repetition_penalty": 1.1, "typical_p": 0.5, "diversity_penalty": 0.5,
 "no_repeat_ngram_size": 1, "bad_words_ids": [[1]], "num_beams": 1, "suppress_tokens": [], "use_cache": true}' > sampled/generation_config.json
-expect 0 'as in generation_config.json: temperature 0.6 (-t), top-p 1 (-p), top-k 50 (-k), repetition-penalty 1.1 (-rp)' $infer sampled -i a -n 2
+expect 0 'as in generation_config.json: temperature 0.6 (-t), top-p 1 (-p, Transformers. default), top-k 50 (-k, Transformers. default), repetition-penalty 1.1 (-rp)' $infer sampled -i a -n 2
 for key in typical_p diversity_penalty no_repeat_ngram_size bad_words_ids; do expect 0 "$key is not followed" $infer sampled -i a -n 2; done
 ok "what changes nothing is not named" [ -z "$(grep -E '(num_beams|suppress_tokens|use_cache) is not' "$said")" ]
-expect 0 'as in generation_config.json: top-p 1 (-p), top-k 50 (-k)$' $infer sampled -i a -n 2 -t 1 -rp 1
+expect 0 'as in generation_config.json: top-p 1 (-p, Transformers. default), top-k 50 (-k, Transformers. default)$' $infer sampled -i a -n 2 -t 1 -rp 1
 echo '{"do_sample": false, "temperature": 0.6}' > sampled/generation_config.json
 expect 0 'as in generation_config.json: temperature 0 (-t)$' $infer sampled -i a -n 2
 echo '{"do_sample": false, "stop_strings": ["q", "z"]}' > sampled/generation_config.json

@@ -628,7 +628,7 @@ static int complete(Config *c, const JsonValue *root, const Reader *r) {
         if (f != FAMILY_SMOE) c->norm_eps = c->final_eps;
     }
     if (f & MLA && !complete_latents(c, root, r)) return 0;
-    if (f & DEEPS && (c->groups_chosen < 1 || c->groups_chosen > c->groups))
+    if (f & DEEPS && (c->groups_chosen < (c->groups > 0) || c->groups_chosen > c->groups))     /* 0, 0: none */
         return error_set(r->e, "config.json: \"topk_group\" is %d, \"n_group\" %d", c->groups_chosen, c->groups);
     if (f & (QW3 | Q3M | DOT)) c->qk_norm = 1;
     if (f & (OLM | MMX)) c->qk_norm = 2;

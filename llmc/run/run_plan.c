@@ -187,7 +187,8 @@ static void plan_stages(Run *r, int64_t micro_batches) {
     r->micro_batches = r->first_micro_batches = (int)micro_batches;
     const int64_t all = stages_before(&r->stages, r->stages.count, r->stages.count) * samples_per_step(r);
     if (s->steps < 0
-        && !(s->steps = -s->steps * data_epoch_samples(r->data, s->seq) * r->stages.count / all))
+        && !(s->steps = -s->steps * data_epoch_samples(r->data, s->seq) * r->stages.count / all)
+        && !(s->steps = run_only_plans(r)))                 /* a plan of one */
         fail(EXIT_INPUT, "%s: an epoch has %lld sequences, less than the %lld of one step. "
              "Use smaller steps (-b, -t, -d), or set their number (-x)",
              s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)(all / r->stages.count));
