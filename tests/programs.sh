@@ -846,8 +846,8 @@ alike() {
     for f in "$1" "$2"; do sed 's/ lr:.*//; s/s:\([0-9]*\) \(t[re]l\):/\1 \2 /' "$f/main.log"; done | sort -k2,2 -k1,1n > "$work/a"
     ok "$3: the same losses, within 1e-5" awk '{ k = $1 $2; if (k in x) { n++; d = x[k] - $3; if (!(d <= 1e-5 && d >= -1e-5)) bad++ } else x[k] = $3 } END { exit !(n >= 40 && n == NR / 2 && !bad) }' "$work/a"
 }
-# 12 sequences a step; at a higher rate a tie of two experts may fall otherwise before step 40
-shared="$train $data $model -t 32 -u 10 -s 0 -dv cpu -d 384 -l 2e-3 -sd 2"
+# 12 sequences a step; with other seeds a tie of two experts may fall otherwise before step 40
+shared="$train $data $model -t 32 -u 10 -s 0 -dv cpu -d 384 -sd 2"
 expect 0 fingerprint $shared -x 40 -v 20 -b 12 -o r1
 expect 0 "optimizer state sharded over 4 ranks" $shared -x 40 -v 20 -b 3 -ng 4 -n 20 -o r4
 alike r1 r4 "4 ranks"
