@@ -336,8 +336,8 @@ static void older_and_newer_keys(void) {
         "\"original_max_position_embeddings\": 32}, "
         "\"rope_parameters\": {\"rope_type\": \"linear\", \"rope_theta\": 20.0, \"factor\": 3.0}}";
     static const char *const written[] = { "\"num_experts\": 4", "\"num_local_experts\": 4",
-        "\"rope_theta\": 300.0,", "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2.0, "
-        "\"original_max_position_embeddings\": 32,",
+        "\"rope_theta\": 300.0,",
+        ("\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2.0, \"original_max_position_embeddings\": 32,"),
         "\"rope_parameters\": {\"rope_type\": \"yarn\", \"rope_theta\": 300.0, \"factor\": 2.0, " };
     Config c, again;
     Error e = { 0 };
