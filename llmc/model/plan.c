@@ -228,7 +228,7 @@ static void add_weight_codes(Model *m, Fp8 *x, Fp8 *transposed, size_t size) {
     add_codes(m, MEM_WEIGHTS, "weights in 8 bits, transposed", transposed, size, size / (FP8_BLOCK * FP8_BLOCK));
 }
 /* Codes of weights, and what one layer at a time makes of its activations and gradients. */
-static void plan_codes(Model *m) {
+static void plan_expert_codes(Model *m) {
     const Config *c = &m->config;
     const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, F = (size_t)c->width;
     const size_t weight = (size_t)c->experts * C * F;
@@ -372,7 +372,7 @@ static void plan_activations(Model *m) {
     for (size_t l = 0; l < L; l++) describe_acts(m, (int)l, PLAN_KEPT, NULL);
     describe_acts(m, -1, PLAN_SHARED, NULL);
     describe_scratch(m);
-    plan_codes(m);
+    plan_expert_codes(m);
     plan_head_codes(m);
     arena_add(a, kept, "encoded", &m->encoded, N*C*X);
     if (m->config.stream_scalars) arena_add(a, kept, "first", &m->mixed.first, N*C*X);

@@ -16,8 +16,7 @@ enum { COMPLETION = 1, CHAT = 2, BOTH = 3 };
  * page; NULL: the option's, and with neither it is not offered there. */
 static const struct { const char *key; int in, is_float; size_t field; double low, high; const char *letter, *help; }
 numbers[] = {
-    { "max_tokens", BOTH, 0, FIELD(tokens), 0, API_TOKENS, "n",
-      "tokens to generate at most" },
+    { "max_tokens", BOTH, 0, FIELD(tokens), 0, API_TOKENS, "n", "tokens to generate at most" },
     { "max_completion_tokens", CHAT, 0, FIELD(tokens), 0, API_TOKENS, NULL, NULL },
     { "temperature", BOTH, 1, FIELD(temperature), 0, 100, "t", NULL },
     { "top_p", BOTH, 1, FIELD(top_p), 0, 1, "p", NULL },

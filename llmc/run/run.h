@@ -90,8 +90,7 @@ void run_print_plan(const Run *r);
  * not known. */
 double run_disk_bytes(const Run *r, OUT double *available);
 int  run_estimate(const Run *r, Text *out);  /* lines of the plan: how long it would take. 0: no rates are known */
-/* Seconds that its steps (without -x: those that then hold) take on so many GPUs of this name
- * (device_rates) in batches of this size. */
+/* Seconds that its steps take on so many GPUs of this name (device_rates), in such batches. */
 double run_time_on(const Run *r, const char *gpu, int gpus, Recompute again, int batch);
 int  run_check_gradients(const Run *r);     /* -gc 1, instead of training; returns an exit code */
 void run_allocate(Run *r);
