@@ -135,6 +135,7 @@ void save_shard_copy(SaveShard *s, int weights_only) {
     s->copied = 1;
 }
 void save_shard_stream(SaveShard *s) {
+    if (!s->model->dev->is_gpu) return;                     /* the host has its memory */
     SaveStream *q = mem_alloc(sizeof *q);
     q->bytes = s->bytes < SAVE_PIECE ? s->bytes : SAVE_PIECE;
     q->memory = host_buffer_open(s->model->dev, s->model->params, q->bytes);

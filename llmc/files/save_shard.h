@@ -33,7 +33,7 @@ typedef struct {
     char            *borrowed;          /* in the host's memory, while something is saved */
     char            *copy;              /* in the host's memory, `bytes`; NULL: there is none */
     int              copied;            /* 1: it has what is to be saved */
-    SaveStream      *stream;            /* else, while something is saved; NULL: the host has no memory for it */
+    SaveStream      *stream;            /* else, while something is saved; NULL on a CPU, or without memory */
 } SaveShard;
 
 void save_shard_open(SaveShard *s, const Model *m, const Optimizer *o);  /* of a planned model and optimizer */

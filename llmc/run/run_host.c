@@ -7,7 +7,7 @@
 size_t run_host_memory(const Run *r, size_t copy_bytes, Text *list) {
     const size_t most = (size_t)run_most_micro_batches(r), N = most * (size_t)r->s.batch * (size_t)r->s.seq,
         ranks = (size_t)r->local_devices.count, saved = r->saves.bytes,
-        pieces = copy_bytes ? 0 : saved < SAVE_PIECE ? saved : SAVE_PIECE;
+        pieces = copy_bytes || !r->dev->is_gpu ? 0 : saved < SAVE_PIECE ? saved : SAVE_PIECE;
     const struct { const char *what; size_t bytes; } parts[] = {
         { "this program and the data", (size_t)run_peak_memory() },
         { "the model", r->dev->is_gpu ? 0 : ranks * r->memory },

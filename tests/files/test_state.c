@@ -548,7 +548,7 @@ static void no_download(void *host, const void *src, size_t bytes) {
 static void saved_in_pieces(Trainee *t) {
     const Device *dev = t->m.dev;
     Device counts = *dev;
-    counts.copy_out = count_piece, counts.download = no_download;
+    counts.is_gpu = 1, counts.copy_out = count_piece, counts.download = no_download;
     char *folder = scratch_path("pieces"), *path[2];
     Error e = { 0 };
     Text json = { 0 };
