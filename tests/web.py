@@ -953,7 +953,7 @@ def test_chat_page(browser, talks):
     check(page.get("document.querySelector('.user textarea').value") == "<b>Hi", "a message can be edited")
     page.get("document.querySelector('.user textarea').value = 'Ho'")
     page.key("Enter", 13)
-    check(page.until(IDLE + " && document.querySelectorAll('.message').length === 2 && document.querySelector('.assistant .info')") is not None
+    check(page.until(IDLE + " && document.querySelectorAll('.message').length === 2 && !!document.querySelector('.assistant .info')")
           and [t[0] for t in page.get(TURNS)] == ["user", "assistant"] and page.get(TURNS)[0][1] == "Ho", f"and is sent again, without what came after: {page.get(TURNS)}")
     page.get("document.getElementById('system').value = 'Be brief'; document.getElementById('system').dispatchEvent(new Event('input'))")
     check(page.get(KEPT + "[0].system") == "Be brief" and page.get(KEPT + "[0].messages.length") == 2, "the conversation stays in the browser")
