@@ -3,7 +3,7 @@
 # fault per run. After each fault the exit code must be one of the table; the next start must end with the bits of a run without faults,
 # including best/ and the model at the top, and leave no temporary file.
 # Start it from the repository root after `make train_moe infer_moe`. Needs Linux with glibc, and a C compiler.
-#   sh tests/faults.sh [-l] [-k]     -l: every call (`make faults`; a quarter of an hour); else a sample (`make test`)
+#   sh tests/faults.sh [-l] [-k]     -l: every call (`make faults`; a quarter of an hour); else a sample (`make ci`)
 #                                    -k: keep the folder of the runs
 set -u
 root=$(pwd)

@@ -10,9 +10,9 @@ SHARED  := $B/tests/ops/cases.o $B/tests/ops/cost.o $B/tests/model/trainee.o
 # How many jobs mutate, fuzz and platforms start.
 JOBS := $(or $(JOBS),$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
 # Parts that need nothing of each other, so that make -j2 runs two at a time. run_tests is two of them.
-TEST_PARTS := test_groups test_cases test_programs test_faults test_report test_web test_smoe test_readers
-.PHONY: run_tests test $(TEST_PARTS) test_tutorial tutorial test_gpu \
-        faults sanitize races addresses cuda_check emulate quick bench pays race ladder mutate fuzz fuzz_targets platforms ci size
+TEST_PARTS := test_groups test_programs test_cases test_smoe test_web test_report test_readers
+.PHONY: run_tests test bench_once $(TEST_PARTS) test_tutorial tutorial test_gpu \
+        test_faults faults sanitize races addresses cuda_check emulate quick bench pays race ladder mutate fuzz fuzz_targets platforms ci size
 
 #: make run_tests     the tests;                                          then ./run_tests --help
 run_tests: $B/run_tests
@@ -31,7 +31,7 @@ quick: run_tests
 	@./run_tests house files data kernels model reference
 #: make test          all tests that need no GPU (three to six minutes; make -j2 test: two at a time)
 test: $(TEST_PARTS)
-$(TEST_PARTS): run_tests train_moe infer_moe bench_moe
+$(TEST_PARTS) test_faults: run_tests train_moe infer_moe bench_moe
 test_groups:
 	@./run_tests -p 1/2
 test_cases:
@@ -43,8 +43,10 @@ test_tutorial: train_moe infer_moe
 tutorial:
 	@sh tests/tutorial.sh -f
 # The longest parts first (.ci/run). A job of each kind at a time: make -j starts several kinds.
-#: make ci            all that a change must pass: test, cuda_check, emulate (a part), fuzz, platforms, mutate, the tutorial in short
-ci: mutate platforms fuzz emulate test_tutorial $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check)) test
+#: make ci            all that a change must pass: test, cuda_check, a part of emulate and faults, fuzz, platforms, mutate, tutorial
+ci: mutate platforms fuzz emulate test_tutorial test_faults bench_once $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check)) test
+bench_once: bench_moe                   # each operation once: none writes outside of its buffers
+	@./bench_moe -t 0 -e m4 > /dev/null && echo "every operation of bench_moe -e m4 ran once"
 ci: EMULATE := fp8 orthogonalize parallel_linear_backward_input
 #: make faults        all faults of tests/faults.sh: failing calls, kills, damage (a quarter of an hour)
 faults: train_moe infer_moe
