@@ -146,44 +146,94 @@ async function test_verdicts(p) {
     await is(/^w: Plateau: .* less than it varies/, 'a plateau with noise', s => 3 + (s % 100 ? 0.1 : 0) - s / 20000);
     await is(/^w: Still falling: .* still above the 3 of step 50/, 'lost and being won back', s => s === 50 ? 3 : 5 - s / 800);
     await is(/^w: Not a number/, 'not a number', s => 3, {}, 800, s => s < 790 ? 3 : null);
+    const short = [...Array(20).keys()].map(i => ({ event: 'val_short', step: 40 * i + 40, loss: i < 18 ? 5 - i / 10 : 3.4 }));
+    await is(/^w: Still falling: the loss of short validations fell by [\d.]+ in the last \d+ steps\.$/, 'short validations vary, the last full one is the best',
+             s => 5 - s / 400, {}, 800, s => 5 - s / 400, short);
+    await p.drop([['w.jsonl', log_of(s => 3, {}, 800, s => s < 700 ? 5 - s / 400 : 529)]]);
+    const most = Math.max(...[...p.d.querySelectorAll('#chart-loss text.end')].filter(e => e.getAttribute('x') < 46).map(e => Number(e.textContent) || 0));
+    check(most > 3 && most < 10 && p.d.querySelector('#chart-loss').parentNode.textContent.includes('a part lies above'),
+          'a run that diverged leaves the others their axis: up to ' + most);
+    p.d.querySelector('#runs tr:last-child button').click();
 }
 // What the page saves, when this is clicked.
 async function saved_by(p, id) {
-    let blob = null, name = '';
+    let blob = null, name = '', content = null;
     const make = p.w.URL.createObjectURL, click = p.w.HTMLAnchorElement.prototype.click;
     p.w.URL.createObjectURL = b => { blob = b; return '#'; };
     p.w.HTMLAnchorElement.prototype.click = function () { name = this.download; };
     p.$(id).click();
+    for (let i = 0; i < 500 && !blob; i++) { read_now(); await wait(2); }
     p.w.URL.createObjectURL = make;
     p.w.HTMLAnchorElement.prototype.click = click;
-    let content = null;
-    blob.text().then(t => { content = t; });
-    for (let i = 0; i < 500 && content === null; i++) { read_now(); await wait(2); }
-    return { name, content: content || '' };
+    if (blob) blob.text().then(t => { content = t; });
+    for (let i = 0; i < 500 && blob && content === null; i++) { read_now(); await wait(2); }
+    return { name, blob, content: content || '' };
+}
+// Width, height and the colors of a picture.
+async function look_at(blob) {
+    let image = null;
+    createImageBitmap(blob).then(i => { image = i; });
+    for (let i = 0; i < 500 && !image; i++) { read_now(); await wait(2); }
+    if (!image) return { width: 0, height: 0, colors: new Set() };
+    const canvas = document.createElement('canvas'), context = canvas.getContext('2d');
+    canvas.width = image.width, canvas.height = image.height;
+    context.drawImage(image, 0, 0);
+    const pixels = new Uint32Array(context.getImageData(0, 0, image.width, image.height).data.buffer);
+    return { width: image.width, height: image.height, colors: new Set(pixels) };
 }
 async function test_export(p) {
-    const picture = await saved_by(p, 'save-loss'), doc = new DOMParser().parseFromString(picture.content, 'image/svg+xml');
+    const picture = await saved_by(p, 'save-loss-svg'), doc = new DOMParser().parseFromString(picture.content, 'image/svg+xml');
     check(picture.name === 'one-loss.svg' && doc.documentElement.nodeName === 'svg' && !doc.querySelector('parsererror') &&
           [...doc.querySelectorAll('path')].some(e => /^rgb/.test(e.getAttribute('stroke')) && e.getAttribute('d').length > 200) &&
-          !/var\(|class=/.test(picture.content) && doc.querySelector('text').textContent === 'loss: one', 'a chart is saved as a picture that stands alone');
+          !/var\(|class=/.test(picture.content), 'a chart is saved as a picture that stands alone');
+    const names = [...doc.querySelectorAll('text tspan')], drawn = [...doc.querySelectorAll('path')].map(e => e.getAttribute('stroke'));
+    check(names.map(e => e.textContent).join() === 'Loss: one,training,validation' && names[1].getAttribute('fill') !== names[2].getAttribute('fill'),
+          'with its title, and its lines by their colors: ' + names.map(e => e.textContent + ' ' + e.getAttribute('fill')) + '; ' + drawn.slice(-2));
+    const png = await saved_by(p, 'save-loss-png'), seen = await look_at(png.blob);
+    check(png.name === 'one-loss.png' && png.blob.type === 'image/png' && seen.width === 2 * Number(doc.documentElement.getAttribute('width')) &&
+          seen.height === 2 * Number(doc.documentElement.getAttribute('height')) && seen.colors.size > 100 && !seen.colors.has(0),
+          'and as PNG at twice the size: ' + png.name + ', ' + seen.width + ' x ' + seen.height + ', ' + seen.colors.size + ' colors');
     const table = (await saved_by(p, 'save-csv')), lines = table.content.trim().split('\n'), vals = lines.filter(l => l.startsWith('one,val,'));
     check(table.name === 'one.csv' && lines[0] === 'run,curve,step,tokens,seconds,value,lowest,highest' &&
           vals.length === p.data.curves.val.x.length && Number(vals[0].split(',')[5]) === p.data.curves.val.y[0], 'curves are saved as a table');
 }
+// Of each run, in the order of the page: the text of the table's cell or of the tiles.
+const column_of = (p, i) => [...p.d.querySelectorAll('#runs tr')].slice(1).map(tr => tr.cells[i].textContent).join();
+const tiles_of = p => [...p.d.querySelectorAll('#cards section')].map(s => s.querySelector('h3').textContent);
 async function test_sweep(p) {
+    const at = rate => given.log.replace('"lr": 0.01,', '"lr": ' + rate + ',');
     await p.drop([['x.jsonl', log_of(s => 3)]]);
     await p.drop([['log.jsonl', given.log]]);
     check(p.$('sweep').hidden && /do not compare/.test(p.$('compared').textContent) && !p.d.querySelector('#runs .winner'),
           'runs on other tokens are not ranked');
-    p.d.querySelector('#runs tr:nth-child(3) button').click();
+    p.d.querySelector('#runs tr:last-child button').click();
     check(p.$('sweep').hidden && !p.$('compared').textContent && p.d.querySelectorAll('#runs .winner').length === 1, 'runs on the same tokens are');
-    await p.drop([['three.jsonl', given.log.replace('"lr": 0.01,', '"lr": 0.05,')]]);
+    await p.drop([['three.jsonl', at('0.05')]]);
     check(!p.$('sweep').hidden && p.$('sweep-by').value === 'lr' && p.d.querySelectorAll('#sweep-chart circle').length === 3 &&
           /^Lowest at lr 0.0/.test(p.$('sweep-says').textContent), 'a sweep: the best loss over the rate: ' + p.$('sweep-says').textContent);
     check([...p.d.querySelectorAll('#chart-loss [data-line="loss val_short 1"]')].length === 1, 'short validations are drawn');
-    check((await saved_by(p, 'save-sweep')).content.includes('<circle'), 'and saved as a picture');
-    for (let i = 0; i < 2; i++) p.d.querySelector('#runs tr:last-child button').click();
-    check(p.$('sweep').hidden, 'and goes with the runs');
+    const picture = await saved_by(p, 'save-sweep-svg');
+    check(picture.content.includes('<circle') && (await saved_by(p, 'save-sweep-png')).blob.type === 'image/png', 'and saved as a picture');
+    await p.drop([['four.jsonl', at('0.005') + '{"event": "diverged", "step": 40, "loss": 9}\n']]);
+    check(column_of(p, 0) === 'one,four,two,three' && column_of(p, 1) === '0.002,0.005,0.01,0.05' && p.d.querySelector('#runs tr').cells[1].textContent === 'lr',
+          'runs are sorted by the setting that differs, which is shown: ' + column_of(p, 0) + ' at ' + column_of(p, 1));
+    const tiles = tiles_of(p);
+    check(tiles.length === 4 && tiles[0].startsWith('onelr 0.002') && tiles[1].startsWith('fourlr 0.005') && tiles[3].startsWith('threelr 0.05'),
+          'each run has tiles, with its name and that setting: ' + tiles.join('; '));
+    check(p.d.querySelectorAll('#sweep-chart .lost').length === 1 && /Diverged \(rings\): 0.005\./.test(p.$('sweep-says').textContent),
+          'a run that diverged is marked: ' + p.$('sweep-says').textContent);
+    await p.drop([['five.jsonl', at('0.05').replace('"optimizer": "muon"', '"optimizer": "adamw"')]]);
+    const names = [...p.$('sweep-by').options].map(o => o.value);
+    check(names[0] === 'lr' && names.includes('steps') && names[names.length - 1] === 'optimizer' && !names.includes('out'),
+          'all settings that differ can be chosen: ' + names);
+    p.$('sweep-by').value = 'optimizer';
+    p.$('sweep-by').dispatchEvent(new p.w.Event('change'));
+    check(column_of(p, 0).startsWith('five,') && column_of(p, 1) === 'adamw,muon,muon,muon,muon' && !p.d.querySelector('#sweep-chart .line') &&
+          [...p.d.querySelectorAll('#sweep-chart text')].some(e => e.textContent === 'adamw'), 'words, too: ' + column_of(p, 1));
+    p.$('sweep-by').value = 'lr';
+    p.$('sweep-by').dispatchEvent(new p.w.Event('change'));
+    for (let i = 0; i < 4; i++) p.d.querySelector('#runs tr:last-child button').click();
+    check(p.$('sweep').hidden && tiles_of(p).join().startsWith('one '), 'and goes with the runs: ' + tiles_of(p));
 }
 async function test_compare(p) {
     const evil = '<img src=x onerror="parent.ran=1">';
@@ -191,8 +241,9 @@ async function test_compare(p) {
     check(p.d.querySelectorAll('#runs tr').length === 3 && p.line('loss loss 1') && p.line('loss val 1'), 'a log is compared');
     await p.drop([['report.html', given.other]]);
     check(p.d.querySelectorAll('#runs tr').length === 4 && p.line('loss loss 2'), 'a report is compared');
-    const [a, b] = [...p.d.querySelectorAll('#runs tr')].slice(2).map(tr => [...tr.cells].slice(1, 8).map(c => c.textContent).join());
-    check(a === b, 'a log and its report say the same: ' + a + ' and ' + b);
+    const [a, b] = [...p.d.querySelectorAll('#runs tr')].slice(2).map(tr => [...tr.cells].slice(1, 9).map(c => c.textContent).join());
+    const [of_log, of_report] = [...p.d.querySelectorAll('#cards dl')].slice(1).map(e => e.textContent);
+    check(a === b && of_log === of_report, 'a log and its report say the same: ' + a + ' and ' + b + '; ' + of_log + ' and ' + of_report);
     check([...p.d.querySelectorAll('#settings tr.differs')].some(tr => tr.cells[0].textContent === 'lr'), 'settings that differ are marked');
     for (let i = 0; i < 2; i++) p.d.querySelector('#runs tr:last-child button').click();
     check(p.d.querySelectorAll('#runs tr').length === 0 && !p.line('loss loss 1'), 'runs are removed');

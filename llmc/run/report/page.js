@@ -92,6 +92,10 @@ function data_of_log(log) {
         if (o.event === 'step' && finite(o.step)) steps.push(o);
         if (o.event === 'val' && finite(o.step)) vals.push(o);
         if (o.event === 'val_short' && finite(o.step)) shorts.push(o);
+        if (o.event === 'usage') {
+            data.validation_seconds = (data.validation_seconds || 0) + (o.validation_seconds || 0);
+            data.peak_memory = o.peak_memory;
+        }
         if (o.event === 'diverged') data.diverged = o.step;
         if (o.event === 'recovered') data.diverged = null;
     }
@@ -133,7 +137,7 @@ function data_of_file(content) {
 
 const place = 'report ' + location.pathname;
 const state = { smoothing: 0.6, across: 'step', log_x: false, loss_axis: 'fit', range: null, hidden: {}, cursor: null, all: false,
-                theme: null, others: [], scroll: 0, focus: '', column: null };
+                theme: null, others: [], scroll: 0, focus: '', column: null, by: null };
 try { Object.assign(state, JSON.parse(sessionStorage.getItem(place))); } catch (e) { /* a browser that keeps nothing */ }
 function keep() {
     state.scroll = window.scrollY;
@@ -145,15 +149,33 @@ function keep() {
 const data = JSON.parse($('data').textContent);
 const folder = d => text(object(object(d.start).options).out).replace(/\/+$/, '').replace(/^.*\//, '');      // its name
 const self = make_run(data, folder(data) || 'this run');
-let runs = [self];
+let runs = [self];                  // sorted by the setting that is compared; place: in order of arrival; lost: where it diverged, or null
 function collect_runs() {
     runs = [self];
     for (const o of state.others) {
         try { runs.push(make_run(object(o.data), o.name)); } catch (e) { trouble(o.name + ': ' + e.message); }
     }
     const seen = {};
-    for (const r of runs) { seen[r.name] = (seen[r.name] || 0) + 1; if (seen[r.name] > 1) r.name += ' (' + seen[r.name] + ')'; }
+    runs.forEach((r, place) => {
+        seen[r.name] = (seen[r.name] || 0) + 1;
+        if (seen[r.name] > 1) r.name += ' (' + seen[r.name] + ')';
+        r.place = place;
+        r.lost = diverged(r);
+    });
+    const names = differing();
+    if (!names.includes(state.by)) state.by = names[0];
+    runs.sort((a, b) => is_number(a) && is_number(b) ? a.options[state.by] - b.options[state.by]
+                                                     : setting(a).localeCompare(setting(b), 'en', { numeric: true }));
 }
+// The settings in which runs differ, the rate first, then other numbers; the folder of a run is none.
+function differing() {
+    const values = name => runs.filter(r => name in r.options).map(r => text(r.options[name]));
+    const differs = name => !['out', 'resume'].includes(name) && new Set(values(name)).size > 1;
+    const rank = name => name === 'lr' ? 0 : typeof self.options[name] === 'number' ? 1 : 2;
+    return Object.keys(self.options).filter(differs).sort((a, b) => rank(a) - rank(b));
+}
+const is_number = r => typeof r.options[state.by] === 'number' && r.options[state.by] >= 0;
+const setting = r => state.by in r.options ? in_words(state.by, r.options[state.by]) : '';
 
 // ---- the verdict
 
@@ -190,15 +212,16 @@ function diverged(run) {
 // The validations that say most about the course: the short ones, if there are more of them, which are all over the same tokens.
 function course_of(run) {
     const val = points(run.curves.val), short = points(run.curves.val_short);
-    return short.length > val.length ? short : val;
+    return short.length > val.length ? [short, 'loss of short validations'] : [val, 'validation loss'];
 }
 function verdict(run) {
-    const d = run.data, val = course_of(run), training = points(run.curves.loss), says = [];
+    const d = run.data, [val, name] = course_of(run), training = points(run.curves.loss), says = [];
     const add = (kind, words) => says.push({ kind, words });
     if (!training.length) return [{ kind: 'plain', words: 'No step has been made yet.' }];
-    const last_y = run.curves.loss.y[run.curves.loss.y.length - 1], lost = diverged(run), now = recent(run.curves.loss, 0.05);
+    const last_y = run.curves.loss.y[run.curves.loss.y.length - 1], lost = run.lost, now = recent(run.curves.loss, 0.05);
     const best = val.reduce((b, p) => !b || p[1] < b[1] ? p : b, null), last = val[val.length - 1];
     const later = best ? val.filter(p => p[0] > best[0]).length : 0, of = finite(d.best_step) ? d.best_step : best && best[0];
+    const worse = best && last[1] > best[1] * 1.01 && !(of >= last[0]);         // a last full validation that is the best says no
     if (last_y === null) add('bad', 'Not a number: the loss is not finite any more. A lower learning rate (-l) or stronger clipping (-cg) may help.');
     else if (lost) add('bad', 'Diverged at step ' + count(lost.step) + ': the training loss is now ' + short(lost.at) + '; it began at ' +
             short(training[0][1]) + (run.start.vocabulary ? ', and guessing has ' + short(Math.log(run.start.vocabulary)) : '') +
@@ -207,20 +230,21 @@ function verdict(run) {
     else if (best && now < 0.3 * last[1] && now < 0.15 * training[0][1]) add('bad', 'Memorized: the training loss is ' + short(now) + ', the validation loss ' + short(last[1]) +
             (later ? ', after ' + short(best[1]) + ' at step ' + count(best[0]) : '') + '. Fewer steps (-x), more text, dropout (-dr) or a ' +
             'smaller model would help; the best weights are those of step ' + count(of) + '.');
-    else if (best && later >= 2 && last[1] > best[1] * 1.01 && !sinks(falls(val))) {
+    else if (worse && later >= 2 && !sinks(falls(val))) {
         const then = training.filter(p => p[0] <= best[0]).slice(-20).map(p => p[1]), learns = then.length && now < mean(then) - 0.01;
-        add('bad', (learns ? 'Overfits' : 'Gets worse') + ' since step ' + count(best[0]) + ': the validation loss has risen from ' +
+        add('bad', (learns ? 'Overfits' : 'Gets worse') + ' since step ' + count(best[0]) + ': the ' + name + ' has risen from ' +
             short(best[1]) + ' to ' + short(last[1]) + (learns ? ' while the training loss fell to ' + short(now) +
             '. More text, dropout (-dr) or a smaller model would help; ' : '; ') + 'the best weights are those of step ' + count(of) + '.');
     } else {
-        const f = falls(val.length >= 4 ? val : smooth_points(training)), what = val.length >= 4 ? 'validation' : 'training';
-        const above = best && last[1] > best[1] * 1.01 ? ', and is still above the ' + short(best[1]) + ' of step ' + count(best[0]) : '';
-        if (sinks(f)) add(above ? 'plain' : 'good', 'Still falling: the ' + what + ' loss fell by ' + short(f.by, 2) + ' in the last ' +
+        const f = falls(val.length >= 4 ? val : smooth_points(training)), what = val.length >= 4 ? name : 'training loss';
+        const above = worse ? ', and is still above the ' + short(best[1]) + ' of step ' + count(best[0]) : '';
+        if (sinks(f)) add(above ? 'plain' : 'good', 'Still falling: the ' + what + ' fell by ' + short(f.by, 2) + ' in the last ' +
             count(f.steps) + ' steps' + above + (run.end.event ? '. More steps would help.' : '.'));
-        else if (f) add('plain', 'Plateau: the ' + what + ' loss changed by ' + short(Math.abs(f.by), 2) + ' in the last ' + count(f.steps) +
+        else if (f) add('plain', 'Plateau: the ' + what + ' changed by ' + short(Math.abs(f.by), 2) + ' in the last ' + count(f.steps) +
             ' steps' + (f.noise > Math.abs(f.by) ? ', less than it varies.' : '.'));
         else add('plain', 'Too few points to judge yet.');
     }
+    if (lost || last_y === null) return says;
     const dead = recent(run.curves.dead, 0.05), most = recent(run.curves.max_load, 0.05);
     if (dead >= 1) add('bad', 'About ' + count(dead) + ' experts get no token: a higher -ra would balance them.');
     else if (most > 4) add('bad', 'The busiest expert gets ' + short(most, 2) + ' times the mean: a higher -ra would balance it.');
@@ -253,25 +277,32 @@ function show_head() {
     if (self.start.fallback === true) list.append(node('li', { class: 'plain' },
             'Trained on this project’s own text, because tinyshakespeare could not be had.'));
 }
+// The tiles of a run, under its name and what distinguishes it.
 function show_cards() {
-    const d = data, total = Number(self.options.steps), cards = $('cards');
-    const seconds = finite(self.end.seconds) ? self.end.seconds : d.seconds;
-    const speed = finite(self.end.tok_s) ? self.end.tok_s : d.tokens / d.seconds;
-    const ms = recent(self.curves.ms, 0.1), left = total > d.step && d.every ? (total - d.step) * ms / 1000 : NaN;
-    const memory = self.end.peak_memory || d.peak_memory;
-    const card = (name, value, note) => cards.append(node('div', {}, node('dt', {}, name), node('dd', {}, value), note ? node('dd',
+    const head = r => node('h3', {}, runs.length > 1 ? node('i', { class: 'c' + r.place % 6 }) : null, r.name,
+            setting(r) ? node('span', { class: 'mark' }, state.by + ' ' + setting(r)) : null, ' ',
+            node('span', { class: 'dim' }, [text(r.start.model), text(r.start.data).replace(/: .*/, '')].filter(v => v).join(', ')));
+    $('cards').replaceChildren(...runs.map(r => node('section', {}, head(r), node('dl', {}, ...cards_of(r)))));
+}
+function cards_of(run) {
+    const d = run.data, total = Number(run.options.steps), cards = [];
+    const seconds = finite(run.end.seconds) ? run.end.seconds : d.seconds;
+    const speed = finite(run.end.tok_s) ? run.end.tok_s : d.tokens / d.seconds;
+    const ms = recent(run.curves.ms, 0.1), left = total > d.step && d.every ? (total - d.step) * ms / 1000 : NaN;
+    const memory = run.end.peak_memory || d.peak_memory, training = recent(run.curves.loss, 0.05);
+    const card = (name, value, note) => cards.push(node('div', {}, node('dt', {}, name), node('dd', {}, value), note ? node('dd',
             { class: 'dim' }, note) : null));
-    cards.replaceChildren();
     if (finite(d.best)) card('Best validation loss', short(d.best), 'step ' + count(d.best_step) + (d.best_bits > 0 ? ', ' +
             short(d.best_bits) + ' bits/byte' : ''));
-    if (finite(d.last_loss)) card('Training loss', short(recent(self.curves.loss, 0.05)), 'mean of the last twentieth');
+    if (finite(training)) card('Training loss', short(training), 'mean of the last twentieth');
     if (d.step >= 0) card('Steps', count(d.step), total > 0 ? 'of ' + count(total) + (left > 0 ? ', about ' + duration(left) + ' left' : '') : '');
     if (seconds > 0) card('Time of training', duration(seconds), d.validation_seconds > 0 ? 'and ' + duration(d.validation_seconds) +
             ' of validation' : '');
-    if (speed > 0) card('Tokens per second', count(speed), count(self.end.tokens || d.tokens) + ' tokens in all');
-    if (finite(self.start.parameters)) card('Parameters', short(self.start.parameters),
-            finite(self.start.active) ? short(self.start.active) + ' active for a token' : '');
+    if (speed > 0) card('Tokens per second', count(speed), count(run.end.tokens || d.tokens) + ' tokens in all');
+    if (finite(run.start.parameters)) card('Parameters', short(run.start.parameters),
+            finite(run.start.active) ? short(run.start.active) + ' active for a token' : '');
     if (memory > 0) card('Peak memory', bytes(memory), 'of the host');
+    return cards;
 }
 
 // ---- curves
@@ -293,12 +324,12 @@ const shown_x = x => state.across === 'time' ? duration(x) : state.across === 't
 // The lines of a chart: one for each curve of each run.
 function lines_of(chart) {
     const lines = [];
-    runs.forEach((run, r) => chart.curves.forEach(([key, name], k) => {
+    runs.forEach(run => chart.curves.forEach(([key, name], k) => {
         const c = run.curves[key];
         if (!c || !c.y.some(v => v !== null)) return;
         const label = runs.length > 1 ? run.name + (chart.curves.length > 1 ? ', ' + name : '') : name;
-        const id = chart.id + ' ' + key + ' ' + r;
-        lines.push({ id, run, key, label, color: runs.length > 1 ? r % 6 : k, dashed: runs.length > 1 && k > 0, hidden: !!state.hidden[id],
+        const id = chart.id + ' ' + key + ' ' + run.place;
+        lines.push({ id, run, key, label, color: runs.length > 1 ? run.place % 6 : k, dashed: runs.length > 1 && k > 0, hidden: !!state.hidden[id],
                      x: c.x.map(x => x === null ? null : across(run, x)), y: c.y, low: c.low, high: c.high, step: c.x,
                              dots: key.startsWith('val'), exact: key.startsWith('val') || chart.exact });
     }));
@@ -351,8 +382,9 @@ function axes_of(chart, lines, width, height) {
     const [full0, full1] = full_range(), [x0, x1] = state.range || [full0, full1];
     const log_x = state.log_x && x0 > 0, start = chart.wide && state.loss_axis === 'fit' && !state.range ? full0 + 0.08 * (full1 - full0) : -Infinity;
     let low = Infinity, high = -Infinity;
+    const kept = lines.filter(l => !l.hidden && !l.run.lost), fitted = chart.wide && state.loss_axis === 'fit' && kept.length ? kept : lines;
     for (const pass of [start, -Infinity]) {            // a run that is all start is shown as a whole
-        for (const l of lines) for (let i = 0; i < l.x.length && !l.hidden; i++) {
+        for (const l of fitted) for (let i = 0; i < l.x.length && !l.hidden; i++) {
             if (l.x[i] === null || l.y[i] === null || l.x[i] < x0 || l.x[i] > x1 || (l.x[i] < pass && lines.length)) continue;
             low = Math.min(low, l.low ? l.low[i] : l.y[i]);
             high = Math.max(high, l.high ? l.high[i] : l.y[i]);
@@ -451,10 +483,12 @@ function legend_of(chart, lines) {
     }
     return box;
 }
-function save_button(id, save) {
-    const b = node('button', { type: 'button', class: 'save', id, title: 'Save this picture as SVG' }, 'SVG');
-    b.onclick = save;
-    return b;
+function save_buttons(id, s, title, lines) {
+    return node('span', { class: 'save' }, ...['svg', 'png'].map(kind => {
+        const name = kind.toUpperCase(), b = node('button', { type: 'button', id: 'save-' + id + '-' + kind, title: 'Save this picture as ' + name }, name);
+        b.onclick = () => save_picture(s, title, lines, kind);
+        return b;
+    }));
 }
 function draw_chart(chart) {
     const lines = lines_of(chart), d = drawn[chart.id];
@@ -474,8 +508,8 @@ function draw_chart(chart) {
     d.cursor = svg('g', { class: 'cursor' });
     s.append(d.cursor);
     d.caption.replaceChildren(node('b', {}, chart.title), node('span', { class: 'dim' }, [chart.unit, a.log ? 'logarithmic' : '',
-            a.clipped && chart.wide ? 'its start lies above' : ''].filter(v => v).join(', ')), legend_of(chart, lines),
-            save_button('save-' + chart.id, () => save_picture(s, chart.title.toLowerCase().replace(/[^a-z]+/g, '-'))));
+            a.clipped && chart.wide ? lines.some(l => !l.hidden && l.run.lost) ? 'a part lies above' : 'its start lies above' : ''].filter(v => v).join(', ')), legend_of(chart, lines),
+            save_buttons(chart.id, s, chart.title, lines.filter(l => !l.hidden)));
     Object.assign(d, { axes: a, lines });
 }
 let waiting = false;
@@ -637,7 +671,7 @@ function make_charts() {
     tool('log-x', 'log_x', 'checked');
     tool('loss-axis', 'loss_axis', 'value');
     $('save-csv').onclick = () => save_as(self.name + '.csv', 'text/csv', table_of_curves());
-    $('sweep').querySelector('h3').append(' ', save_button('save-sweep', () => save_picture($('sweep-chart'), 'sweep')));
+    $('sweep').querySelector('h3').append(' ', save_buttons('sweep', $('sweep-chart'), 'Best validation loss', []));
     $('zoom-in').onclick = () => zoom_by(0.6);
     $('zoom-out').onclick = () => zoom_by(1 / 0.6);
     $('zoom-all').onclick = () => { state.range = null; draw_charts(); };
@@ -816,36 +850,39 @@ function show_machine() {
 // ---- a sweep: the best loss of each run over a setting in which they differ
 
 function draw_sweep() {
-    const number = (r, name) => typeof r.options[name] === 'number' && r.options[name] >= 0 ? r.options[name] : NaN;
-    const used = runs.filter(r => finite(r.data.best)), names = Object.keys(self.options).filter(name =>
-            new Set(used.map(r => number(r, name)).filter(finite)).size > 1).sort((a, b) => (b === 'lr') - (a === 'lr'));
-    const box = $('sweep'), pick = $('sweep-by');
+    const used = runs.filter(r => finite(r.data.best) && setting(r)), names = differing(), box = $('sweep'), pick = $('sweep-by');
     box.hidden = used.length < 3 || !names.length || !comparable();
     if (box.hidden) return;
-    if (!names.includes(state.sweep)) state.sweep = names[0];
     pick.replaceChildren(...names.map(name => node('option', { value: name }, name)));
-    pick.value = state.sweep;
-    pick.onchange = () => { state.sweep = pick.value; draw_sweep(); };
-    const all = used.map(r => ({ run: r, x: number(r, state.sweep), y: r.data.best })).filter(p => finite(p.x)).sort((a, b) => a.x - b.x);
-    const xs = all.map(p => p.x), ys = all.map(p => p.y), best = all.reduce((b, p) => p.y < b.y ? p : b);
-    const log = xs[0] > 0 && xs[xs.length - 1] / xs[0] > 3, width = Math.max(240, box.clientWidth), height = 240, s = $('sweep-chart');
-    const part = log ? (xs[xs.length - 1] / xs[0]) ** 0.06 : 0.06 * (xs[xs.length - 1] - xs[0]), high = Math.max(...ys), low = Math.min(...ys);
-    const a = { x0: log ? xs[0] / part : xs[0] - part, x1: log ? xs[xs.length - 1] * part : xs[xs.length - 1] + part, log_x: log, log: false,
+    pick.value = state.by;
+    pick.onchange = () => { state.by = pick.value; show_all(); };
+    const values = [...new Set(used.map(setting))], numeric = used.every(is_number);           // words stand side by side
+    const all = used.map(run => ({ run, x: numeric ? run.options[state.by] : values.indexOf(setting(run)), y: run.data.best, lost: run.lost }));
+    const xs = all.map(p => p.x), first = xs[0], last = xs[xs.length - 1], best = all.reduce((b, p) => p.y < b.y ? p : b);
+    const kept = all.filter(p => !p.lost), ys = (kept.length ? kept : all).map(p => p.y), high = Math.max(...ys), low = Math.min(best.y, ...ys);
+    const log = numeric && first > 0 && last / first > 3, width = Math.max(240, box.clientWidth), height = 240, s = $('sweep-chart');
+    const part = log ? (last / first) ** 0.06 : 0.06 * (last - first);
+    const a = { x0: log ? first / part : first - part, x1: log ? last * part : last + part, log_x: log, log: false,
                 low: low - 0.1 * (high - low || 1), high: high + 0.1 * (high - low || 1), left: 56, right: width - 12, top: 10, bottom: height - 36 };
     s.setAttribute('viewBox', '0 0 ' + width + ' ' + height);
     s.style.height = height + 'px';
     s.replaceChildren();
     for (const v of ticks(a.low, a.high, false, 5)) s.append(svg('path', { class: 'grid', d: 'M' + a.left + ' ' + py(a, v) + 'H' + a.right }),
             svg('text', { class: 'end', x: a.left - 6, y: py(a, v) + 4 }, short(v)));
-    for (const v of [...new Set(xs)]) s.append(svg('path', { class: 'axis', d: 'M' + px(a, v) + ' ' + a.bottom + 'v4' }),
-            svg('text', { class: 'mid', x: px(a, v), y: a.bottom + 17 }, short(v)));
+    for (const v of new Set(xs)) s.append(svg('path', { class: 'axis', d: 'M' + px(a, v) + ' ' + a.bottom + 'v4' }),
+            svg('text', { class: 'mid', x: px(a, v), y: a.bottom + 17 }, numeric ? short(v) : values[v]));
     s.append(svg('path', { class: 'axis', d: 'M' + a.left + ' ' + a.bottom + 'H' + a.right }),
-             svg('text', { class: 'mid', x: (a.left + a.right) / 2, y: a.bottom + 32 }, state.sweep),
-             svg('path', { class: 'line c0', d: path_of(a, xs, ys) }));
-    for (const p of all) s.append(svg('circle', { class: p === best ? 'dot best-of c0' : 'dot c0', cx: px(a, p.x), cy: py(a, p.y), r: p === best ? 6 : 4 },
-            svg('title', {}, p.run.name + ': ' + state.sweep + ' ' + short(p.x) + ', best validation loss ' + short(p.y, 5))));
-    $('sweep-says').textContent = 'Lowest at ' + state.sweep + ' ' + short(best.x) + ' (' + best.run.name + '): ' + short(best.y, 5) +
-            (best === all[0] || best === all[all.length - 1] ? '. That is an end of the range: values beyond it may be better.' : '.');
+             svg('text', { class: 'mid', x: (a.left + a.right) / 2, y: a.bottom + 32 }, state.by));
+    if (numeric) s.append(svg('path', { class: 'line c0', d: path_of(a, kept.map(p => p.x), kept.map(p => p.y)) }));
+    for (const p of all) s.append(svg('circle', { class: 'dot c0' + (p.lost ? ' lost' : '') + (p === best ? ' best-of' : ''), cx: px(a, p.x),
+            cy: py(a, Math.min(p.y, a.high)), r: p === best ? 6 : 4 },
+            svg('title', {}, p.run.name + ': ' + state.by + ' ' + setting(p.run) + ', best validation loss ' + short(p.y, 5) +
+                    (p.lost ? ', diverged' : ''))));
+    const lost = all.filter(p => p.lost);
+    $('sweep-says').textContent = 'Lowest at ' + state.by + ' ' + setting(best.run) + ' (' + best.run.name + '): ' + short(best.y, 5) +
+            (best.lost ? ', before it diverged.' :
+             numeric && [first, last].includes(best.x) ? '. That is an end of the range: values beyond it may be better.' : '.') +
+            (lost.length ? ' Diverged (rings): ' + lost.map(p => setting(p.run)).join(', ') + '.' : '');
 }
 
 // ---- export
@@ -856,8 +893,8 @@ function save_as(name, kind, content) {
     link.click();
     link.remove();
 }
-// What the style sheet says becomes attributes: a picture has no style sheet.
-function picture_of(s, title) {
+// What the style sheet says becomes attributes: a picture has no style sheet. Above it: the title, and lines in their colors.
+function picture_of(s, title, lines) {
     const copy = s.cloneNode(true), from = [s, ...s.querySelectorAll('*')], to = [copy, ...copy.querySelectorAll('*')];
     const [, , width, height] = s.getAttribute('viewBox').split(' ').map(Number);
     from.forEach((e, i) => {
@@ -867,9 +904,18 @@ function picture_of(s, title) {
         for (const k of ['class', 'style', 'tabindex', 'data-line']) to[i].removeAttribute(k);
     });
     const shown = getComputedStyle(document.documentElement);
-    fill(copy, { width, height: height + 24, viewBox: '0 -24 ' + width + ' ' + (height + 24) }, []);
-    copy.prepend(svg('rect', { x: 0, y: -24, width, height: height + 24, fill: shown.getPropertyValue('--bg').trim() || '#fff' }),
-                 svg('text', { x: 8, y: -8, fill: shown.getPropertyValue('--fg').trim() || '#000', 'font-size': 13, 'font-family': 'system-ui, sans-serif' }, title));
+    const color = name => shown.getPropertyValue(name).trim();
+    const head = svg('text', { fill: color('--fg'), 'font-size': 13, 'font-family': 'system-ui, sans-serif' });
+    let x = 8, y = 16;
+    for (const l of [{ label: title }, ...lines]) {             // letters are about 7 wide
+        const wide = 7 * l.label.length + 16;
+        if (x + wide > width && x > 8) { x = 8; y += 18; }
+        head.append(svg('tspan', { x, y, fill: l.run && color('--c' + l.color) }, l.label));
+        x += wide;
+    }
+    head.setAttribute('transform', 'translate(0 ' + -(y + 8) + ')');
+    fill(copy, { width, height: height + y + 8, viewBox: '0 ' + -(y + 8) + ' ' + width + ' ' + (height + y + 8) }, []);
+    copy.prepend(svg('rect', { x: 0, y: -(y + 8), width, height: height + y + 8, fill: color('--bg') }), head);
     return new XMLSerializer().serializeToString(copy);
 }
 // One line for each point: what a spreadsheet or a script reads.
@@ -883,8 +929,18 @@ function table_of_curves() {
     }
     return rows.map(row => row.map(cell).join(',')).join('\n') + '\n';
 }
-const save_picture = (s, what) => save_as(self.name + '-' + what + '.svg', 'image/svg+xml', picture_of(s, what.replace(/-/g, ' ') + ': ' +
-        runs.map(r => r.name).join(', ')));
+// PNG: what the browser draws of the SVG, at twice its size.
+function save_picture(s, title, lines, kind) {
+    const name = self.name + '-' + title.toLowerCase().replace(/[^a-z]+/g, '-') + '.' + kind, image = new Image();
+    const content = picture_of(s, title + (runs.length > 1 ? '' : ': ' + self.name), lines);
+    if (kind === 'svg') { save_as(name, 'image/svg+xml', content); return; }
+    image.onload = () => {
+        const canvas = node('canvas', { width: 2 * image.width, height: 2 * image.height });
+        canvas.getContext('2d').drawImage(image, 0, 0, canvas.width, canvas.height);
+        canvas.toBlob(blob => save_as(name, 'image/png', blob));
+    };
+    image.src = 'data:image/svg+xml,' + encodeURIComponent(content);
+}
 
 // ---- other runs
 
@@ -897,29 +953,27 @@ function show_runs() {
     const table = $('runs');
     table.replaceChildren();
     if (runs.length < 2) return;
-    table.append(node('tr', {}, ...['Run', 'Best validation', 'at step', 'Training loss', 'Steps', 'Tokens/s', 'Time', 'Parameters',
+    table.append(node('tr', {}, ...['Run', ...(state.by ? [state.by] : []), 'Best validation', 'at step', 'Training loss', 'Steps', 'Tokens/s', 'Time', 'Parameters',
             ''].map(h => node('th', {}, h))));
     const same = comparable(), best = same ? Math.min(...runs.map(r => finite(r.data.best) ? r.data.best : Infinity)) : NaN;
     $('compared').textContent = same ? '' : 'The runs were validated on different tokens: their losses do not compare, and none is marked as the best.';
-    runs.forEach((r, i) => {
+    runs.forEach(r => {
         const d = r.data, remove = node('button', { type: 'button', 'aria-label': 'Remove ' + r.name }, '×');
-        remove.onclick = () => { state.others.splice(i - 1, 1); show_all(); };
-        const cells = [node('span', {}, node('i', { class: 'c' + i % 6 }), r.name), finite(d.best) ? node('span',
+        remove.onclick = () => { state.others.splice(r.place - 1, 1); show_all(); };
+        const cells = [node('span', {}, node('i', { class: 'c' + r.place % 6 }), r.name), ...(state.by ? [setting(r)] : []), finite(d.best) ? node('span',
                 { class: d.best === best ? 'winner' : '' }, short(d.best, 5)) : '–',
                        finite(d.best) ? count(d.best_step) : '–', short(recent(r.curves.loss, 0.05), 5),
                                d.step >= 0 ? count(d.step) : '–', short(d.tokens / d.seconds),
-                       duration(d.seconds), finite(r.start.parameters) ? short(r.start.parameters) : '–', i ? remove : ''];
+                       duration(d.seconds), finite(r.start.parameters) ? short(r.start.parameters) : '–', r.place ? remove : ''];
         table.append(node('tr', {}, ...cells.map(c => node('td', {}, c))));
     });
 }
 function add_run(name, content) {
     try {
-        const d = data_of_file(content);
+        const d = { ...data_of_file(content), loads: null, samples: null, warnings: null };      // of other runs, not shown
         const run = make_run(d, /^(log\.jsonl|report\.html)$/.test(name) && folder(d) ? folder(d) : name.replace(/\.(jsonl|html)$/, ''));
         if (!run.curves.loss && !run.curves.val) throw new Error('it has no curves');
-        state.others.push({ name: run.name, data: { start: d.start, resumed: d.resumed, end: d.end, step: d.step, seconds: d.seconds,
-                tokens: d.tokens, best: d.best,
-                            best_step: d.best_step, best_bits: d.best_bits, diverged: d.diverged, curves: d.curves } });
+        state.others.push({ name: run.name, data: d });
         trouble('');
     } catch (e) { trouble(name + ' is neither a log.jsonl nor a report.html: ' + e.message); }
     show_all();
