@@ -2,21 +2,10 @@
 # races.sh: the thread sanitizer over several ranks: the groups of run_tests that have threads and processes, and training with four
 # ranks in two processes, which validates, samples, saves, stops on request and resumes. Any report is a failure.
 #   sh tests/races.sh FOLDER         FOLDER: of the build, by `make races`
-set -u
-build=$(cd "$1" && pwd) || exit 2
-work=$(mktemp -d) || exit 2
-first= second=
-trap 'for process in $first $second; do kill -9 $process 2> /dev/null; done; rm -rf "$work"' EXIT
-trap 'exit 130' INT TERM
+. "$(dirname "$0")/sanitizers.sh"
+found='WARNING: ThreadSanitizer'
 TSAN_OPTIONS="halt_on_error=0 exitcode=0 second_deadlock_stack=1 log_path=$work/report"
 export TSAN_OPTIONS
-bad=0
-judge() {                               # judge WHAT OK: OK is true or false
-    reports=$(cat "$work"/report.* 2> /dev/null | grep -c 'WARNING: ThreadSanitizer')
-    [ "$reports" = 0 ] && $2 || { bad=1; cat "$work"/report.* 2> /dev/null | head -60; tail -5 "$work"/log*; }
-    rm -f "$work"/report.*
-    printf '%-50s %s reports%s\n' "$1" "$reports" "$($2 || echo ', and it failed')"
-}
 
 for group in messages strangers comm parallel; do
     done=true
