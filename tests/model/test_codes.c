@@ -3,6 +3,8 @@
 #include "trainee.h"
 #include "tests/test.h"
 #include "llmc/files/hf.h"
+#include "llmc/files/pieces.h"
+#include "llmc/files/safetensors.h"
 #include "llmc/model/batch.h"
 #include "llmc/model/codes.h"
 #include "llmc/model/decode.h"
@@ -115,6 +117,115 @@ static void from_files(const char *folder, Format weights) {
     free_each(wide, codes);
 }
 
+/* The file `from`, but matrices that `kept` has in codes become random codes of 8 bits, in the form
+ * of DeepSeek-V3: scales for 128 x 128, drawn or (powers) all 1/512. */
+static void write_in_codes(const Model *kept, const char *from, const char *to, int powers) {
+    static const float power = 1.0F / 512;
+    Error e = { 0 };
+    Safetensors *s = safetensors_open(from, &e);
+    size_t pieces, n = 0, count = safetensors_count(s);
+    Piece *piece = pieces_of(kept, &pieces);
+    FileTensor *out = mem_alloc(2 * count * sizeof *out);
+    uint64_t (*blocks)[4] = mem_alloc(count * sizeof *blocks);
+    char **names = mem_alloc(count * sizeof *names);
+    for (size_t i = 0; i < count; i++) {
+        const FileTensor *t = safetensors_at(s, i);
+        size_t k = 0;
+        out[n++] = *t;
+        while (k < pieces && strcmp(piece[k].name, t->name)) k++;
+        if (k == pieces || !kept->codes[piece[k].tensor].format) continue;
+        for (int d = 0; d < t->rank; d++)
+            blocks[i][d] = d < t->rank - 2 ? t->shape[d] : (t->shape[d] + FP8_BLOCK - 1) / FP8_BLOCK;
+        out[n - 1].dtype = "F8_E4M3";
+        names[i] = text_format("%s_scale_inv", t->name);
+        out[n++] = (FileTensor){ .name = names[i], .dtype = "F32", .rank = t->rank, .shape = blocks[i] };
+    }
+    SafetensorsWriter *w = safetensors_create(to, out, n, NULL, 0, &e);
+    for (size_t i = 0; i < count; i++) {
+        const FileTensor *t = safetensors_at(s, i);
+        unsigned char *bytes = mem_alloc(t->bytes);
+        check(safetensors_read(s, t, 0, bytes, t->bytes, &e), "%s", e.text);
+        for (size_t k = 0; names[i] && k < t->count; k++)
+            while (((bytes[k] = (unsigned char)(uniform() * 256)) & 127) == 127) continue;
+        check(safetensors_append(w, bytes, names[i] ? t->count : t->bytes, &e), "%s", e.text);
+        size_t scales = names[i] ? 1 : 0;
+        for (int d = 0; scales && d < t->rank; d++) scales *= blocks[i][d];
+        for (size_t k = 0; k < scales; k++) {
+            const float scale = powers ? power : power * (float)(0.5 + uniform());
+            check(safetensors_append(w, &scale, sizeof scale, &e), "%s", e.text);
+        }
+        free(bytes), free(names[i]);
+    }
+    check(safetensors_finish(w, &e, NULL, NULL), "%s", e.text);
+    safetensors_close(s);
+    free_each(piece, out, blocks, names);
+}
+/* 1: a tensor's codes and scales are those of the file: both sides of each matrix are multiples of
+ * 128, and no head that is reordered crosses a block. */
+static int stays(const Piece *piece, size_t count, int tensor) {
+    int all = 1;
+    for (const Piece *p = piece; p < piece + count; p++)
+        if (p->tensor == tensor)
+            all &= p->shape[p->rank - 1] % FP8_BLOCK == 0 && p->shape[p->rank - 2] % FP8_BLOCK == 0
+                && (!p->head || FP8_BLOCK % p->head == 0);
+    return all;
+}
+static void compare_codes(const Model *kept, const Model *wide, Safetensors *s, int tensor, int powers) {
+    Error e;
+    size_t count;
+    const Tensor *t = &kept->manifest.at[tensor];
+    const int E = t->rank == 3 ? t->shape[0] : 1, O = codes_shape(t, 2), C = codes_shape(t, 1);
+    const size_t square = FP8_BLOCK * FP8_BLOCK, scales = (size_t)(E * ((O + 127) / 128) * ((C + 127) / 128));
+    uint8_t *code = mem_alloc(t->count);
+    float *scale = mem_alloc(scales * sizeof *scale);
+    Piece *all = pieces_of(kept, &count);
+    const int same = stays(all, count, tensor);
+    for (size_t i = 0; i < scales; i++) scale[i] = 1.0F / 512;
+    for (const Piece *p = all; p < all + count; p++) {
+        char name[PIECE_NAME + 16];
+        const size_t at = p->offset - t->offset;
+        if (p->tensor != tensor) continue;
+        snprintf(name, sizeof name, "%s_scale_inv", p->name);
+        check(safetensors_read(s, safetensors_find(s, p->name), 0, code + at, p->count, &e), "%s", e.text);
+        piece_reorder(&kept->config, p, code + at, p->count, 1, 1);
+        const FileTensor *of = safetensors_find(s, name);
+        if (same) check(safetensors_read(s, of, 0, scale + at / square, of->bytes, &e), "%s", e.text);
+    }
+    if (!same && !powers)
+        kept->dev->weight_to_codes((Fp8){ code, (real *)scale },
+                                   float_at(wide, wide->params, wide->manifest.at[tensor].offset), E, O, C);
+    check(!memcmp(kept->codes[tensor].at, code, t->count), "%s, %d x %d: codes %s", t->name, O, C,
+          same || powers ? "as in the file" : "of the file's values");
+    check(!memcmp(kept->codes[tensor].scale, scale, scales * sizeof *scale), "%s, %d x %d: scales likewise", t->name,
+          O, C);
+    free_each(code, scale, all);
+}
+/* Sizes that are no multiple of 128 are coded again, from the file's values: in memory a block may
+ * have other rows than in the file. If all scales are one power of two, codes are the file's. */
+static void as_in_file(const char *descriptor, int powers) {
+    const Device *plain = device_find("cpu-f32"), dev = keeper("cpu-f32");
+    Config c = trainee_config(descriptor, 256, 64);
+    Error e;
+    FileSum sum;
+    Model wide, kept;
+    char *numbers = scratch_path("numbers.safetensors"), *codes = scratch_path("codes.safetensors");
+    c.scores = SOFTMAX_RENORM, c.choice_bias = c.rope_pairs = 1, c.tied = 0;        /* as ERNIE: reorders heads */
+    model_plan_inference(&wide, plain, &c, B, T, 0, NULL);
+    c.weights = OF_FP8;
+    model_plan_inference(&kept, &dev, &c, B, T, 0, NULL);
+    check(model_allocate(&wide) && model_allocate(&kept), "memory");
+    model_initialize(&wide, 7);
+    check(hf_save_weights(&wide, numbers, 0, &sum, &e), "%s", e.text);
+    write_in_codes(&kept, numbers, codes, powers);
+    check(hf_load_weights(&wide, codes, &e) && hf_load_weights(&kept, codes, &e), "%s", e.text);
+    Safetensors *s = safetensors_open(codes, &e);
+    for (int i = 0; i < kept.manifest.count; i++)
+        if (kept.codes[i].format) compare_codes(&kept, &wide, s, i, powers);
+    safetensors_close(s);
+    model_free(&wide), model_free(&kept);
+    free_each(numbers, codes);
+}
+
 static void misfits(void) {
     Config c = trainee_config("m2:c128h4e4k2f136a4x2n0", 67, 64);
     Model m;
@@ -134,5 +245,9 @@ void test_codes(void) {
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) PART(kept_or_rounded(models[i]));
     PART(coded_once());
     PART(misfits());
+    for (int powers = 0; powers < 2; powers++) {
+        PART(as_in_file("m2:c256h4q2e4k2f144a1s1n0", powers));
+        PART(as_in_file("m1:c384h4e2k1f128a1n0", powers));          /* heads of 96 */
+    }
     for (Format f = OF_FLOATX; f <= OF_FP8; f++) PART(from_files("tests/reference/families/gpt_oss_mxfp4", f));
 }

@@ -213,6 +213,31 @@ static void decoding(const Device *dev) {
     }
 }
 
+/* Decoding reads weights in codes, of 128 x 128 in 8 bits or 1 x 32 in 4; a full pass widens them
+ * to the same numbers. Sizes that are and are no multiple of 128; all experts are chosen. */
+static void decoding_codes(const Device *dev) {
+    static const struct { const char *descriptor; int batch; Format weights, experts; } cases[] = {
+        { "m2:c256h4q2e4k4f128a1n1s1", 1, OF_FP8, OF_FLOATX },
+        { "m2:c288h3q1e3k3f160a1n0",   1, OF_FLOATX, OF_MXFP4 },     /* as gpt-oss from here, where experts are in 4 */
+        { "m2:c672h6q2e3k3f144a1n0u1", 1, OF_FP8, OF_FLOATX },
+        { "m1:c512h8e4k4f96a4x4n0",    3, OF_FP8, OF_FLOATX },
+        { "d2:c640h5q1f320n1",         2, OF_FP8, OF_FLOATX },
+        { "m1:c2304h4d128e1k1f96a1n0", 1, OF_FP8, OF_FLOATX },       /* rows of many chunks */
+        { "m1:c2880h6d64q2e4k4f160a1n0", 1, OF_FLOATX, OF_MXFP4 },
+        { "m1:c1120h10q2e5k5f96a1n0",  4, OF_FP8, OF_MXFP4 },
+        { "m1:c256h4e4k4f128a1n0",     20, OF_FP8, OF_MXFP4 },       /* more than its kernels take */
+    };
+    const int bf16 = dev->floatX_size == 2;
+    for (size_t i = 0; i < (quick ? 2 : sizeof cases / sizeof *cases); i++) {
+        Config c = small(cases[i].descriptor, 40);
+        c.weights = cases[i].weights, c.experts_in = cases[i].experts;
+        if (c.experts_in) c.activation = CLAMPED, c.expert_bias = c.sinks = 1, c.attention_bias = 2;
+        check_error(decoding_errors(dev, &c, cases[i].batch, 40, 9, bf16 ? 5e-2 : 1e-4), 0,
+                    "%s %s, weights %d, experts %d: decoding %d from codes, fraction that differs from a full pass",
+                    dev->name, cases[i].descriptor, c.weights, c.experts_in, cases[i].batch);
+    }
+}
+
 /* What cannot be recorded gives no recording but a reason, and the device still works. */
 static void unrecordable(const Device *dev) {
     static const char *const attempts[] = { "sending", "reading", "waiting", "allocating" };
@@ -287,6 +312,11 @@ void test_gpu(void) {
 void test_decoding(void) {
     const Device *dev;
     int found = 0;
-    for (int i = 0; (dev = tested_device(i)); i++) if (dev->is_gpu) found = 1, decoding(dev);
+    for (int i = 0; (dev = tested_device(i)); i++) {
+        if (!dev->is_gpu) continue;
+        found = 1;
+        PART(decoding(dev));
+        PART(decoding_codes(dev));
+    }
     if (!found) skip("there is no GPU here, or this build has no CUDA");
 }

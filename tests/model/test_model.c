@@ -238,6 +238,27 @@ static double *all_gradients(const Model *m) {
     return all;
 }
 
+/* Experts in 4 bits have no initial values: draws codes and scales, of numbers up to 0.2. */
+static void draw_4_bits(const Model *m) {
+    for (int i = 0; m->codes && i < m->manifest.count; i++) {
+        const Weight *w = &m->codes[i];
+        const size_t n = w->format == OF_MXFP4 ? m->manifest.at[i].count : 0;
+        unsigned char *drawn = mem_alloc(n / 2);
+        for (size_t k = 0; k < n / 2; k++) drawn[k] = (unsigned char)(uniform() * 256);
+        m->dev->upload((void *)w->at, drawn, n / 2);
+        for (size_t k = 0; k < n / MXFP4_BLOCK; k++) drawn[k] = (unsigned char)(119 + uniform() * 3);
+        m->dev->upload((void *)w->scale, drawn, n / MXFP4_BLOCK);
+        free(drawn);
+    }
+}
+/* Weights are in codes in a model that is not trained. */
+static void open_to_decode(Model *m, const Device *dev, const Config *c, int B, int T) {
+    if (!c->weights && !c->experts_in) { open_model(m, dev, c, B, T, 1, FLOATX, 9); return; }
+    model_plan_inference(m, dev, c, B, T, 0, NULL);
+    check(model_allocate(m), "memory");
+    model_initialize(m, 9);
+    draw_4_bits(m);
+}
 double decoding_errors(const Device *dev, const Config *c, int B, int T, int first, double bound) {
     const size_t N = (size_t)(B * T), V = (size_t)c->vocab;
     int *tokens = mem_alloc(N * sizeof *tokens), *head = mem_alloc(N * sizeof *head);
@@ -246,7 +267,7 @@ double decoding_errors(const Device *dev, const Config *c, int B, int T, int fir
     int wrong = 0, all = 0;
     Model m;
     Decoder d;
-    open_model(&m, dev, c, B, T, 1, FLOATX, 9);
+    open_to_decode(&m, dev, c, B, T);
     vary_vectors(&m);
     for (size_t i = 0; i < N; i++) tokens[i] = (int)(uniform() * c->vocab);
     model_batch(&m, tokens, NULL, B, T);
