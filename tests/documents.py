@@ -4,7 +4,8 @@ programs, groups of run_tests, functions and other names of the sources. A part 
 
     python3 tests/documents.py [FILE...]       exit code 1: something does not; a line for each. FILE: instead of all documents
 
-Looked at is what is marked as code: `...` and indented lines, and links with their #anchors. docs/LOG.md is history: of it only the links.
+Looked at is what is marked as code: `...` and indented lines, and links with their #anchors. docs/LOG.md and docs/log/ are history: of them
+only the links, and that LOG.md has one to each entry.
 """
 import pathlib
 import re
@@ -68,6 +69,13 @@ def check_link(link, document):
     return [f"no heading #{anchor} in {path.name}"] if anchor and path.suffix == ".md" and anchor not in anchors(path) else []
 
 
+def without_link():
+    """Entries of the log that its contents do not name."""
+    contents = read("docs/LOG.md")
+    return [f"{f}: docs/LOG.md has no link to {title}" for f in FILES if f.startswith("docs/log/")
+            for title in re.findall(r"^## (.*)", read(f), re.M) if f"[{title}]({f[5:]}#" not in contents]
+
+
 def exists(name, document):
     name = name.rstrip("/").split("#")[0]
     if any(c in name for c in "*{<$") or MADE.match(name):
@@ -112,9 +120,11 @@ def check_code(code, document):
 
 def main():
     documents = sys.argv[1:] or [f for f in FILES if f.endswith(".md")]
-    bad, looked = 0, 0
+    missing, looked = without_link(), 0
+    bad = len(missing)
+    print("".join(line + "\n" for line in missing), end="")
     for document in documents:
-        fenced = False
+        fenced, history = False, document.startswith(("docs/LOG.md", "docs/log/"))
         for number, line in enumerate(read(document).split("\n"), 1):
             fenced ^= line.startswith("```")
             wrong = []
@@ -124,8 +134,8 @@ def main():
                 wrong += check_link(link, document)
             if document == "docs/coming-from.md":               # the first column is in the words of another project
                 line = re.sub(r"^\|[^|]*\|", "|", line)
-            codes = re.findall(r"`([^`]+)`", line) if document != "docs/LOG.md" else []
-            if document != "docs/LOG.md" and line.startswith("    ") and not re.match(r" +([*-]|\d+\.) ", line) and ("./" in line or line.lstrip().startswith(("make", "sh ", "python3"))):
+            codes = re.findall(r"`([^`]+)`", line) if not history else []
+            if not history and line.startswith("    ") and not re.match(r" +([*-]|\d+\.) ", line) and ("./" in line or line.lstrip().startswith(("make", "sh ", "python3"))):
                 codes += [re.split(r" {3,}", line.strip())[0].split(";  ")[0]]
             for code in codes:
                 looked += 1
