@@ -221,7 +221,7 @@ expect 0 'from rates measured now' $train $data $model -x 0
 expect 2 'or its GB, GB/s and TFLOP/s' $train $data -x 0 -gm 80:2000
 expect 0 'which GPU? -gm h100' $train $data -x 0 -dv cuda
 expect 0 'DOES NOT FIT: .* MB are missing. This would fit: -b 16 .*-mw 0 -mo bf16: ' $train $data -x 0 -gm 1 -e m6 -r 0
-expect 0 'DOES NOT FIT: .* MB are missing. This would fit: -b 5 (with' $train $data -x 0 -gm 1 -e m6 -r 0 -b 25
+expect 0 'DOES NOT FIT: .* MB are missing. This would fit: -b 5 -d 6400: ' $train $data -x 0 -gm 1 -e m6 -r 0 -b 25
 expect 0 'DOES NOT FIT: .* MB are missing. This would fit: .*-r auto -mw 0' $train $data -x 0 -gm 1 -e m6 -r 0
 expect 0 'DOES NOT FIT: .* MB are missing. This would fit: .*, -r auto: ' $train $data -x 0 -gm 1.5 -e m6 -r 0
 expect 0 'auto recomputes norms of .* of 6 layers: .* MB less, about .* more work' $train $data -x 0 -gm 1.5 -e m6
@@ -235,14 +235,17 @@ expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm H100 -e m6
 expect 2 'held below a number of gigabytes, such as -gm 40. The plan for a GPU that is not here needs -x 0' $train $data -x 5 -gm h100 -o new
 for gpu in h100 80:2000:312 many; do expect 2 "gm $gpu: a run on cpu-f32 is held below a number" $train $data -x 0 -gm $gpu -dv cpu; done
 expect 0 'GPUs that hold it, time  *| 24 GB (rtx4090): 1, .*; 40 GB (a100-40): 1, .*; 80 GB (h100): 1, .*; 141 GB (h200): 1, ' $train $data -x 0 -gm 1 -e m6
-expect 0 '24 GB (rtx4090): 8, .*, or 1 with -r auto -mw 0 -mo bf16, .*; 40 GB (a100-40): 4, .*, or 1 with -r auto -mw 0 -mo bf16, .*; 80 GB (h100): 1, .*; 141 GB (h200): 1, [0-9:h]*$' $train $data -x 0 -gm 40 -e m12:c2048h32d128q4e64k8f1024 -t 1024 -b 4
+expect 0 '24 GB (rtx4090): 8, .*, or 1 with -mw 0 -mo bf16 -ga momentum, .*; 40 GB (a100-40): 4, .*, or 1 with -mw 0 -mo bf16, .*; 80 GB (h100): 1, .*; 141 GB (h200): 1, [0-9:h]*$' $train $data -x 0 -gm 40 -e m12:c2048h32d128q4e64k8f1024 -t 1024 -b 4
+expect 0 '24 GB (rtx4090): 1 with -ga momentum, .*; 40 GB (a100-40): 1, ' $train $data -x 0 -gm 141 -e m12:c2048h32d128q4e24k8f1024 -t 1024 -b 4
+expect 0 '24 GB (rtx4090): 2, .*, or 1 with -mw 0 -mo bf16, .*; 40 GB (a100-40): 1, ' $train $data -x 0 -gm 141 -e m12:c2048h32d128q4e24k8f1024 -t 1024 -b 4 -ga gradients
 expect 0 '24 GB (rtx4090): not on 1024; .*not on 1024$' $train $data -x 0 -gm 40 -e m2:c32768h256d128e1024k8f32768 -b 1 -t 1024
 # A run that is held below a limit of memory: what is recomputed and sharded changes, and no bit.
 held="$train $data -dv cpu -e m6:c64h2e8k2f64 -t 32 -s 3 -g 4 -x 3 -v 3 -u 1"
 expect 0 fingerprint $held -b 4 -o held
 expect 0 'recomputes norms of 5 and QKV projections of 3 of 6 layers' $held -b 4 -gm 0.0228 -o held1
 same_run held held1 "held below 22.8 MB"
-expect 7 'the 21.4 MB that this run needs; it has 21.3 MB within -gm: 0.1 MB are missing. Backward .* This would fit: -b 2' $held -b 4 -ga gradients -gm 0.0213 -o new
+expect 7 'the 21.4 MB that this run needs; it has 21.3 MB within -gm: 0.1 MB are missing. Backward .* This would fit: -b 2 -d 128: .*, -ga momentum: ' $held -b 4 -ga gradients -gm 0.0213 -o new
+expect 7 'This would fit: .*, -wl 0 -ga momentum: ' $held -b 4 -wl 1 -gm 0.0213 -o new
 expect 0 'ga momentum, chosen by the plan' $held -b 4 -gm 0.0213 -o held5
 sharded="$train $data -dv cpu -ng 2 -e m12:c64h2e16k2f64 -b 1 -t 16 -s 0"
 expect 0 'optimizer state sharded over 2 ranks, -z 1; ' $sharded -gm 0.049 -x 1 -o held2
@@ -273,6 +276,17 @@ expect 0 'the saves of this run may take [0-9.]* GB, and /proc/none has 0.0 GB f
 mkdir unfetched && cp kept/config.json unfetched                  # a model of which only the description is here
 expect 0 'unfetched has no weights: this is the plan by its config.json, and of a text of bytes, as it has no tokenizer.json' $train $data -x 0 -e unfetched -gm h100
 ok "it has the parameters of the model" [ "$(grep '|   parameters ' "$said")" = "$($train $data -x 0 -e kept -gm h100 | grep '|   parameters ')" ]
+mkdir thirty && cat > thirty/config.json <<'END'             # Qwen3-30B-A3B: what tunes it on one GPU is said in one sentence
+{"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+ "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "intermediate_size": 6144, "norm_topk_prob": true, "vocab_size": 151936,
+ "max_position_embeddings": 40960, "rope_theta": 1000000, "rms_norm_eps": 1e-6, "hidden_act": "silu", "decoder_sparse_step": 1,
+ "tie_word_embeddings": false, "attention_bias": false, "mlp_only_layers": []}
+END
+tune="$train -i $root/data/talk/train.jsonl -ct chatml -x 0 -e thirty -gm 141"
+expect 0 'DOES NOT FIT: .* MB are missing. This would fit: -mw 0 -mo bf16 -wo muon -ga momentum: 140[0-9.]* MB, 8 GPUs ' $tune
+expect 0 '141 GB (h200): 8, [0-9:]*, or 1 with -mw 0 -mo bf16 -wo muon -ga momentum, ' $tune
+expect 0 'total  *|  *140[0-9.]* MB of 141000 MB$' $tune -mw 0 -mo bf16 -wo muon -ga momentum
+ok "the rate is the same with Muon" grep -q '  -l   lr  *| 2e-05$' "$said"
 expect 3 'unfetched: holds neither model.safetensors nor' $train $data -e unfetched -o new
 large="$train $data -dv cpu -e m4:c256h4e16k2f256 -b 4 -t 64 -s 0 -x 1"
 expect 0 'snapshot, host  *|  *[0-9.]* MB: training pauses only while' $large -o large

@@ -35,10 +35,33 @@ typedef struct {
     int batch, automatic, master, level, shards, ranks, bigram;
     Recompute recompute;
     Dtype moments;
+    Accumulate accumulate;
 } Economy;
 static Economy as_set(const Run *r) {
     return (Economy){ r->s.batch, 0, r->s.master, r->parallel.level, r->parallel.shards, r->parallel.ranks,
-                      r->config.bigram, r->recompute, r->s.moments };
+                      r->config.bigram, r->recompute, r->s.moments, r->s.accumulate };
+}
+/* With -r and -ga as they were before the plan chose. */
+static Economy as_given(const Run *r) {
+    Economy e = as_set(r);
+    e.automatic = r->s.recompute < 0;
+    if (r->lacks_gradients) e.accumulate = IN_GRADIENTS_IF_FIT;
+    return e;
+}
+static int looks_ahead(const Settings *s) { return settings_given(s, "wl") && s->ahead; }
+/* 1: gradients can be added to Muon's momentum, if only with other options. */
+static int can_absorb(const Run *r, const Economy *e) {
+    return e->ranks == 1 && !r->s.ordered && (r->s.optimizer == MUON || !r->from);
+}
+/* 1: and are, without any, where nothing else fits. */
+static int may_absorb(const Run *r, const Economy *e) {
+    return e->accumulate == IN_GRADIENTS_IF_FIT && r->s.optimizer == MUON && !looks_ahead(&r->s) && can_absorb(r, e);
+}
+static Settings settings_with(const Run *r, const Economy *e) {
+    Settings s = r->s;
+    s.master = e->master, s.moments = e->moments, s.accumulate = IN_GRADIENTS;
+    if (e->accumulate == IN_MOMENTUM && can_absorb(r, e)) s.accumulate = IN_MOMENTUM, s.optimizer = MUON, s.ahead = 0;
+    return s;
 }
 static void set_sharding(const Run *r, Parallel *p, int level, int shards) {
     p->level = level;
@@ -49,28 +72,37 @@ static void set_sharding(const Run *r, Parallel *p, int level, int shards) {
 static size_t samples_memory(const Run *r, const Model *m) {
     return r->s.sample_every > 0 ? decoder_bytes(r->dev, &m->config, 1, r->s.seq > 2 ? r->s.seq : 2, m) : 0;
 }
-/* Memory of a plan; with -r auto, within capacity. chosen: NULL, or receives what is recomputed. */
-static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *chosen) {
+/* Memory of a plan; with -r auto, within capacity: e then has what is recomputed. */
+static size_t memory_of(const Run *r, Economy *e, size_t capacity) {
     Model m;
     Optimizer o;
     Parallel p = r->parallel;
     Config c = r->config;
-    c.bigram = e.bigram;
-    p.ranks = e.ranks;
-    set_sharding(r, &p, e.level, e.shards);
-    if (e.automatic) e.recompute = recompute_numbered(0);
-    model_plan_training(&m, r->dev, &c, e.batch, r->s.seq, &e.recompute,
-                        run_most_micro_batches(r) * r->s.batch / e.batch, r->s.gradients,
+    const Settings s = settings_with(r, e);
+    const MuonOptions muon = settings_muon(&s);
+    c.bigram = e->bigram;
+    p.ranks = e->ranks, p.by_matrix = muon.momentum > 0;
+    set_sharding(r, &p, e->level, e->shards);
+    if (e->automatic) e->recompute = recompute_numbered(0);
+    model_plan_training(&m, r->dev, &c, e->batch, s.seq, &e->recompute,
+                        run_most_micro_batches(r) * s.batch / e->batch, s.gradients,
                         p.ranks > 1 || p.ordered ? &p : NULL);
-    MuonOptions muon = settings_muon(&r->s);
-    if (p.ranks > 1) muon.absorbs = 0;                      /* several ranks keep gradients */
-    optimizer_plan(&o, &m, e.master, e.moments, muon);
+    optimizer_plan(&o, &m, s.master, s.moments, muon);
     const size_t kept = m.arena.total + samples_memory(r, &m);
-    if (e.automatic && kept > capacity) e.recompute = recompute_choose(&m, kept - capacity);
-    const size_t total = e.automatic ? kept - recompute_saves(&m, e.recompute) : kept;
-    if (chosen) *chosen = e.recompute;
+    if (e->automatic && kept > capacity) e->recompute = recompute_choose(&m, kept - capacity);
+    const size_t total = e->automatic ? kept - recompute_saves(&m, e->recompute) : kept;
     model_free(&m);
     return total;
+}
+/* Likewise; with -ga auto, gradients are kept if that fits. taken: NULL, or the choices. */
+static size_t memory_with(const Run *r, Economy e, size_t capacity, Economy *taken) {
+    size_t bytes = memory_of(r, &e, capacity);
+    if (capacity && bytes > capacity && may_absorb(r, &e)) {
+        e.accumulate = IN_MOMENTUM;
+        bytes = memory_of(r, &e, capacity);
+    }
+    if (taken) *taken = e;
+    return bytes;
 }
 /* Ranks of this process that use the memory of one device. */
 static size_t ranks_on_device(const Run *r) { return r->dev->is_gpu ? 1 : (size_t)r->local_devices.count; }
@@ -145,7 +177,9 @@ static void choose_recompute(Run *r) {
     const size_t capacity = r->s.recompute < 0 ? least_memory(r, &which) : 0;
     Economy e = as_set(r);
     e.automatic = 1;
-    if (capacity) memory_with(r, e, capacity, &r->recompute);
+    if (!capacity) return;
+    memory_with(r, e, capacity, &e);
+    r->recompute = e.recompute;
 }
 
 /* -ga auto: gradients are kept unless no choice of -r makes that fit. Where they are added to the
@@ -153,20 +187,19 @@ static void choose_recompute(Run *r) {
 static void choose_accumulation(Run *r) {
     Settings *s = &r->s;
     int which;
-    const int alone = r->parallel.ranks == 1 && !s->ordered, ahead = settings_given(s, "wl") && s->ahead;
-    const size_t capacity = s->accumulate == IN_GRADIENTS_IF_FIT && s->optimizer == MUON && alone && !ahead
-        ? least_memory(r, &which) : 0;
-    Economy e = as_set(r);
-    e.automatic = s->recompute < 0;
-    if (capacity && memory_with(r, e, capacity, NULL) > capacity) s->accumulate = IN_MOMENTUM, r->lacks_gradients = 1;
+    Economy e = as_given(r);
+    const size_t capacity = may_absorb(r, &e) ? least_memory(r, &which) : 0;
+    if (capacity) memory_with(r, e, capacity, &e);
+    r->lacks_gradients = capacity && e.accumulate == IN_MOMENTUM;
+    if (r->lacks_gradients) s->accumulate = IN_MOMENTUM;
     if (s->accumulate != IN_MOMENTUM) return;
     if (s->optimizer != MUON)
         fail(EXIT_USAGE, "-ga momentum: gradients are added to Muon's momentum, which -wo adamw has not. -wo muon, or "
              "-ga gradients");
-    if (ahead)
+    if (looks_ahead(s))
         fail(EXIT_USAGE, "-ga momentum: the update is of the momentum itself, which looks not ahead. -wl 0, or -ga "
              "gradients");
-    if (!alone)
+    if (!can_absorb(r, &e))
         fail(EXIT_USAGE, "-ga momentum: not %s, where gradients are summed first. -ga gradients%s",
              s->ordered ? "with -rp 1" : "on several ranks", s->ordered ? "" : ", or one rank (-ng 1)");
     s->ahead = 0;
@@ -250,8 +283,22 @@ static int smaller_batch(const Run *r, int batch) {
     for (batch /= 2; batch > 1 && sequences % batch; ) batch--;
     return batch;
 }
+/* The options with which a run is as e says, each after a space. */
+static void add_options(const Run *r, Economy e, Text *out) {
+    const Economy now = as_given(r);
+    const Settings *s = &r->s;
+    char name[48];
+    if (e.batch != now.batch) text_add(out, " -b %d -d %lld", e.batch, (long long)tokens_per_step(r));
+    if (e.level != now.level || e.shards != now.shards)
+        text_add(out, " %s", sharding_name(r, e.level, e.shards, name));
+    if (e.automatic != now.automatic) text_add(out, " -r auto");
+    if (e.master != now.master || e.moments != now.moments) text_add(out, " -mw 0 -mo bf16");
+    if (e.accumulate == IN_MOMENTUM && now.accumulate != IN_MOMENTUM)
+        text_add(out, "%s%s -ga momentum", s->optimizer == MUON ? "" : " -wo muon", looks_ahead(s) ? " -wl 0" : "");
+    if (e.bigram != now.bigram) text_add(out, " t%d for t%d in -e", e.bigram, now.bigram);
+}
 /* The fewest GPUs, twice as many and so on from e->ranks on, that hold the run if they shard
- * everything: then e has their number and what they recompute. 0: too many. */
+ * everything: then e has their number and the choices. 0: too many. */
 static size_t fewest_ranks(const Run *r, Economy *e, size_t capacity) {
     enum { MOST_RANKS = 1024 };
     size_t all = 0;                                         /* bytes of all ranks together; more of them need no less */
@@ -262,7 +309,7 @@ static size_t fewest_ranks(const Run *r, Economy *e, size_t capacity) {
         smallest.automatic = 0;                 /* what to recompute is chosen when it is clear that this will do */
         if (e->automatic) smallest.recompute = recompute_numbered(2);
         const size_t bytes = memory_with(r, smallest, capacity, NULL);
-        if (bytes <= capacity) return memory_with(r, *e, capacity, &e->recompute);
+        if (bytes <= capacity) return memory_with(r, *e, capacity, e);
         if (!all) all = bytes * (size_t)e->ranks;
     }
     return 0;
@@ -270,47 +317,61 @@ static size_t fewest_ranks(const Run *r, Economy *e, size_t capacity) {
 static void add_more_ranks(const Run *r, Economy all, size_t capacity, Text *hint) {
     all.ranks *= 2;
     const size_t bytes = r->dev->is_gpu ? fewest_ranks(r, &all, capacity) : 0;
-    if (bytes)
-        text_add(hint, "%s %d GPUs (-ng, or several machines) with -z 3%s: %.1f MB each", hint->at ? "," : "This would "
-                 "fit:", all.ranks, all.automatic ? " -r auto" : "", (double)bytes / 1e6);
+    if (!bytes) return;
+    text_add(hint, "%s %d GPUs (-ng, or several machines) with -z 3", hint->at ? "," : "This would fit:", all.ranks);
+    all.level = r->parallel.level, all.shards = r->parallel.shards;
+    add_options(r, all, hint);
+    text_add(hint, ": %.1f MB each", (double)bytes / 1e6);
 }
 /* The largest of the smaller batches that fits; 1 or 0 if none does. */
 static void shrink(const Run *r, Economy *e, size_t capacity) {
     do e->batch = smaller_batch(r, e->batch);
     while (e->batch > 1 && memory_with(r, *e, capacity, NULL) > capacity);
 }
-/* The fewest with the options that need least; micro-batches of one sequence where those do. */
+/* The fewest with the options that need least: micro-batches of one sequence where those do, and
+ * gradients added to the momentum where that does. */
 static Economy least_ranks(const Run *r, size_t capacity) {
-    Economy best = as_set(r), least = best;
+    Economy best = as_given(r), least = best;
     best.ranks = 0;
     least.master = 0, least.moments = FLOATX, least.automatic = 1;
-    for (int i = 0; i < 2 && r->dev->floatX_size == 2; i++, least.batch = 1) {
-        least.ranks = 1;
-        if (fewest_ranks(r, &least, capacity) && (!best.ranks || least.ranks < best.ranks)) best = least;
+    for (int i = 0; i < 4 && r->dev->floatX_size == 2; i++) {
+        Economy e = least;
+        e.ranks = 1;
+        if (i % 2) e.batch = 1;
+        if (i >= 2) e.accumulate = IN_MOMENTUM;
+        if (i >= 2 && !can_absorb(r, &e)) break;
+        if (fewest_ranks(r, &e, capacity) && (!best.ranks || e.ranks < best.ranks)) best = e;
     }
     return best;
 }
-/* What holds this run: of GPUs of several sizes the fewest, as it is and with those options; and
- * its time on them. */
+/* How many GPUs of this name, with which options, and the run's time on them. */
+static void add_holder(const Run *r, const char *gpu, Economy e, Text *out) {
+    Run there = *r;
+    Text options = { 0 };
+    char time[32];
+    there.s = settings_with(r, &e);
+    duration_text(time, run_time_on(&there, gpu, e.ranks, e.recompute, e.batch));
+    e.level = r->parallel.level, e.shards = r->parallel.shards;         /* -z auto finds them */
+    add_options(r, e, &options);
+    text_add(out, "%d%s%s, %s", e.ranks, options.at ? " with" : "", options.at ? options.at : "", time);
+    free(options.at);
+}
+/* What holds this run: of GPUs of several sizes the fewest, as it is and with those options. */
 static void add_gpus(const Run *r, Text *out) {
     double gigabytes;
     const char *name;
     for (int i = 0; (name = device_example(i, &gigabytes)); i++) {
         const size_t capacity = (size_t)(1e9 * gigabytes);
-        Economy now = as_set(r);
-        char time[32];
-        now.automatic = r->s.recompute < 0, now.ranks = 1;
+        Economy now = as_given(r);
+        now.ranks = 1;
         text_add(out, "%s%.0f GB (%s): ", i ? "; " : "", gigabytes, name);
         const int fits = fewest_ranks(r, &now, capacity) > 0;
-        if (fits) duration_text(time, run_time_on(r, name, now.ranks, now.recompute, now.batch));
-        if (fits) text_add(out, "%d, %s", now.ranks, time);
+        if (fits) add_holder(r, name, now, out);
         const Economy least = fits && now.ranks == 1 ? now : least_ranks(r, capacity);
         if (!fits && !least.ranks) text_add(out, "not on 1024");
         if (!least.ranks || (fits && least.ranks >= now.ranks)) continue;
-        duration_text(time, run_time_on(r, name, least.ranks, least.recompute, least.batch));
-        text_add(out, "%s%d with -r auto -mw 0 -mo bf16", fits ? ", or " : "", least.ranks);
-        if (least.batch != now.batch) text_add(out, " -b %d -d %lld", least.batch, (long long)tokens_per_step(r));
-        text_add(out, ", %s", time);
+        if (fits) text_add(out, ", or ");
+        add_holder(r, name, least, out);
     }
 }
 /* What a table of bigrams takes, with its gradient and moments. */
@@ -320,53 +381,60 @@ static size_t bigram_memory(const Run *r) {
     without.bigram = 0;
     return r->config.bigram ? memory_with(r, now, 0, NULL) - memory_with(r, without, 0, NULL) : 0;
 }
-/* The options with which the run would fit, the largest saving first, and what else would help.
- * free() it. */
-static char *would_fit(const Run *r, size_t capacity) {
-    enum { REMEDIES = 7 };
-    const int could = r->s.recompute == 0 || r->s.recompute == 1;           /* more may be recomputed than is */
-    Economy now = as_set(r);
-    now.automatic = r->s.recompute < 0;
-    Economy small_batch = now, lean = now, again = now, both = now, shards = now, all = now, table = now;
-    lean.master = both.master = 0, lean.moments = both.moments = FLOATX;
-    again.automatic = both.automatic = all.automatic = 1;
-    Economy least = both;
-    if (least.ranks > 1) least.level = MOST_SHARDED, least.shards = least.ranks;
-    shrink(r, &small_batch, capacity);
-    shrink(r, &least, capacity);
-    shards.level = all.level = MOST_SHARDED, shards.shards = all.shards = r->parallel.ranks;
-    char smaller[96], fewer[48] = "";
-    if (r->from || !table.bigram) table.batch = 0;          /* a resumed run has its model */
-    else do table.bigram /= 2; while (table.bigram && memory_with(r, table, capacity, NULL) > capacity);
-    snprintf(fewer, sizeof fewer, "t%d for t%d in -e", table.bigram, now.bigram);
-    snprintf(smaller, sizeof smaller, "-b %d (with -d %lld the step stays the same)", small_batch.batch,
-             (long long)tokens_per_step(r));
-    struct { const char *options; Economy with; int again; size_t bytes; } remedy[REMEDIES] = {
-        { "-mw 0 -mo bf16", lean, 0, 0 }, { "-r auto", again, 1, 0 }, { "-r auto -mw 0 -mo bf16", both, 1, 0 },
-        { smaller, small_batch, 0, 0 }, { r->node < r->parallel.ranks ? "-z 3 -zn 0" : "-z 3", shards, 0, 0 },
-        { r->node < r->parallel.ranks ? "-z 3 -zn 0 -r auto" : "-z 3 -r auto", all, 1, 0 }, { fewer, table, 0, 0 } };
-    for (int i = 0; i < REMEDIES; i++) {
-        const Economy *with = &remedy[i].with;
-        const int needs_bf16 = with->moments != now.moments, needs_ranks = with->level != now.level
-            || with->shards != now.shards;
-        if (with->batch && (!needs_bf16 || r->dev->floatX_size == 2) && (!needs_ranks || r->parallel.ranks > 1)
-            && (could || !remedy[i].again))
-            remedy[i].bytes = memory_with(r, *with, capacity, NULL);
-    }
-    Text hint = { 0 };
+/* What could make the run fit. bytes: that it then takes; 0: it is no way. */
+typedef struct { Economy with; size_t bytes; } Remedy;
+/* Says those that fit, the largest saving first. */
+static void add_remedies(const Run *r, Remedy *remedy, int count, size_t capacity, Text *hint) {
     for (int best; best = -1, capacity; remedy[best].bytes = 0) {
-        for (int i = 0; i < REMEDIES; i++)
+        for (int i = 0; i < count; i++)
             if (remedy[i].bytes && remedy[i].bytes <= capacity && (best < 0 || remedy[i].bytes < remedy[best].bytes))
                 best = i;
         if (best < 0) break;
-        text_add(&hint, "%s %s: %.1f MB", hint.at ? "," : "This would fit:", remedy[best].options,
-                 (double)remedy[best].bytes / 1e6);
+        text_add(hint, "%s", hint->at ? "," : "This would fit:");
+        add_options(r, remedy[best].with, hint);
+        text_add(hint, ": %.1f MB", (double)remedy[best].bytes / 1e6);
     }
-    const int could_shrink = !hint.at && least.batch && r->dev->floatX_size == 2;
-    const size_t fewest = could_shrink ? memory_with(r, least, capacity, NULL) : 0;
-    if (fewest && fewest <= capacity)
-        text_add(&hint, "This would fit: -b %d -d %lld -r auto -mw 0 -mo bf16%s: %.1f MB", least.batch,
-                 (long long)tokens_per_step(r), least.ranks > 1 ? " -z 3 -zn 0" : "", (double)fewest / 1e6);
+}
+/* Several changes at once, where none is enough: of the optimizer only if the others are not. */
+static void add_least(const Run *r, Economy least, size_t capacity, Text *hint) {
+    const int batch = least.batch;
+    if (least.ranks > 1) least.level = MOST_SHARDED, least.shards = least.ranks;
+    for (int absorbs = 0; absorbs <= can_absorb(r, &least) && !hint->at; absorbs++) {
+        least.batch = batch;
+        if (absorbs) least.accumulate = IN_MOMENTUM;
+        shrink(r, &least, capacity);
+        Remedy all = { least, 0 };
+        if (least.batch) all.bytes = memory_with(r, least, capacity, &all.with);
+        add_remedies(r, &all, 1, capacity, hint);
+    }
+}
+/* The options with which the run would fit, and what else would help. free() it. */
+static char *would_fit(const Run *r, size_t capacity) {
+    enum { LEAN, AGAIN, BOTH, SMALL_BATCH, SHARDS, ALL, TABLE, ABSORBS, LEAN_ABSORBS, REMEDIES };
+    const int could = r->s.recompute == 0 || r->s.recompute == 1,           /* more may be recomputed than is */
+        bf16 = r->dev->floatX_size == 2, ranks = r->parallel.ranks > 1;
+    const Economy now = as_given(r);
+    /* not where the plan has tried it */
+    const int absorbs = can_absorb(r, &now) && !may_absorb(r, &now) && now.accumulate != IN_MOMENTUM;
+    Remedy x[REMEDIES];
+    for (int i = 0; i < REMEDIES; i++) x[i] = (Remedy){ now, 0 };
+    x[AGAIN].with.automatic = x[BOTH].with.automatic = x[ALL].with.automatic = 1;
+    if (could) x[LEAN_ABSORBS].with.automatic = 1;
+    x[ABSORBS].with.accumulate = x[LEAN_ABSORBS].with.accumulate = IN_MOMENTUM;
+    x[SHARDS].with.level = x[ALL].with.level = MOST_SHARDED;
+    x[SHARDS].with.shards = x[ALL].with.shards = r->parallel.ranks;
+    for (int i = 0; i < REMEDIES; i++)
+        if (i == LEAN || i == BOTH || i == LEAN_ABSORBS) x[i].with.master = 0, x[i].with.moments = FLOATX;
+    shrink(r, &x[SMALL_BATCH].with, capacity);
+    while ((x[TABLE].with.bigram /= 2) && memory_with(r, x[TABLE].with, capacity, NULL) > capacity) { }
+    const int is_way[REMEDIES] = { bf16, could, bf16 && could, x[SMALL_BATCH].with.batch, ranks, ranks && could,
+                                   now.bigram && !r->from,  /* a resumed run has its model */
+                                   absorbs, absorbs && bf16 };
+    const Economy both = x[BOTH].with, all = x[ALL].with;
+    for (int i = 0; i < REMEDIES; i++) if (is_way[i]) x[i].bytes = memory_with(r, x[i].with, capacity, &x[i].with);
+    Text hint = { 0 };
+    add_remedies(r, x, REMEDIES, capacity, &hint);
+    if (bf16 && !hint.at) add_least(r, both, capacity, &hint);
     add_more_ranks(r, all, capacity, &hint);
     text_add(&hint, "%s shorter sequences (-t) or a smaller model (-e)", hint.at ? ". Otherwise" : "Only");
     if (r->dev->is_gpu && !run_only_plans(r)) {
