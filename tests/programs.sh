@@ -251,7 +251,8 @@ sharded="$train $data -dv cpu -ng 2 -e m12:c64h2e16k2f64 -b 1 -t 16 -s 0"
 expect 0 'optimizer state sharded over 2 ranks, -z 1; ' $sharded -gm 0.049 -x 1 -o held2
 expect 0 'optimizer state and gradients sharded over 2 ranks, -z 2; ' $sharded -gm 0.0461 -x 1 -o held3
 expect 0 'gradients and weights sharded over 2 ranks, -z 3; ' $sharded -gm 0.0435 -x 1 -o held4
-expect 7 'rank 0 of 2: .* needs with -z 3; it has 42.0 MB within -gm: .* MB are missing' $sharded -gm 0.042 -x 1 -o new
+expect 7 'rank 0 of 2: .* needs with -z 3; it has 42.0 MB within -gm: .* MB are missing' $sharded -gm 0.042 -ga gradients -x 1 -o new
+expect 0 'ga momentum, chosen by the plan' $sharded -gm 0.042 -x 1 -o held6
 expect 0 'total  *|  *42.* MB of 42 MB (-gm)' $sharded -gm 0.0424 -x 0
 # What is saved, and how much of the host's memory that takes.
 kept="$held -b 4 -n 2"
@@ -904,7 +905,7 @@ expect 0 'optimizer state sharded over 4 ranks, -z 1; in all -z 0: .*, -z 3: ' $
 expect 0 'state and gradients sharded over 4 ranks, -z 2' $plan -gm 4
 expect 0 'gradients and weights sharded over 4 ranks, -z 3' $plan -gm 3.5
 expect 0 'DOES NOT FIT: .* MB are missing. This would fit: .*-z 3: ' $plan -gm 4 -z 1
-expect 0 'DOES NOT FIT: .* MB are missing. This would fit: 16 GPUs (-ng, or several machines) with -z 3.* each. Otherwise shorter' $plan -gm 2 -r 0
+expect 0 'DOES NOT FIT: .* MB are missing. This would fit: -mw 0 -mo bf16 -ga momentum: .*, 8 GPUs (-ng, or several machines) with -z 3 -r auto -ga momentum: .* each. Otherwise shorter' $plan -gm 2 -r 0
 expect 0 'DOES NOT FIT: .* MB are missing. Only shorter sequences' $plan -gm 0.01
 hosts="env WORLD_SIZE=2 RANK=0 LOCAL_WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=192.0.2.1 $plan"
 expect 0 'optimizer state sharded over 8 ranks, -z 1; .* -z 3 -zn 0: .* -z 3 -zn 4: ' $hosts -gm 8
@@ -1052,13 +1053,22 @@ for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16 -mg f32' cpu-f64 'cpu-f32 -wo mu
     [ "$device" = 'cpu-f32 -wo muon' ] && mv twice muon
     rm -rf twice
 done
+owners="$some -x 20 -dv cpu-bf16 -mw 0 -mo bf16 -ga momentum -ng 2"
+expect 0 'state and gradients sharded over 2 ranks, -z 2; ' $owners -o owners
+expect 0 fingerprint $owners -n 10 -nk 9 -o owners2 && rm -rf owners2/state/step-00000020
+expect 0 'resuming .*step 10' $train -o owners2 -y 1 -ng 2
+same_run owners owners2 "owners add to their momentum: resumed"
 cp -r muon absorbed
 expect 0 'norms are of the gradients of what AdamW updates' $train -o absorbed -y 1 -x 25 -ga momentum
 expect 0 fingerprint $train -o absorbed -y 1 -x 30 -ga gradients
+expect 0 'state and gradients sharded over 2 ranks, -z 2' $train -o absorbed -y 1 -x 35 -ga momentum -ng 2 -b 1
+expect 0 fingerprint $train -o absorbed -y 1 -x 40 -ga momentum -b 2
 rm -rf absorbed
 expect 2 'ga momentum: .* which -wo adamw has not' $train $data $model -wo adamw -ga momentum -o new
-expect 2 'ga momentum: not on several ranks' $train $data $model -b 2 -ng 2 -dv cpu -ga momentum -o new
-expect 2 'ga momentum: not with -rp 1' $train $data $model -rp 1 -ga momentum -o new
+expect 2 'ga momentum: not with -z 0 or 1 on several ranks, .* or -z 2' $train $data $model -b 2 -ng 2 -dv cpu -z 1 -ga momentum -o new
+expect 2 'ga momentum: not with nodes (-zn), .* or -zn 0' $train $data $model -b 2 -ng 4 -dv cpu -z 3 -zn 2 -ga momentum -o new
+expect 0 'state and gradients sharded over 8 ranks, -z 2 -zn 0' $hosts -ga momentum -gm 80
+expect 2 'ga momentum: not with -rp 1, ' $train $data $model -rp 1 -ga momentum -o new
 expect 2 'ga momentum: .* -wl 0, or -ga gradients' $train $data $model -wl 1 -ga momentum -o new
 expect 0 'ga momentum, chosen by the plan' $train $data -e m12:e64k8f256 -gm 4.6 -dv cuda -mw 0 -mo bf16 -d 65536 -x 0
 expect 4 'has no v of model.layers.0.self_attention.kv_proj.weight.*-wo muon' $train -o muon -y 1 -x 25 -wo adamw

@@ -61,7 +61,7 @@ static SaveShardPart part_of(const SaveShard *s, int array, int tensor) {
         p.first = first;
         p.count = (end + unit - 1) / unit * unit - first;
         p.own = m->dp.level < 3 ? p.count : end > first ? end - first : 0;
-        p.source = optimizer_stored(m, mine).offset;
+        p.source = optimizer_stored(m, tensor, mine).offset;
         return p;
     }
     if (array == STATE_SQUARES) return squares_of(s, tensor);

@@ -9,12 +9,30 @@ static int tensors_of(const Manifest *f, int range, int *first) {
     return n;
 }
 
+/* Of ranks that each have a part. A number that is not finite on one is none on all: so all ranks
+ * have the same limits and faults. */
+static void sum_over_ranks(const Model *m, real *x, int count) {
+    Comm *c = m->dp.parallel ? m->dp.parallel->node : NULL;
+    if (!c) return;
+    c->all_reduce(c, x, (size_t)count);
+    c->wait_all(c);
+}
+/* Adds up what AdamW updates of a range whose piece is in memory that the next range uses, too. */
+static void keep_others(const Optimizer *o, const Model *m, int first, int count) {
+    for (int i = first; i < first + count && m->dp.level >= 2; i++) {
+        const Segment own = optimizer_segment(o, m, i);
+        if (m->manifest.at[i].passes || !own.count) continue;
+        m->dev->accumulate(real_at(m, m->grads, optimizer_stored(m, i, own).gradient),
+                           real_at(m, m->grads, manifest_sums(&m->manifest, m->manifest.at[i].range, own)), own.count);
+    }
+}
 /* The loss and the gradient of the head's input; a fault is said to be of the last tensors. */
 static void test_head(const Optimizer *o, const Model *m) {
     const Absorb *b = &o->absorb;
     const size_t tests = (size_t)o->tensors - 2;
     m->dev->grad_sq_norms(b->sq_norms, m->loss_sum, b->parts + o->tensors, 1);
     m->dev->grad_sq_norms(real_at(m, b->sq_norms, 1), m->dfinal, b->parts + o->tensors + 1, 1);
+    sum_over_ranks(m, b->sq_norms, 2);
     m->dev->muon_limits(NULL, NULL, NULL, real_at(m, b->faults, tests), real_at(m, b->faults, (size_t)o->tensors),
                         b->sq_norms, 2, o->muon.settings);
 }
@@ -28,7 +46,9 @@ static void complete(Model *m, int range) {
     for (int i = first; i < first + count; i++)
         if (m->manifest.at[i].passes && m->manifest.at[i].count > most) most = m->manifest.at[i].count;
     if (!most) return;
+    keep_others(o, m, first, count);
     m->dev->grad_sq_norms(b->sq_norms, m->grads, b->parts + first, count);
+    sum_over_ranks(m, b->sq_norms, count);
     m->dev->muon_limits(b->factors, real_at(m, o->norms, 2 * (size_t)first), real_at(m, b->added, (size_t)first),
                         real_at(m, b->faults, (size_t)first), real_at(m, b->faults, (size_t)o->tensors), b->sq_norms,
                         count, o->muon.settings);
@@ -40,7 +60,7 @@ void absorb_plan(Optimizer *o, Model *m) {
     Absorb *b = &o->absorb;
     Arena *a = &m->arena;
     int first = 0;
-    m->taker = (Taker){ complete, o, m->product_gradients };
+    m->taker = (Taker){ complete, o, m->dp.level < 2 ? m->product_gradients : REAL };
     for (int i = 0; i < o->tensors; i++) {
         Tensor *t = &m->manifest.at[i];
         t->passes = muon_updates(o, t);
@@ -49,8 +69,9 @@ void absorb_plan(Optimizer *o, Model *m) {
     for (int i = 0; i < m->manifest.range_count; i++)
         if (tensors_of(&m->manifest, i, &first) > MUON_LIMITED)
             fail(EXIT_USAGE, "-ga momentum: a layer of more than %d tensors", MUON_LIMITED);
-    manifest_lay_out_gradients(&m->manifest, m->dev);
-    arena_resize(a, &m->grads, m->manifest.gradient_bytes);
+    if (m->dp.level < 2) manifest_lay_out_gradients(&m->manifest, m->dev);
+    else manifest_lay_out_sums(&m->manifest, m->dev);
+    arena_resize(a, &m->grads, m->manifest.gradient_bytes / (size_t)o->shards);
     arena_add(a, MEM_OPTIMIZER, "mean norms", &o->norms, 2 * tensors * Re);
     arena_add(a, MEM_DATA, "absorb: parts", &b->parts, (tensors + 2) * sizeof *b->parts);
     arena_add(a, MEM_DATA, "absorb: squared norms", &b->sq_norms, (MUON_LIMITED + 1) * Re);
@@ -62,7 +83,7 @@ void absorb_start(Optimizer *o, const Model *m) {
     Absorb *b = &o->absorb;
     Segment *parts = mem_alloc((tensors + 2) * sizeof *parts);
     for (int i = 0; i < o->tensors; i++) {
-        parts[i] = optimizer_stored(m, optimizer_segment(o, m, i));
+        parts[i] = optimizer_stored(m, i, optimizer_segment(o, m, i));
         if (!m->manifest.at[i].passes) parts[i].count = 0;
     }
     parts[tensors]     = (Segment){ .count = 1, .dtype = REAL };

@@ -11,7 +11,13 @@
  * - A bad step is found while it is computed: loss and the gradient of the head's input are tested
  *   before the layers', and each layer's before it is added. From a fault on nothing is added in
  *   this step, and weights stay. What layers behind the fault, and micro-batches before, have added
- *   remains. The device decides this: a step can be recorded. */
+ *   remains. The device decides this: a step can be recorded.
+ *
+ * Where ranks shard gradients (levels 2 and 3 of parallel.h), a layer's of a micro-batch are summed
+ * to their owners as always, but in memory for one layer's piece, and each owner adds its piece to
+ * its part of the momentum. This happens when the next layer is about to be sent: the sums arrive
+ * while that is computed. Squared norms are summed over the ranks, so that all have the same limits
+ * of full tensors, and the same faults. */
 #ifndef ABSORB_H
 #define ABSORB_H
 #include "optim_state.h"

@@ -93,7 +93,8 @@ void model_begin_micro(Model *m, int micro) {
     const int shards = m->dp.level >= 2, apart = m->dp.ordered || shards;
     if (micro == 0 && apart)
         m->dev->zero(shards ? m->grads : m->dp.sums,
-                     m->manifest.total / (size_t)(shards ? m->dp.shards : 1) * m->dev->real_size);
+                     shards ? m->manifest.gradient_bytes / (size_t)m->dp.shards
+                            : m->manifest.total * m->dev->real_size);
     model_set_phase(m, (Phase)((micro == 0 || apart ? PHASE_FIRST : 0)
                                | (micro == b->micro_batches - 1 ? PHASE_LAST : 0)));
 }

@@ -55,6 +55,7 @@ typedef struct {                        /* what a model needs where other ranks 
     int   level;                        /* what is sharded, 0 to 3 (parallel.h) */
     int   ordered;                      /* 1: the same bits on any number of ranks */
     int   pending;                      /* gradient range awaiting its all-reduce, plus 1; 0: none */
+    int   sent;                         /* gradient range whose sums a Taker awaits (model.h), plus 1; 0: none */
     int   crossing;                 /* gradient range whose sums have yet to go to the other nodes, plus 1; 0: none */
     real *sums, *gathered;              /* ordered: (total) below level 2; (ranks, GATHERED or total), and with nodes */
     real *stage;                        /* where peers write their gradients of a range: (largest range) */

@@ -172,7 +172,7 @@ void muon_start(Optimizer *o, const Model *m) {
         Segment s = optimizer_segment(o, m, x.tensor);
         s.offset = x.from, s.count = x.to - x.from, s.gradient = t->gradient + (x.from - t->offset);
         s.squares += (x.begin - t->offset) / size_of(t) * max((size_t)shape->rows, (size_t)shape->columns);
-        s = optimizer_stored(m, s);
+        s = optimizer_stored(m, x.tensor, s);
         s.muon_offset = (size_t)(i % at_once(shape)) * size_of(t) + (x.from - x.begin);
         matrices[shape->first + i] = s;
         if (!is_shared(&x)) continue;
@@ -187,6 +187,10 @@ void muon_start(Optimizer *o, const Model *m) {
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
+/* NULL: the momentum has them. */
+static const void *gradients_of(const Optimizer *o, const Model *m) {
+    return o->muon.options.absorbs ? NULL : m->grads;
+}
 /* Puts `count` shared matrices of a shape together, from `first` on, in buffers.x from `to` on. */
 static void collect(const Optimizer *o, const Model *m, const MatrixShape *shape, int first, int count, int to) {
     const MatrixOptimizer *u = &o->muon;
@@ -215,7 +219,7 @@ static void update_batch(const Optimizer *o, const Model *m, const MatrixShape *
     const real *grad_sq_norm = real_at(m, m->results.grad_sq_norms, (size_t)o->tensors);
     const Segment *matrices = u->matrices + s->first + first;
     const int full = s->full - first < 0 ? 0 : s->full - first < count ? s->full - first : count;
-    const void *grads = u->options.absorbs ? NULL : m->grads;          /* NULL: the momentum has them */
+    const void *grads = gradients_of(o, m);
     if (due || grads)
         dev->muon_momentum(due ? u->buffers.x : NULL, o->m, o->moments, grads, grad_sq_norm, matrices, full,
                            (size_t)s->rows * (size_t)s->columns, u->settings);
@@ -233,9 +237,9 @@ void muon_update(Optimizer *o, const Model *m) {
     const MatrixOptimizer *u = &o->muon;
     Comm *c = m->dp.parallel ? m->dp.parallel->node : NULL;
     if (u->shared && c) {
-        m->dev->muon_momentum(float_at(m, u->shared, (size_t)o->shard * u->part_elements), o->m, o->moments, m->grads,
-                              real_at(m, m->results.grad_sq_norms, (size_t)o->tensors), u->parts, u->part_count,
-                              u->part_elements, u->settings);
+        m->dev->muon_momentum(float_at(m, u->shared, (size_t)o->shard * u->part_elements), o->m, o->moments,
+                              gradients_of(o, m), real_at(m, m->results.grad_sq_norms, (size_t)o->tensors), u->parts,
+                              u->part_count, u->part_elements, u->settings);
         c->all_gather(c, u->shared, float_at(m, u->shared, (size_t)o->shard * u->part_elements),
                       u->part_elements * m->dev->floatX_size);
         c->wait_all(c);

@@ -31,7 +31,7 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptio
 
 /* What this rank squares of tensor i: if ordered all, in the buffer of parallel_full_gradients. */
 static Segment summed_segment(const Optimizer *o, const Model *m, int i) {
-    if (!m->dp.ordered) return optimizer_stored(m, manifest_segment(&m->manifest, i, o->shards, o->shard));
+    if (!m->dp.ordered) return optimizer_stored(m, i, manifest_segment(&m->manifest, i, o->shards, o->shard));
     Segment s = manifest_segment(&m->manifest, i, 1, 0);
     if (m->dp.level >= 2) s.gradient -= m->manifest.ranges[m->manifest.at[i].range].offset;
     return s;
@@ -40,7 +40,7 @@ static void upload_segments(const Optimizer *o, const Model *m) {
     const size_t bytes = (size_t)o->tensors * sizeof(Segment);
     Segment *own = mem_alloc(bytes), *summed = mem_alloc(bytes);
     for (int i = 0; i < o->tensors; i++) {
-        own[i] = optimizer_stored(m, optimizer_segment(o, m, i));
+        own[i] = optimizer_stored(m, i, optimizer_segment(o, m, i));
         summed[i] = summed_segment(o, m, i);
         if (muon_updates(o, &m->manifest.at[i])) own[i].count = 0;
         if (m->manifest.at[i].passes) summed[i].count = 0;
@@ -55,9 +55,10 @@ void optimizer_start(Optimizer *o, Model *m) {
     if (o->muon.options.momentum > 0) muon_start(o, m);
     if (o->muon.options.absorbs) absorb_start(o, m);
     for (int i = 0; i < m->manifest.range_count && o->master; i++) {
-        const Segment part = optimizer_stored(m, manifest_part(&m->manifest, i, o->shards, o->shard));
-        m->dev->set_master(real_at(m, o->master, part.offset - part.shift), float_at(m, m->params, part.offset),
-                           part.count);
+        const Segment part = manifest_part(&m->manifest, i, o->shards, o->shard);
+        const size_t stored = part.offset - part.shift;
+        m->dev->set_master(real_at(m, o->master, stored),
+                           float_at(m, m->params, m->dp.level < 3 ? part.offset : stored), part.count);
     }
 }
 

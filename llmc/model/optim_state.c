@@ -107,9 +107,13 @@ Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
     return s;
 }
 
-/* Where gradients or weights are sharded, too, a rank's pieces of them follow each other. */
-Segment optimizer_stored(const Model *m, Segment s) {
-    if (m->dp.level >= 2) s.gradient = s.offset - s.shift;
+/* Where gradients or weights are sharded, too, a rank's pieces of them follow each other; but what
+ * AdamW updates of a range whose other gradients pass is kept apart from them. */
+Segment optimizer_stored(const Model *m, int i, Segment s) {
+    const Tensor *t = &m->manifest.at[i];
+    if (m->dp.level >= 2)
+        s.gradient = m->manifest.ranges[t->range].passes && !t->passes ? t->gradient
+            : manifest_sums(&m->manifest, t->range, s);
     if (m->dp.level >= 3) s.offset -= s.shift, s.shift = 0;
     return s;
 }

@@ -85,7 +85,7 @@ void       *optimizer_part(const Optimizer *o, int kind);   /* this rank's shard
 size_t      optimizer_count(const Optimizer *o, const Model *m, int kind);          /* its elements, */
 size_t      optimizer_elements(const Optimizer *o, const Model *m, int kind, int i);    /* those of tensor i in full, */
 Segment     optimizer_segment(const Optimizer *o, const Model *m, int i);   /* and its part of tensor i in the model; */
-Segment     optimizer_stored(const Model *m, Segment s);    /* such a part in this rank's memory */
+Segment     optimizer_stored(const Model *m, int i, Segment s);     /* such a part in this rank's memory */
 size_t      optimizer_offset(Segment own, int kind);        /* where the shard has its state, in elements */
 Dtype       optimizer_type(const Optimizer *o, int kind);
 size_t      optimizer_element(const Optimizer *o, const Model *m, int kind);    /* bytes */

@@ -20,7 +20,8 @@
  * for whole ranges, of each micro-batch apart, and its pieces are added to the sums of their owners
  * in the order of the ranks. At level 3 a rank has only its own pieces of the weights, too: a range
  * is gathered while forward, or backward, works on the two before it, and dropped after its use.
- * Both need buffers for a few whole ranges (shards.c). A rank that is alone has level 0.
+ * Both need buffers for a few whole ranges (shards.c). With -ga momentum sums of Muon's matrices
+ * are not kept (absorb.h). A rank that is alone has level 0.
  *
  * Nodes: ranks may be sharded in groups of `shards` consecutive ones, those of a node; W above is
  * then their number, and every node has all of the model. A rank's sums are at first those of its

@@ -51,7 +51,7 @@ static void wait_weights(Model *m, int l, int way) {
 static void open_gradients(Model *m, int l) { if (m->dp.exchange) m->dp.exchange->open_gradients(m, range_of(m, l)); }
 static void finish_gradients(Model *m, int l) {
     if (m->dp.exchange) m->dp.exchange->finish_gradients(m, range_of(m, l));
-    if (m->taker.complete) m->taker.complete(m, range_of(m, l));
+    else if (m->taker.complete) m->taker.complete(m, range_of(m, l));
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */

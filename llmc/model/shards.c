@@ -72,8 +72,7 @@ void shards_open(Model *m, int range) {
 }
 static real *own_sums(const Model *m, int range) {
     const Range *r = &m->manifest.ranges[range];
-    const size_t at = m->dp.level < 2 ? r->offset + (size_t)comm_of(m)->rank * own_count(m, range)
-                                      : r->offset / (size_t)comm_of(m)->size;
+    const size_t at = m->dp.level < 2 ? r->offset + (size_t)comm_of(m)->rank * own_count(m, range) : r->sums;
     return real_at(m, m->grads, at);
 }
 /* A piece at a time, as large as m->dp.gathered has room for. */
@@ -113,17 +112,30 @@ void shards_finish(Model *m) {
     shards_cross(m, 0);
     across->wait_all(across);
 }
+/* Its owners have the sums of the range that was sent before. */
+static void give_to_taker(Model *m) {
+    const int range = m->dp.sent - 1;
+    m->dp.sent = 0;
+    if (range < 0) return;
+    comm_of(m)->wait(comm_of(m), event_of(m, range_buffer(m, &m->dp.gradients, range)));
+    m->taker.complete(m, range);
+}
 void shards_send(Model *m, int range) {
     Ranges *g = &m->dp.gradients;
     Comm *c = comm_of(m);
     const int b = range_buffer(m, g, range);
+    give_to_taker(m);
+    if (m->manifest.ranges[range].passes)
+        m->dev->zero(own_sums(m, range), own_count(m, range) * m->dev->real_size);
     if (m->dp.ordered && m->dp.parallel->across) add_in_order(m, range);
     else c->scatter_add(c, own_sums(m, range), g->at[b], own_count(m, range));
     c->record(c, event_of(m, b));
     if (m->batch.phase & PHASE_LAST) shards_cross(m, range + 1);
     g->moving[b] = 1;
+    if (m->taker.complete) m->dp.sent = range + 1;
     if (range > 0) return;
     c->wait_all(c);
+    give_to_taker(m);
     if (m->batch.phase & PHASE_LAST) shards_finish(m);
     for (int i = 0; i < RANGE_BUFFERS; i++) g->moving[i] = 0;
 }
@@ -131,7 +143,7 @@ const real *shards_gather_gradients(Model *m, int range) {
     Comm *c = comm_of(m);
     const size_t Re = m->dev->real_size;
     real *full = range_memory(m, &m->dp.gradients, range);
-    c->all_gather(c, full, own(m, m->grads, range, Re), own_count(m, range) * Re);
+    c->all_gather(c, full, own_sums(m, range), own_count(m, range) * Re);
     c->wait_all(c);
     return full;
 }

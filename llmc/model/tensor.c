@@ -54,7 +54,8 @@ void manifest_end_range(Manifest *m) {
     if (m->by_matrix && m->shards > 1) end_pieces_between_matrices(m, from, first);
     m->total = from + rounded(m->total - from, ALIGN * (size_t)m->shards);
     m->ranges = mem_grow(m->ranges, (size_t)(m->range_count + 1) * sizeof *m->ranges);
-    m->ranges[m->range_count++] = (Range){ .offset = from, .count = m->total - from };
+    m->ranges[m->range_count++] = (Range){ .offset = from, .count = m->total - from,
+                                           .sums = from / (size_t)m->shards };
 }
 size_t manifest_largest(const Manifest *m) {
     size_t most = 0;
@@ -83,6 +84,24 @@ void manifest_lay_out_gradients(Manifest *m, const Device *dev) {
     }
 }
 
+void manifest_lay_out_sums(Manifest *m, const Device *dev) {
+    const size_t shards = (size_t)m->shards;
+    size_t at = 0, most = 0;
+    for (int i = 0; i < m->count; i++) if (m->at[i].passes) m->ranges[m->at[i].range].passes = 1;
+    for (int i = 0; i < m->range_count; i++) {
+        Range *r = &m->ranges[i];
+        if (!r->passes) r->sums = at, at += r->count / shards;
+        else if (r->count / shards > most) most = r->count / shards;
+    }
+    for (int i = 0; i < m->count; i++) {
+        Tensor *t = &m->at[i];
+        const size_t piece = m->ranges[t->range].count / shards, own = t->count < piece ? t->count : piece;
+        if (m->ranges[t->range].passes && !t->passes) t->gradient = at, at += rounded(own, ALIGN);
+    }
+    for (int i = 0; i < m->range_count; i++) if (m->ranges[i].passes) m->ranges[i].sums = at;
+    m->gradient_bytes = (at + most) * dev->real_size * shards;
+}
+
 void *gradient_of(const Tensor *t, const void *gradients) { return (char *)gradients + t->gradient * t->element; }
 
 /* A shard stores its pieces one after the other: that of a range begins at offset / shards. */
@@ -90,6 +109,10 @@ Segment manifest_part(const Manifest *m, int range, int shards, int shard) {
     const Range *r = &m->ranges[range];
     const size_t count = r->count / (size_t)shards, offset = r->offset + (size_t)shard * count;
     return (Segment){ .offset = offset, .count = count, .shift = offset - r->offset / (size_t)shards };
+}
+size_t manifest_sums(const Manifest *m, int range, Segment s) {
+    const Range *r = &m->ranges[range];
+    return r->sums + (s.offset - s.shift - r->offset / (size_t)m->shards);
 }
 Segment manifest_segment(const Manifest *m, int i, int shards, int shard) {
     const Tensor *t = &m->at[i];

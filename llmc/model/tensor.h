@@ -38,6 +38,8 @@ typedef struct {
 typedef struct {
     size_t offset, count;
     size_t parts_at, parts;     /* muon.c: this range's slot among the parts of shared matrices: its offset and size */
+    size_t sums;                /* sharded gradients: where a rank's sum of its piece begins, in reals */
+    int    passes;              /* 1: some of its gradients pass: its sums are in memory that such ranges share */
 } Range;
 typedef struct {
     Tensor *at;
@@ -45,7 +47,7 @@ typedef struct {
     Range  *ranges;
     int     range_count, shards, by_matrix, padding;        /* padding: of every tensor of the vocabulary */
     size_t  total, learnable;           /* elements; total: with padding */
-    size_t  gradient_bytes;             /* of all gradients, padded likewise */
+    size_t  gradient_bytes;             /* of all gradients, padded likewise; if sharded, of all shards */
 } Manifest;
 
 #define ONES  (-1.0f)
@@ -60,6 +62,9 @@ size_t manifest_largest(const Manifest *m);                 /* elements of the l
 /* Lays out the gradients in the order of the weights, those that pass after the others; after the
  * dtype of each is set. */
 void manifest_lay_out_gradients(Manifest *m, const Device *dev);
+/* The same of a shard's sums: where a range has gradients that pass, its piece is in memory that
+ * all such ranges share, and a shard's part of its other gradients begins at Tensor.gradient. */
+void manifest_lay_out_sums(Manifest *m, const Device *dev);
 void manifest_free(Manifest *m);
 
 void *gradient_of(const Tensor *t, const void *gradients);  /* its gradient in that arena */
@@ -67,6 +72,7 @@ void *gradient_of(const Tensor *t, const void *gradients);  /* its gradient in t
 /* The optimizer's view: what a shard has of a range, of tensor i (shards 1: all). May be empty. */
 Segment manifest_part(const Manifest *m, int range, int shards, int shard);
 Segment manifest_segment(const Manifest *m, int i, int shards, int shard);      /* of rate 1 and without decay */
+size_t  manifest_sums(const Manifest *m, int range, Segment s);     /* where the shard of s has the sums of its piece */
 
 /* Initial values of n elements of a tensor, a function of (seed, name, index): no order, thread or
  * device changes them. exact 0: the same numbers only as floats, in a fifth of the time. */

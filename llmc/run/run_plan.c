@@ -51,7 +51,8 @@ static Economy as_given(const Run *r) {
 static int looks_ahead(const Settings *s) { return settings_given(s, "wl") && s->ahead; }
 /* 1: gradients can be added to Muon's momentum, if only with other options. */
 static int can_absorb(const Run *r, const Economy *e) {
-    return e->ranks == 1 && !r->s.ordered && (r->s.optimizer == MUON || !r->from);
+    const int summed_by_owners = e->level >= 2 && e->shards == e->ranks;
+    return (e->ranks == 1 || summed_by_owners) && !r->s.ordered && (r->s.optimizer == MUON || !r->from);
 }
 /* 1: and are, without any, where nothing else fits. */
 static int may_absorb(const Run *r, const Economy *e) {
@@ -143,11 +144,13 @@ static int shardings(const Run *r, int level[SHARDINGS], int shards[SHARDINGS]) 
         return 1;
     }
     const int count = hosts ? SHARDINGS : 3;
+    int n = 0;
     for (int i = 0; i < count; i++) {
-        level[i] = order[i].level;
-        shards[i] = r->s.node < 0 && order[i].over_all ? all : r->node;
+        level[n] = order[i].level;
+        shards[n] = r->s.node < 0 && order[i].over_all ? all : r->node;
+        if (r->s.accumulate != IN_MOMENTUM || (level[n] >= 2 && shards[n] == all)) n++;
     }
-    return count;
+    return n ? n : 1;
 }
 /* The first of these that fits on every rank; if none does, the one that takes least. */
 static void choose_level(Run *r) {
@@ -200,8 +203,9 @@ static void choose_accumulation(Run *r) {
         fail(EXIT_USAGE, "-ga momentum: the update is of the momentum itself, which looks not ahead. -wl 0, or -ga "
              "gradients");
     if (!can_absorb(r, &e))
-        fail(EXIT_USAGE, "-ga momentum: not %s, where gradients are summed first. -ga gradients%s",
-             s->ordered ? "with -rp 1" : "on several ranks", s->ordered ? "" : ", or one rank (-ng 1)");
+        fail(EXIT_USAGE, "-ga momentum: not with %s. -ga gradients%s", s->ordered ? "-rp 1, which sums gradients first"
+             : e.level < 2 ? "-z 0 or 1 on several ranks, which sum gradients first" : "nodes (-zn), each of which has "
+             "a momentum", s->ordered ? "" : e.level < 2 ? ", or -z 2" : ", or -zn 0");
     s->ahead = 0;
 }
 

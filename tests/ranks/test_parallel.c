@@ -42,6 +42,8 @@ struct Team {                           /* ranks that train one model, and their
     float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
     int period;                         /* of its experts */
     float row_decay;                    /* of its rows' squares */
+    int plain, absorbs;             /* momentum without lookahead and clipping; gradients are added to it, */
+    float most;                         /* limited to so many times their mean norm; 0: not limited */
     int filled;                         /* 1: rows end in filler, each in another number */
     int fails_at;                       /* the step, from 1 on, at which the gradient of rank 1 is NaN; 0: none */
     const char *from, *to;              /* folder to load from, to save in; NULL: none */
@@ -149,11 +151,12 @@ static void open_member(const Team *t, Trainee *m, const Parallel *p) {
     const TraineeOptions o = { .B = SEQUENCES / t->ranks / t->micro_batches, .T = T, .recompute = t->recompute,
                                .seed = 5, .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum,
                                .period = t->period, .row_decay = t->row_decay, .filled = t->filled,
+                               .plain = t->plain, .absorbs = t->absorbs, .most = t->most,
                                .parallel = t->ranks > 1 || t->ordered ? p : NULL,
                                .balance = 0.1f, .z = 0.01f, .dropout = t->dropout };
     if (!trainee_open(m, device_find(t->device), &c, o)) fail(EXIT_MEMORY, "no memory for a small model");
     m->adamw.beta2 = 0.95f;
-    m->adamw.clip = 0.5f;
+    m->adamw.clip = t->plain ? 0 : 0.5f;
 }
 static void keep_results(Team *t, const Model *m, const StepResults *r, int step) {
     const int counted = m->routers * (t->ordered ? 1 : t->ranks);
@@ -519,19 +522,21 @@ static void save_behind(const Team *t, Trainee *m, const Parallel *p) {
     saver_close(saver), free(behind);
 }
 static void saved_alike(void) {
-    static const struct { const char *device, *model; int pairs, oss, latents; float momentum; } runs[] = {
-        { "cpu-f32", "m3:c16h4d4e4k2f12a4x2u1", 0, 0, 0, 0 }, { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 0, 0, 0, 0.95f },
-        { "cpu-f32", "d2:c48h8f96", 1, 0, 0, 0.95f }, { "cpu-bf16", "m2:c24h4e5k2f20n0", 0, 1, 0, 0 },
-        { "cpu-f32", "m2:c24h4d10e5k2f20s1n0u1", 1, 0, 1, 0.95f },
-        { "cpu-f32", "m2:c20h4d4e5k2f20v1g1t2p1", 0, 0, 0, 0.95f } };
+    static const struct { const char *device, *model; int pairs, oss, latents; float momentum; int absorbs; } runs[] = {
+        { "cpu-f32", "m3:c16h4d4e4k2f12a4x2u1", 0, 0, 0, 0, 0 },
+        { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 0, 0, 0, 0.95f, 0 },
+        { "cpu-f32", "d2:c48h8f96", 1, 0, 0, 0.95f, 0 }, { "cpu-bf16", "m2:c24h4e5k2f20n0", 0, 1, 0, 0, 0 },
+        { "cpu-f32", "m2:c24h4d10e5k2f20s1n0u1", 1, 0, 1, 0.95f, 0 },
+        { "cpu-f32", "m2:c20h4d4e5k2f20v1g1t2p1", 0, 0, 0, 0.95f, 0 },
+        { "cpu-bf16", "m2:c16h4d4e32k2f16a4x2", 0, 0, 0, 0.9f, 1 } };
     for (size_t i = 0; i < COUNT(runs); i++) {
         char *name = text_format("alike-%zu", i), *first = scratch_path(name);
         Team one = { .device = runs[i].device, .model = runs[i].model, .pairs = runs[i].pairs, .oss = runs[i].oss,
                      .latents = runs[i].latents, .momentum = runs[i].momentum, .ranks = 1, .steps = 2, .to = first,
-                     .row_decay = runs[i].momentum > 0 ? 0.9f : 0 };
+                     .row_decay = runs[i].momentum > 0 ? 0.9f : 0, .absorbs = runs[i].absorbs };
         run(&one);
-        for (int ranks = 1; ranks <= 5; ranks++)                /* 5: two nodes of two */
-            for (int level = ranks == 1 ? 3 : ranks == 5; level <= 3; level++) {
+        for (int ranks = 1; ranks <= 5 - one.absorbs; ranks++)  /* 5: two nodes of two */
+            for (int level = ranks == 1 ? 3 : one.absorbs ? 2 : ranks == 5; level <= 3; level++) {
                 char *other = text_format("%s-%d-%d", first, ranks, level);
                 Team many = again_on(&one, ranks == 5 ? 4 : ranks, ranks == 5 ? 2 : 0, ranks > 1 ? level : 0);
                 many.from = first, many.to = other;
@@ -542,6 +547,66 @@ static void saved_alike(void) {
                 team_free(&many), free(other);
             }
         team_free(&one), free(name), free(first);
+    }
+}
+
+/* Gradients that are added to the owners' momentum as soon as these have their sums: as on one rank
+ * whose micro-batches have the same tokens, but for the order of sums; however late they arrive. */
+static void absorbed(void) {
+    static const struct { const char *model; int micro_batches, period; } runs[] = {
+        { "m2:c16h4d4e32k4f16a4x2u1", 1, 0 }, { "m4:c16h4d4e5k2f12", 3, 2 }, { "u3:c16h4d4e4k2f12a4x2", 1, 0 },
+        { "d2:c16h4f20", 3, 0 }, { "m3:c20h4d4q2e4k2f12v2g1t2p1", 1, 0 } };
+    for (size_t i = 0; i < COUNT(runs); i++) {
+        Team one = { .device = "cpu-f64", .model = runs[i].model, .micro_batches = runs[i].micro_batches,
+                     .steps = SHORT, .ranks = 1, .momentum = 0.9f, .plain = 1, .absorbs = 1, .most = 1,
+                     .period = runs[i].period, .row_decay = runs[i].period ? 0.9f : 0 };
+        run(&one);
+        for (int k = 0; k < 4; k++) {
+            Team many = again_on(&one, k < 2 ? 2 : 4, 0, 2 + k % 2), late;
+            run(&many);
+            check(many.agree, "%s on %d ranks, %s: the same weights", one.model, many.ranks, levels[many.level]);
+            for (int kind = 0; kind < KEPT; kind++) {
+                const size_t n = one.kept_bytes[kind] / sizeof(double);
+                check(many.kept_bytes[kind] == one.kept_bytes[kind], "%s has all of kind %d", one.model, kind);
+                if (n) check_error(relative_error(many.kept[kind], one.kept[kind], n), 1e-12,
+                                   "%s on %d ranks, %s: kind %d", one.model, many.ranks, levels[many.level], kind);
+            }
+            late = again_on(&many, many.ranks, 0, many.level);
+            late.late = 1;
+            run(&late);
+            check(same_kept(&late, &many, KEPT), "%s: the same bits, however late sums arrive", one.model);
+            team_free(&many), team_free(&late);
+        }
+        team_free(&one);
+    }
+}
+/* Saved by some ranks and resumed by others, each with gradients kept or added to the momentum. */
+static void absorbed_elsewhere(void) {
+    typedef struct { int ranks, level, absorbs; } How;
+    static const How moves[][2] = { { { 2, 2, 1 }, { 2, 2, 1 } }, { { 4, 3, 1 }, { 4, 3, 1 } },
+                                    { { 4, 3, 1 }, { 1, 0, 1 } }, { { 1, 0, 1 }, { 4, 2, 1 } },
+                                    { { 2, 1, 0 }, { 4, 3, 1 } }, { { 4, 3, 1 }, { 2, 3, 0 } } };
+    for (size_t i = 0; i < COUNT(moves); i++) {
+        char *name = text_format("absorbed-%zu", i), *folder = scratch_path(name);
+        const How *from = &moves[i][0], *to = &moves[i][1];
+        Team all = { .device = "cpu-f64", .model = "m2:c16h4d4e32k2f16a4x2", .ranks = from->ranks, .plain = 1,
+                     .level = from->level, .absorbs = from->absorbs, .steps = SHORT, .momentum = 0.9f }, before = all,
+             loaded, after;
+        before.steps = SHORT / 2, before.to = folder;
+        run(&before);
+        loaded = again_on(&before, to->ranks, 0, to->level);
+        loaded.absorbs = to->absorbs, loaded.from = folder, loaded.to = NULL;
+        after = again_on(&loaded, to->ranks, 0, to->level);
+        after.steps = SHORT;
+        run(&loaded), run(&after), run(&all);
+        check(same_kept(&loaded, &before, from->absorbs == to->absorbs ? KEPT : 1 + STATE_NORMS)
+              && (loaded.kept_bytes[1 + STATE_NORMS] > 0) == to->absorbs, "%d ranks save, %d load: the same bits",
+              from->ranks, to->ranks);
+        for (int s = 0; s < SHORT / 2; s++) after.loss[s] = all.loss[s];
+        check_error(largest(after.loss, all.loss), 1e-7, "%d ranks, then %d: losses of a run on the first", from->ranks,
+                    to->ranks);
+        if (i < 2) check(same_kept(&after, &all, KEPT), "%d ranks: resumed to the same bits", from->ranks);
+        team_free(&before), team_free(&loaded), team_free(&after), team_free(&all), free(name), free(folder);
     }
 }
 
@@ -671,11 +736,12 @@ static void no_rank_has_all(void) { skip("the peak of memory is known only with 
 #endif
 
 /* One rank's gradient is NaN: all skip the step. */
-static void skipped_together(float momentum) {
-    for (int i = 0; i <= 5; i++) {
+static void skipped_together(float momentum, int absorbs) {
+    for (int i = absorbs ? 2 : 0; i <= (absorbs ? 3 : 5); i++) {
         const int level = i <= 3 ? i : i - 2, ranks = i <= 3 ? 3 : 4;
         Team good = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = ranks, .shards = i <= 3 ? 0 : 2,
-                      .level = level, .steps = 4, .momentum = momentum, .row_decay = momentum > 0 ? 0.9f : 0 };
+                      .level = level, .steps = 4, .momentum = momentum, .row_decay = momentum > 0 ? 0.9f : 0,
+                      .absorbs = absorbs, .most = 4 };
         Team bad = good;
         bad.steps = bad.fails_at = 5;
         run(&good);
@@ -691,7 +757,8 @@ void test_parallel(void) {
     PART(any_number_of_ranks()); PART(same_bits()); PART(same_bits_in_8_bits()); PART(full_matrices());
     PART(shards()); PART(resumed_elsewhere("cpu-f32", 1e-5, 0)); PART(resumed_elsewhere("cpu-bf16", 2e-2, 0));
     PART(resumed_elsewhere("cpu-f64", 1e-7, 0.95f)); PART(drawn_alike()); PART(saved_alike());
-    PART(saved_by_none()); PART(no_rank_has_all()); PART(skipped_together(0)); PART(skipped_together(0.95f));
+    PART(saved_by_none()); PART(no_rank_has_all()); PART(skipped_together(0, 0)); PART(skipped_together(0.95f, 0));
+    PART(skipped_together(0.9f, 1)); PART(absorbed()); PART(absorbed_elsewhere());
     const Device *dev;
     for (int i = 0; (dev = device_list(i)); i++)
         if (dev->is_gpu && is_tested(dev) && dev->count() > 1) PART(same_bits_on_gpus(dev));
