@@ -287,7 +287,7 @@ tune="$train -i $root/data/talk/train.jsonl -ct chatml -x 0 -e thirty -gm 141"
 expect 0 'DOES NOT FIT: .* MB are missing. This would fit: -mw 0 -mo bf16 -wo muon -ga momentum: 140[0-9.]* MB, 8 GPUs ' $tune
 expect 0 '141 GB (h200): 8, [0-9:]*, or 1 with -mw 0 -mo bf16 -wo muon -ga momentum, ' $tune
 expect 0 'total  *|  *140[0-9.]* MB of 141000 MB$' $tune -mw 0 -mo bf16 -wo muon -ga momentum
-ok "the rate is the same with Muon" grep -q '  -l   lr  *| 2e-05$' "$said"
+ok "the rate is twice AdamW's with Muon" grep -q '  -l   lr  *| 4e-05$' "$said"
 expect 3 'unfetched: holds neither model.safetensors nor' $train $data -e unfetched -o new
 large="$train $data -dv cpu -e m4:c256h4e16k2f256 -b 4 -t 64 -s 0 -x 1"
 expect 0 'snapshot, host  *|  *[0-9.]* MB: training pauses only while' $large -o large

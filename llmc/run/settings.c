@@ -70,7 +70,7 @@ static const Option options[] = {
       SCHEDULES,   "learning-rate schedule" },
     { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "6e-3",                0,    10,    NULL,
       "peak learning rate; with -wo adamw 1e-3 is the default, with -up 3e-4, for a folder's model 2e-5 * "
-      "2048 / channels" },
+      "2048 / channels, twice that with -wo muon" },
     { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "50",                 0,    1e12,  NULL,
       "steps to reach the peak; the default takes at most an eighth of -x" },
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
@@ -390,11 +390,12 @@ void settings_suit(Settings *s, const Device *dev, int64_t tokens) {
 
 /* The rate is that of OLMoE's instruction tuning, 2e-5 at 2048 channels, two epochs (arXiv
  * 2409.02060), in inverse proportion to the channels, as a matrix of more inputs needs smaller
- * steps (arXiv 2203.03466). No weight decay and no dropout: the weights come from much more text.
- * Conversations are not to be cut, so rows are long. */
+ * steps (arXiv 2203.03466); twice that with Muon, which then learns as much in a step (docs/LOG.md,
+ * "A folder's rate with Muon"). No weight decay and no dropout: the weights come from much more
+ * text. Conversations are not to be cut, so rows are long. */
 void settings_fine_tune(Settings *s, int gpu, int channels, int context, int chats) {
     char rate[32], row[32];
-    const double best = 2e-5 * 2048 / channels;
+    const double best = (s->optimizer == MUON ? 4e-5 : 2e-5) * 2048 / channels;
     const int wanted = gpu ? 2048 : 512;
     snprintf(rate, sizeof rate, "%.2g", best < 1e-3 ? best : 1e-3);
     snprintf(row, sizeof row, "%d", wanted < context ? wanted : context);

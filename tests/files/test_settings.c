@@ -444,11 +444,13 @@ static void preset_words(void) {
 static void fine_tuning_defaults(void) {
     static const struct { const char *argument; int gpu, channels, context, chats; int64_t rows; float lr; int batch,
                           seq; int64_t steps, warmup; } cases[] = {
-        { "-v 9",   1, 2048, 4096,  1, 10000, 2e-5f, 8, 2048, -2, 10 },
-        { "-v 9",   1, 1024, 1000, 1, 100, 4e-5f, 5, 1000, -2, 4 },
-        { "-v 9", 0, 64, 128, 1, 3, 6.4e-4f, 1, 128, -2, 0 }, { "-b 3", 0, 8, 4096, 1, 600, 1e-3f, 3, 512, -2, 10 },
-        { "-l 0.5", 1, 2048, 4096,  0, 0,     0.5f, 64, 256, 800, 10 },
-        { "-x 50",  1, 4096, 4096, 1, 1000, 1e-5f, 8, 2048, 50, 5 }, };
+        { "-wo adamw", 1, 2048, 4096, 1, 10000, 2e-5f, 8, 2048, -2, 10 },
+        { "-wo muon",  1, 2048, 4096, 1, 10000, 4e-5f, 8, 2048, -2, 10 },
+        { "-wo adamw", 1, 1024, 1000, 1, 100, 4e-5f, 5, 1000, -2, 4 },
+        { "-wo adamw", 0, 64, 128, 1, 3, 6.4e-4f, 1, 128, -2, 0 },
+        { "-b 3",      0, 8, 4096, 1, 600, 1e-3f, 3, 512, -2, 10 },
+        { "-l 0.5",    1, 2048, 4096, 0, 0, 0.5f, 64, 256, 800, 10 },
+        { "-x 50 -wo adamw", 1, 4096, 4096, 1, 1000, 1e-5f, 8, 2048, 50, 5 }, };
     for (size_t i = 0; i < COUNT(cases); i++) {
         Settings s;
         suit(&s, cases[i].argument, cases[i].gpu, 1000);
