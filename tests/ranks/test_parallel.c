@@ -580,6 +580,21 @@ static void absorbed(void) {
         team_free(&one);
     }
 }
+/* Whether weights are sharded, too, and what carries the sums, changes no bit. */
+static void absorbed_alike(const Device *dev) {
+    Team two = { .device = dev->name, .model = "m5:c64h4e8k2f64u1", .ranks = 2, .level = 2, .micro_batches = 3,
+                 .steps = SHORT, .momentum = 0.9f, .plain = 1, .absorbs = 1, .most = 1 };
+    run(&two);
+    for (int i = 0; i < (dev->is_gpu ? 3 : 1); i++) {
+        Team other = again_on(&two, 2, 0, i < 2 ? 3 : 2);
+        other.by_kernels = i > 0;
+        run(&other);
+        check(same_kept(&two, &other, KEPT), "%s: gradients added to the owners' momentum, %s%s: the same bits",
+              dev->name, levels[other.level], i ? ", by NCCL" : "");
+        team_free(&other);
+    }
+    team_free(&two);
+}
 /* Saved by some ranks and resumed by others, each with gradients kept or added to the momentum. */
 static void absorbed_elsewhere(void) {
     typedef struct { int ranks, level, absorbs; } How;
@@ -759,7 +774,11 @@ void test_parallel(void) {
     PART(resumed_elsewhere("cpu-f64", 1e-7, 0.95f)); PART(drawn_alike()); PART(saved_alike());
     PART(saved_by_none()); PART(no_rank_has_all()); PART(skipped_together(0, 0)); PART(skipped_together(0.95f, 0));
     PART(skipped_together(0.9f, 1)); PART(absorbed()); PART(absorbed_elsewhere());
+    PART(absorbed_alike(device_find("cpu-f32"))); PART(absorbed_alike(device_find("cpu-bf16")));
     const Device *dev;
     for (int i = 0; (dev = device_list(i)); i++)
-        if (dev->is_gpu && is_tested(dev) && dev->count() > 1) PART(same_bits_on_gpus(dev));
+        if (dev->is_gpu && is_tested(dev) && dev->count() > 1) {
+            PART(same_bits_on_gpus(dev));
+            PART(absorbed_alike(dev));
+        }
 }
