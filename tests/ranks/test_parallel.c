@@ -11,6 +11,7 @@
 #include "llmc/files/pieces.h"
 #include "llmc/model/batch.h"
 #include "llmc/model/parallel.h"
+#include "llmc/model/pass.h"
 #include "llmc/model/plan.h"
 #include "llmc/model/recompute.h"
 #include "llmc/ranks/threads.h"
@@ -595,6 +596,32 @@ static void absorbed_alike(const Device *dev) {
     }
     team_free(&two);
 }
+/* A loss that is not finite on one rank, though all gradients are: no rank adds anything. */
+static void one_bad_loss(const Team *t, Trainee *trainee, const Parallel *p) {
+    const double bad = NAN;
+    const uint64_t before = trainee_hash(trainee);
+    Model *m = &trainee->m;
+    int tensor;
+    trainee_send(trainee, t->steps);
+    model_begin_micro(m, 0);
+    model_forward(m);
+    m->dp.exchange->sum_loads(m);
+    model_loss(m, 1);
+    if (p->rank == 1) m->dev->reals_from_double(m->loss_sum, &bad, 1);
+    m->dp.exchange->wait_loads(m);
+    model_router_losses(m), model_backward(m, 1), model_end_micro(m, 0);
+    optimizer_update(&trainee->o, m);
+    parallel_gather_weights(m, 0);
+    trainee_loss(trainee, &tensor);
+    const int alike = group_all(p->group, tensor >= 0 && trainee_hash(trainee) == before);
+    if (p->rank == 0) check(alike, "a loss that is not finite on one of %d ranks: nothing changes on any", t->ranks);
+}
+static void absorbed_not_at_all(void) {
+    Team t = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12n0", .ranks = 3, .level = 2, .steps = 2,
+               .momentum = 0.9f, .absorbs = 1, .more = one_bad_loss };
+    run(&t);
+    team_free(&t);
+}
 /* Saved by some ranks and resumed by others, each with gradients kept or added to the momentum. */
 static void absorbed_elsewhere(void) {
     typedef struct { int ranks, level, absorbs; } How;
@@ -773,7 +800,7 @@ void test_parallel(void) {
     PART(shards()); PART(resumed_elsewhere("cpu-f32", 1e-5, 0)); PART(resumed_elsewhere("cpu-bf16", 2e-2, 0));
     PART(resumed_elsewhere("cpu-f64", 1e-7, 0.95f)); PART(drawn_alike()); PART(saved_alike());
     PART(saved_by_none()); PART(no_rank_has_all()); PART(skipped_together(0, 0)); PART(skipped_together(0.95f, 0));
-    PART(skipped_together(0.9f, 1)); PART(absorbed()); PART(absorbed_elsewhere());
+    PART(skipped_together(0.9f, 1)); PART(absorbed()); PART(absorbed_elsewhere()); PART(absorbed_not_at_all());
     PART(absorbed_alike(device_find("cpu-f32"))); PART(absorbed_alike(device_find("cpu-bf16")));
     const Device *dev;
     for (int i = 0; (dev = device_list(i)); i++)
