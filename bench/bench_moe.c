@@ -411,7 +411,8 @@ static void parse(Request *r, Bench *b, int argc, char **argv) {
     static const char *const again[] = { "0", "1", "2", "norms", "qkv", "attention", "output", "up", NULL },
         *const yes[] = { "0", "1", NULL };
     static const char *const optimizers[] = { "adamw", "muon", NULL };
-    static const char *const types[] = { "f32", "bf16", NULL }, *const periods[] = { "1", "2", "3", "4", NULL };
+    static const char *const types[] = { "f32", "bf16", NULL }, *const moments[] = { "f32", "bf16", "int8", NULL };
+    static const char *const periods[] = { "1", "2", "3", "4", NULL };
     for (int i = 1; i < argc; i++)
         if (is(argv[i], "-h", "--help")) { fputs(usage, stdout); exit(EXIT_DONE); }
         else if (is(argv[i], "-d", "--device")) r->device = value_of(argc, argv, &i);
@@ -424,7 +425,7 @@ static void parse(Request *r, Bench *b, int argc, char **argv) {
         else if (!strcmp(argv[i], "-mw")) r->training.no_master = !choice(argc, argv, &i, yes);
         else if (!strcmp(argv[i], "-wo")) r->training.momentum = choice(argc, argv, &i, optimizers) ? 0.95f : 0;
         else if (!strcmp(argv[i], "-wp")) r->training.period = 1 + choice(argc, argv, &i, periods);
-        else if (!strcmp(argv[i], "-mo")) r->training.moments = (Dtype)choice(argc, argv, &i, types);
+        else if (!strcmp(argv[i], "-mo")) r->training.moments = (Dtype)choice(argc, argv, &i, moments);
         else if (!strcmp(argv[i], "-mg")) r->training.gradients = (Dtype)choice(argc, argv, &i, types);
         else if (is(argv[i], "-l", "--list")) b->list = 1;
         else if (argv[i][0] == '-' || b->filter) fail(EXIT_USAGE, "%s: unknown\n%s", argv[i], usage);

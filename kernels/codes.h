@@ -1,4 +1,4 @@
-/* codes.h: numbers in 8 and 4 bits (Fp8, Weight in kernels.h) by arithmetic on integers, for all
+/* codes.h: numbers in 8 and 4 bits (Fp8, Weight, Momentum in kernels.h) with the same bits on all
  * devices. Hoppers have instructions for some of it. */
 #ifndef KERNELS_CODES_H
 #define KERNELS_CODES_H
@@ -44,5 +44,16 @@ ON_BOTH static inline float value_of_4_bits(uint8_t two, size_t i) {
 }
 ON_BOTH static inline float scale_of_4_bits(uint8_t scale) {
     return scale == 255 ? as_float(0x7fc00000) : scale ? as_float((uint32_t)scale << 23) : as_float(1u << 22);
+}
+/* A block of Momentum whose largest magnitude has these bits: the scale is the bf16 number above a
+ * 127th of it, and a code value / scale, rounded down or up by 16 random bits: the expected value
+ * is exact, however often a sum of small numbers is coded again. Not finite: all are NaN. */
+ON_BOTH static inline float moment_scale(uint32_t largest) {
+    const uint32_t bits = as_bits(as_float(largest) * (1 / 127.0f)), least = 27u << 23;     /* 2^-100 */
+    return as_float(largest >= 0x7f800000 ? 0x7fc00000 : (((bits > least ? bits : least) >> 16) + 1) << 16);
+}
+ON_BOTH static inline int8_t moment_code(float x, float inverse, uint32_t random) {
+    const float code = fmaf(x, inverse, (float)random / 65536);
+    return (int8_t)floorf(code < 127 ? code : 127);
 }
 #endif

@@ -121,7 +121,7 @@ typedef struct Mix { const floatX *first, *extra, *scalars; } Mix;
 /* Overwrite or add. SET_ROUNDED, of gradients of weights only: overwrite, rounded to floatX. */
 typedef enum { SET, ADD, SET_ROUNDED } Write;
 
-typedef enum { REAL, FLOATX } Dtype;    /* element type of an array whose type the caller chooses */
+typedef enum { REAL, FLOATX, INT8 } Dtype;  /* element type of an array whose type the caller chooses; INT8: Momentum */
 
 /* A learnable tensor, or a rank's shard of one, as the optimizer sees it: a range of the arena. */
 typedef struct {
@@ -131,7 +131,7 @@ typedef struct {
     Dtype dtype;                        /* of its gradient */
     size_t gradient;                    /* where that begins, in elements of that dtype; aligned as the weight is */
     float  rate;                        /* multiplies the learning rate */
-    size_t shift_v;                     /* v begins at offset - shift - shift_v, because matrices of Muon have none */
+    size_t shift_m, shift_v;            /* m, v begin so much earlier: matrices of Muon have no v, or their m apart */
     size_t muon_offset;                 /* of a matrix, or a part of one: in Muon's buffers */
     size_t squares;                     /* of a matrix: where its mean squares begin (muon_scale) */
     size_t norms;                       /* of a tensor: where its mean norm is, for files */
@@ -230,6 +230,11 @@ typedef struct {
     float second;                       /* decay rate of the mean squares of muon_scale */
     float most;                         /* times its mean norm is a gradient at most as long (muon_limits); 0: any */
 } Muon;
+/* Muon's m. INT8: codes, and a scale for each MOMENT_BLOCK of them, value = code * scale; parts
+ * begin and end with a block, arrays at 16 bytes. Coded (codes.h) by random bits of a key, in
+ * muon_momentum of a.key, and the element: an error of up to a scale. */
+typedef struct { void *at; Dtype dtype; floatX *scale; } Momentum;
+enum { MOMENT_BLOCK = 64 };             /* parts of tensors begin at multiples of it (tensor.h) */
 enum { MUON_STEPS = 5 };                /* of Newton and Schulz */
 #define MUON_NORM_DECAY 0.98f       /* of the mean norms of muon_limits, in a micro-batch */
 enum { MUON_LIMITED = 256 };            /* most tensors of muon_limits */
@@ -618,7 +623,7 @@ struct Device {
      *   and to *fault. Once that is not 0, factors are (1, 0), and nothing else changes. norms
      *   NULL: only the faults. factors, norms (count, 2)
      * muon_add: of each tensor's part m = factors[0] m + factors[1] gradient; where that is (1, 0)
-     *   m stays. Of floatX rounded stochastically, by key, in device memory, and the element.
+     *   m stays. But for REAL rounded stochastically, by key, in device memory, and the element.
      *
      * parts: matrices or parts of some, in device memory; most: elements of the largest; count: at
      * most MUON_MATRICES. grad_sq_norm: of all gradients; if it is not finite, m, squares and w
@@ -627,12 +632,12 @@ struct Device {
      * error: m and x 8 eps_f32, as floatX eps more; orthogonalize 100 eps_f32 + 20 eps, norm-wise,
      * as each step multiplies the error of a small singular value by up to 3.44; scale and squares
      * 8 eps_f32; w 8 eps_f32, 2 eps more where rounded stochastically */
-    void (*muon_momentum)(OUT floatX *x, ACC void *m, Dtype moments, const void *grads, const real *grad_sq_norm,
+    void (*muon_momentum)(OUT floatX *x, ACC Momentum m, const void *grads, const real *grad_sq_norm,
                           const Segment *parts, int count, size_t most, const Muon *a);
     void (*muon_limits)(OUT real *factors, ACC real *norms, ACC real *added, ACC real *faults, ACC real *fault,
                         const real *sq_norms, int count, const Muon *a);
-    void (*muon_add)(ACC void *m, Dtype moments, const void *grads, const real *factors, const Segment *parts,
-                     int count, size_t most, const uint64_t *key);
+    void (*muon_add)(ACC Momentum m, const void *grads, const real *factors, const Segment *parts, int count,
+                     size_t most, const uint64_t *key);
     void (*orthogonalize)(const Device *d, const MuonBuffers *b, int count, int rows, int columns);
     void (*muon_scale)(OUT real *scale, ACC real *squares, const floatX *out, const real *grad_sq_norm,
                        const Segment *parts, int count, int rows, int columns, const Muon *a);
@@ -757,7 +762,9 @@ struct Fp8Operations {
                           const int *position, const real *scale, float cap, int N, int V, int used);
 };
 
-static inline size_t dtype_size(const Device *dev, Dtype s) { return s == REAL ? dev->real_size : dev->floatX_size; }
+static inline size_t dtype_size(const Device *dev, Dtype s) {
+    return s == REAL ? dev->real_size : s == INT8 ? 1 : dev->floatX_size;
+}
 
 /* The i-th device, best first; NULL past the end. First called before there are threads. */
 const Device *device_list(int i);

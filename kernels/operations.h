@@ -31,6 +31,9 @@ static inline double slots(const Plan *plan) { return times(plan->N, plan->K); }
 static inline double rows_in(const Plan *plan, Rows rows) { return rows == BY_TOKEN ? plan->N : slots(plan); }
 static inline double width_of(Activation f) { return IS_GATED(f) ? 2 : 1; }             /* of pre, in F */
 static inline double writes(Write how) { return how == SET_ROUNDED ? unit.fx : how == ADD ? 2 * unit.re : unit.re; }
+static inline double momentum_bytes(Momentum m) {           /* of an element */
+    return m.dtype == REAL ? unit.re : m.dtype == INT8 ? 1 + unit.fx / MOMENT_BLOCK : unit.fx;
+}
 static inline double product(double N, double C, double O) { return N*C + N*O + C*O; }  /* elements of three matrices */
 static inline double coded(double N, double C) { return N * C * (1 + unit.re / FP8_BLOCK); }  /* bytes of rows as Fp8 */
 static inline double coded_weight(double O, double C) { return O * C * (1 + unit.re / FP8_BLOCK / FP8_BLOCK); }
@@ -276,17 +279,17 @@ OPERATION(adamw,
     * (unit.gradient_bytes / unit.elements + (master ? unit.fx + 2 * unit.re : 2 * unit.fx)
      + 4 * (moments == REAL ? unit.re : unit.fx)), "n=%.0f", unit.elements - unit.by_muon)
 OPERATION(muon_momentum,
-    (floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts, int count,
-     size_t most, const Muon *a), (x, m, moments, grads, grad_sq_norm, parts, count, most, a), 0,
+    (floatX *x, Momentum m, const void *grads, const real *grad_sq_norm, const Segment *parts, int count,
+     size_t most, const Muon *a), (x, m, grads, grad_sq_norm, parts, count, most, a), 0,
     times(count, (double)most)
-    * (unit.gradient_bytes / unit.elements + (x ? unit.fx : 0) + 2 * (moments == REAL ? unit.re : unit.fx)),
+    * (unit.gradient_bytes / unit.elements + (x ? unit.fx : 0) + 2 * momentum_bytes(m)),
     "%d of %zu", count, most)
 OPERATION(muon_limits, (real *factors, real *norms, real *added, real *faults, real *fault, const real *sq_norms,
     int count, const Muon *a), (factors, norms, added, faults, fault, sq_norms, count, a), 0,
     9 * (double)count * unit.re, "n=%d", count)
-OPERATION(muon_add, (void *m, Dtype moments, const void *grads, const real *factors, const Segment *parts, int count,
-    size_t most, const uint64_t *key), (m, moments, grads, factors, parts, count, most, key), 0,
-    unit.gradient_bytes + 2 * unit.elements * (moments == REAL ? unit.re : unit.fx), "%d of %zu", count, most)
+OPERATION(muon_add, (Momentum m, const void *grads, const real *factors, const Segment *parts, int count,
+    size_t most, const uint64_t *key), (m, grads, factors, parts, count, most, key), 0,
+    unit.gradient_bytes + 2 * unit.elements * momentum_bytes(m), "%d of %zu", count, most)
 COMPOUND(orthogonalize, (const Device *d, const MuonBuffers *b, int count, int rows, int columns),
     (d, b, count, rows, columns), MUON_STEPS * times(count, rows < columns ? rows : columns)
     * (4 * times(rows, columns) + 2 * times(rows < columns ? rows : columns, rows < columns ? rows : columns)),

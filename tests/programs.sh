@@ -1043,7 +1043,8 @@ ok "a run in 8 bits goes on without them" [ "$(fingerprint eight)" != "$(fingerp
 expect 0 'experts in e4m3 .* none: smaller than .*fp8-all' $train $data -e m1:c128h4e4k2f128 -b 4 -t 32 -pe fp8 -x 0
 expect 0 'experts in e4m3 .* all products, of 4096 rows' $train $data -e m2:c2048h16e64k8f1024 -b 32 -t 1024 -pe fp8 -x 0
 for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16 -mg f32' cpu-f64 'cpu-f32 -wo muon' 'cpu-bf16 -wo muon -mw 0 -mo bf16 -wn 0.9 -e1 0.5 -wl 0' \
-        'cpu-bf16 -wo muon -mw 0 -mo bf16 -ga momentum -d 192'; do
+        'cpu-bf16 -wo muon -mw 0 -mo bf16 -ga momentum -d 192' 'cpu-bf16 -mw 0 -mo int8 -wp 2 -ga momentum -d 192' \
+        'cpu-f32 -mo int8'; do
     expect 0 fingerprint $some -x 20 -dv $device -o once
     expect 0 fingerprint $some -x 20 -dv $device -n 10 -nk 9 -o twice
     rm -rf twice/state/step-00000020
@@ -1064,6 +1065,13 @@ expect 0 fingerprint $train -o absorbed -y 1 -x 30 -ga gradients
 expect 0 'state and gradients sharded over 2 ranks, -z 2' $train -o absorbed -y 1 -x 35 -ga momentum -ng 2 -b 1
 expect 0 fingerprint $train -o absorbed -y 1 -x 40 -ga momentum -b 2
 rm -rf absorbed
+cp -r muon coded
+expect 0 'state is in F32 and was converted' $train -o coded -y 1 -x 25 -mo int8
+expect 0 'state is in I8 and was converted' $train -o coded -y 1 -x 30 -mo f32
+rm -rf coded
+expect 2 'mo int8: only Muon.s momentum .* -wo adamw has none' $train $data $model -wo adamw -mo int8 -o new
+expect 2 'rp 1: not with .* -mo int8' $train $data $model -rp 1 -mo int8 -o new
+expect 2 'mo int8: .* has matrices of 21 x 16 elements' $train $data -e d1:c16h4f21 -mo int8 -o new
 expect 2 'ga momentum: .* which -wo adamw has not' $train $data $model -wo adamw -ga momentum -o new
 expect 2 'ga momentum: not with -z 0 or 1 on several ranks, .* or -z 2' $train $data $model -b 2 -ng 2 -dv cpu -z 1 -ga momentum -o new
 expect 2 'ga momentum: not with nodes (-zn), .* or -zn 0' $train $data $model -b 2 -ng 4 -dv cpu -z 3 -zn 2 -ga momentum -o new

@@ -10,7 +10,7 @@
  * multiplied from the right. Of X X^T and its square one half is computed (matmul.h). */
 #include "matmul.h"
 #include "sum.h"
-#include "kernels/random.h"
+#include "kernels/codes.h"
 
 static const real newton_schulz[3] = { (real)3.4445, (real)-4.7750, (real)2.0315 };
 
@@ -58,11 +58,30 @@ static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int 
                           b->square + (size_t)e * k * k, rows, columns);
 }
 
+static size_t moment_offset(const Segment *s) { return s->offset - s->shift - s->shift_m; }
+/* A block of codes, from element `at` of m on, as numbers, and numbers as codes. */
+static void decode(real *x, const Momentum *m, size_t at) {
+    const int8_t *code = (const int8_t *)m->at + at;
+    const real scale = R(m->scale[at / MOMENT_BLOCK]);
+    for (int i = 0; i < MOMENT_BLOCK; i++) x[i] = scale * (real)code[i];
+}
+static void encode(const Momentum *m, size_t at, const real *x, uint64_t key, size_t element) {
+    int8_t *code = (int8_t *)m->at + at;
+    uint32_t largest = 0;
+    for (int i = 0; i < MOMENT_BLOCK; i++) {
+        const uint32_t magnitude = as_bits((float)x[i]) & 0x7fffffff;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    const float scale = moment_scale(largest), inverse = 1 / scale;
+    m->scale[at / MOMENT_BLOCK] = X((real)scale);
+    for (size_t i = 0; i < MOMENT_BLOCK; i++) code[i] = moment_code((float)x[i], inverse, random_16(key, element + i));
+}
+
 /* x looks one gradient ahead (Nesterov), or is the momentum (plain). */
 __attribute__((noinline)) static void momentum_of(floatX *x, void *m, Dtype moments, const void *grads,
                                                   const Segment *s, real beta, int plain, real scale) {
-    real *m_real = moments == REAL ? (real *)m + (s->offset - s->shift) : NULL;
-    floatX *m_short = (floatX *)m + (s->offset - s->shift);
+    real *m_real = moments == REAL ? (real *)m + moment_offset(s) : NULL;
+    floatX *m_short = (floatX *)m + moment_offset(s);
     const real *g_real = s->dtype == REAL ? (const real *)grads + s->gradient : NULL;
     const floatX *g_short = (const floatX *)grads + s->gradient;
     for (size_t i = 0; i < s->count; i++) {
@@ -81,22 +100,43 @@ static void momentum_alone(void *m, Dtype moments, const void *grads, Segment s,
         momentum_of(unread, m, moments, grads, &s, beta, plain, scale);
     }
 }
-static void copy_momentum(floatX *x, const void *m, Dtype moments, const Segment *s) {
-    const size_t at = s->offset - s->shift;
-    for (size_t i = 0; i < s->count; i++)
-        x[i] = moments == REAL ? X(((const real *)m)[at + i]) : ((const floatX *)m)[at + i];
+/* The same on the numbers of each block of codes. */
+static void coded_momentum(floatX *x, const Momentum *m, const void *grads, const Segment *s, real beta, int plain,
+                           real scale, uint64_t key) {
+    real mean[MOMENT_BLOCK];
+    floatX unread[MOMENT_BLOCK];
+    for (size_t i = 0; i < s->count; i += MOMENT_BLOCK) {
+        const Segment block = { .count = MOMENT_BLOCK, .dtype = s->dtype, .gradient = s->gradient + i };
+        decode(mean, m, moment_offset(s) + i);
+        momentum_of(x ? x + i : unread, mean, REAL, grads, &block, beta, plain, scale);
+        encode(m, moment_offset(s) + i, mean, key, s->offset + i);
+    }
 }
-static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm,
-                          const Segment *parts, int count, size_t most, const Muon *a) {
+static void copy_momentum(floatX *x, const Momentum *m, const Segment *s) {
+    const size_t at = moment_offset(s);
+    real block[MOMENT_BLOCK];
+    for (size_t i = 0; i < s->count; i++) {
+        if (m->dtype == INT8 && i % MOMENT_BLOCK == 0) decode(block, m, at + i);
+        x[i] = m->dtype == INT8 ? X(block[i % MOMENT_BLOCK]) : m->dtype == REAL ? X(((const real *)m->at)[at + i])
+             : ((const floatX *)m->at)[at + i];
+    }
+}
+static void muon_momentum(floatX *x, Momentum m, const void *grads, const real *grad_sq_norm, const Segment *parts,
+                          int count, size_t most, const Muon *a) {
     const real scale = DEVICE(gradient_scale)(*grad_sq_norm, a->clip);
     const int plain = a->ahead >= 1;
+    const real beta = (real)a->momentum;
+    const uint64_t key = random_key(a->key, RANDOM_MOMENTUM);
     (void)most;                         /* without OpenMP */
     #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * most)
-    for (int e = 0; e < count; e++)
-        if (!grads) copy_momentum(x + parts[e].muon_offset, m, moments, &parts[e]);
-        else if (scale >= 0 && x)
-            momentum_of(x + parts[e].muon_offset, m, moments, grads, &parts[e], (real)a->momentum, plain, scale);
-        else if (scale >= 0) momentum_alone(m, moments, grads, parts[e], (real)a->momentum, plain, scale);
+    for (int e = 0; e < count; e++) {
+        floatX *to = x ? x + parts[e].muon_offset : NULL;
+        if (!grads) copy_momentum(to, &m, &parts[e]);
+        else if (scale < 0) continue;
+        else if (m.dtype == INT8) coded_momentum(to, &m, grads, &parts[e], beta, plain, scale, key);
+        else if (x) momentum_of(to, m.at, m.dtype, grads, &parts[e], beta, plain, scale);
+        else momentum_alone(m.at, m.dtype, grads, parts[e], beta, plain, scale);
+    }
 }
 
 static void muon_limits(real *factors, real *norms, real *added, real *faults, real *fault, const real *sq_norms,
@@ -115,8 +155,20 @@ static void muon_limits(real *factors, real *norms, real *added, real *faults, r
         norms[2*i] = rho * norms[2*i] + (1 - rho) * (n * of), norms[2*i + 1] = rho * norms[2*i + 1] + (1 - rho);
     }
 }
-static void muon_add(void *m, Dtype moments, const void *grads, const real *factors, const Segment *parts, int count,
-                     size_t most, const uint64_t *key) {
+static void add_coded(const Momentum *m, const void *grads, const Segment *s, real keep, real scale, uint64_t key) {
+    const real *g_real = s->dtype == REAL ? (const real *)grads + s->gradient : NULL;
+    const floatX *g_short = (const floatX *)grads + s->gradient;
+    #pragma omp parallel for PARALLEL_IF(s->count)
+    for (size_t i = 0; i < s->count; i += MOMENT_BLOCK) {
+        real next[MOMENT_BLOCK];
+        decode(next, m, moment_offset(s) + i);
+        for (size_t j = 0; j < MOMENT_BLOCK; j++)
+            next[j] = keep * next[j] + scale * (g_real ? g_real[i + j] : R(g_short[i + j]));
+        encode(m, moment_offset(s) + i, next, key, s->offset + i);
+    }
+}
+static void muon_add(Momentum m, const void *grads, const real *factors, const Segment *parts, int count, size_t most,
+                     const uint64_t *key) {
     const uint64_t rounding = random_key(*key, RANDOM_MOMENTUM);
     (void)most;
     for (int e = 0; e < count; e++) {
@@ -124,9 +176,10 @@ static void muon_add(void *m, Dtype moments, const void *grads, const real *fact
         const real keep = factors[2*e], scale = factors[2*e + 1];
         const real *g_real = s->dtype == REAL ? (const real *)grads + s->gradient : NULL;
         const floatX *g_short = (const floatX *)grads + s->gradient;
-        real *m_real = moments == REAL ? (real *)m + (s->offset - s->shift) : NULL;
-        floatX *m_short = (floatX *)m + (s->offset - s->shift);
-        if (scale == 0) continue;
+        real *m_real = m.dtype == REAL ? (real *)m.at + moment_offset(s) : NULL;
+        floatX *m_short = (floatX *)m.at + moment_offset(s);
+        if (scale != 0 && m.dtype == INT8) add_coded(&m, grads, s, keep, scale, rounding);
+        if (scale == 0 || m.dtype == INT8) continue;
         #pragma omp parallel for simd PARALLEL_IF(s->count)
         for (size_t i = 0; i < s->count; i++) {
             const real g = g_real ? g_real[i] : R(g_short[i]);

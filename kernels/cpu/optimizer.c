@@ -45,15 +45,15 @@ static void adamw(floatX *weight, real *master, void *m, void *v, Dtype moments,
         const real shrink = 1 - lr * (real)a->decay * (real)segments[s].decay;
         #pragma omp parallel for simd PARALLEL_IF(to - from)
         for (size_t i = from; i < to; i++) {
-            const size_t j = i - segments[s].shift, k = j - segments[s].shift_v;
+            const size_t j = i - segments[s].shift, l = j - segments[s].shift_m, k = j - segments[s].shift_v;
             const uint32_t bits = random_32(a->key, i);
             const real g = (g_real ? g_real[i - from] : R(g_short[i - from])) * scale;
-            const real mean   = b1 * (m_real ? m_real[j] : R(m_short[j])) + (1 - b1) * g;
+            const real mean   = b1 * (m_real ? m_real[l] : R(m_short[l])) + (1 - b1) * g;
             const real square = b2 * (v_real ? v_real[k] : R(v_short[k])) + (1 - b2) * g * g;
             const real was = master ? master[j] : R(weight[i]);
             const real w = was * (cautious && mean * was <= 0 ? 1 : shrink)
                          - lr * (mean * fix1) / (sqrt(square * fix2) + eps);
-            if (m_real) m_real[j] = mean;   else m_short[j] = X(mean);
+            if (m_real) m_real[l] = mean;   else m_short[l] = X(mean);
             if (v_real) v_real[k] = square; else v_short[k] = X_random(square, bits >> 16);
             if (master) master[j] = w;
             weight[i] = master ? X(w) : X_random(w, bits);

@@ -1,5 +1,6 @@
 // muon.cu: Muon. The method stands in kernels/cpu/muon.c.
 #include "impl.cuh"
+#include "kernels/codes.h"
 #include "hopper/muon.cuh"
 
 enum { THREADS = 256 };
@@ -17,37 +18,85 @@ static bool on_16_bytes(const void *a, const void *b, const void *c) {
     return ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 == 0;
 }
 
-template<int W, class M, class G> __device__ static inline void momentum_of(floatX *x, M *m, const G *grad, size_t n,
-        real beta, bool plain, real scale) {
+// The momentum of a part: of type M, int8_t for codes. Numbers that are put are rounded to nearest,
+// or, codes always, by random bits of the key and the element; `first` is the part's first. Eight
+// threads have a block of codes, eight each, and share its scale.
+enum { CODES = 8, CODE_THREADS = MOMENT_BLOCK / CODES };
+template<class M> struct Moments {
+    M *at;
+    floatX *scale;
+    uint64_t key;
+    size_t first;
+    __device__ Moments(const Momentum &m, const Segment &s, uint64_t key) : key(key), first(s.offset) {
+        const size_t offset = s.offset - s.shift - s.shift_m;
+        at = (M *)m.at + offset, scale = m.scale + offset / MOMENT_BLOCK;
+    }
+    template<int W> __device__ Reals<W> get(size_t i) const {
+        const Array<M, W> m = load<W>(at + i);
+        const real unit = sizeof(M) == 1 ? R(scale[i / MOMENT_BLOCK]) : 1;
+        Reals<W> x;
+        for (int j = 0; j < W; j++) x.x[j] = sizeof(M) == 1 ? unit * (real)m.x[j] : (real)m.x[j];
+        return x;
+    }
+    template<int W> __device__ void put(size_t i, const Reals<W> &x, bool randomly) const {
+        if constexpr (sizeof(M) == 1) put_codes(i, x);
+        else {
+            Array<M, W> m;
+            uint32_t bits[W] = {};
+            if (randomly && sizeof(M) < sizeof(real)) random_each<W>(bits, key, first + i);
+            for (int j = 0; j < W; j++)
+                m.x[j] = randomly && sizeof(M) < sizeof(real) ? (M)X_random(x.x[j], bits[j]) : (M)x.x[j];
+            store(at + i, m);
+        }
+    }
+    __device__ void put_codes(size_t i, const Reals<CODES> &x) const {
+        const unsigned threads = ((1u << CODE_THREADS) - 1) << threadIdx.x % 32 / CODE_THREADS * CODE_THREADS;
+        Array<M, CODES> m;
+        uint32_t largest = 0;
+        for (int j = 0; j < CODES; j++) largest = max(largest, as_bits(x.x[j]) & 0x7fffffff);
+        for (int lane = CODE_THREADS / 2; lane; lane /= 2)
+            largest = max(largest, __shfl_xor_sync(threads, largest, lane));
+        const float unit = moment_scale(largest), inverse = 1 / unit;
+        if (i % MOMENT_BLOCK == 0) scale[i / MOMENT_BLOCK] = X(unit);
+        for (int j = 0; j < CODES; j++) {
+            const uint64_t four = random_bits(key, (first + i + j) / 4);    // as random_16: a hash for four
+            m.x[j] = moment_code(x.x[j], inverse, (uint32_t)(four >> j % 4 * 16) & 0xffff);
+        }
+        store(at + i, m);
+    }
+};
+template<int W, class M, class G> __device__ static inline void momentum_of(floatX *x, const Moments<M> &m,
+        const G *grad, size_t n, real beta, bool plain, real scale) {
     EACH(i, n, W) {
         const Array<G, W> g = load<W>(grad + i);
-        Array<M, W> mean = load<W>(m + i);
+        Reals<W> mean = m.template get<W>(i);
         Pack<W> to;
         for (int j = 0; j < W; j++) {
-            const real now = (real)g.x[j] * scale, next = beta * (real)mean.x[j] + (1 - beta) * now;
-            mean.x[j] = (M)next;
+            const real now = (real)g.x[j] * scale, next = beta * mean.x[j] + (1 - beta) * now;
+            mean.x[j] = next;
             to.x[j] = X(plain ? next : beta * next + (1 - beta) * now);
         }
-        store(m + i, mean);
+        m.put(i, mean, false);
         if (x) store(x + i, to);
     }
 }
-template<class M> __device__ static inline void copy_momentum(floatX *x, const M *m, size_t n) {
-    EACH(i, n, 1) x[i] = X((real)m[i]);
-}
-template<class M> static __global__ void momentum_kernel(floatX *x, M *m, const void *grads, const real *grad_sq_norm,
-        const Segment *parts, const Muon *settings, bool aligned) {
+template<class M> static __global__ void momentum_kernel(floatX *x, Momentum momentum, const void *grads,
+        const real *grad_sq_norm, const Segment *parts, const Muon *settings, bool aligned) {
     const Segment s = parts[blockIdx.y];
-    if (!grads) { copy_momentum(x + s.muon_offset, m + (s.offset - s.shift), s.count); return; }
+    const Moments<M> m(momentum, s, random_key(settings->key, RANDOM_MOMENTUM));
+    if (x) x += s.muon_offset;
+    if (!grads) {
+        EACH(i, s.count, 1) x[i] = X(m.template get<1>(i).x[0]);
+        return;
+    }
     const real norm = sqrtf(*grad_sq_norm), clip = settings->clip, beta = settings->momentum;
     const bool plain = settings->ahead >= 1;
     if (!(norm <= 3e38f)) return;                           // what x holds is of no use then
     const real scale = clip > 0 && norm > clip ? clip / norm : 1;
     const bool fours = in_fours(s, aligned);
-    if (x) x += s.muon_offset;
-    m += s.offset - s.shift;
     auto of = [&](const auto *grad) {
-        if (fours) momentum_of<4>(x, m, grad + s.gradient, s.count, beta, plain, scale);
+        if constexpr (sizeof(M) == 1) momentum_of<CODES>(x, m, grad + s.gradient, s.count, beta, plain, scale);
+        else if (fours) momentum_of<4>(x, m, grad + s.gradient, s.count, beta, plain, scale);
         else momentum_of<1>(x, m, grad + s.gradient, s.count, beta, plain, scale);
     };
     if (s.dtype == REAL) of((const real *)grads);
@@ -75,32 +124,27 @@ static __global__ void limits_kernel(real *factors, real *norms, real *added, re
     added[i] = 1;
     if (n > 0) norms[2*i] = rho * mean + (1 - rho) * (n * of), norms[2*i + 1] = rho * weight + (1 - rho);
 }
-template<int W, class M, class G> __device__ static inline void add_of(M *m, const G *grad, size_t first, size_t n,
-        real keep, real scale, uint64_t key) {
+template<int W, class M, class G> __device__ static inline void add_of(const Moments<M> &m, const G *grad, size_t n,
+        real keep, real scale) {
     EACH(i, n, W) {
         const Array<G, W> g = load<W>(grad + i);
-        Array<M, W> sum = load<W>(m + i);
-        uint32_t bits[W] = {};
-        if (sizeof(M) < sizeof(real)) random_each<W>(bits, key, first + i);
-        for (int j = 0; j < W; j++) {
-            const real next = keep * (real)sum.x[j] + scale * (real)g.x[j];
-            sum.x[j] = sizeof(M) < sizeof(real) ? (M)X_random(next, bits[j]) : (M)next;
-        }
-        store(m + i, sum);
+        Reals<W> sum = m.template get<W>(i);
+        for (int j = 0; j < W; j++) sum.x[j] = keep * sum.x[j] + scale * (real)g.x[j];
+        m.put(i, sum, true);
     }
 }
 // Of tensor blockIdx.y. Most elements are the largest ones': blocks of others end at once.
-template<class M> static __global__ void add_kernel(M *m, const void *grads, const real *factors, const Segment *parts,
-        const uint64_t *key, bool aligned) {
+template<class M> static __global__ void add_kernel(Momentum momentum, const void *grads, const real *factors,
+        const Segment *parts, const uint64_t *key, bool aligned) {
     const Segment s = parts[blockIdx.y];
     const real keep = factors[2 * blockIdx.y], scale = factors[2 * blockIdx.y + 1];
     if (scale == 0) return;
     const bool fours = in_fours(s, aligned);
-    const uint64_t rounding = random_key(*key, RANDOM_MOMENTUM);
-    m += s.offset - s.shift;
+    const Moments<M> m(momentum, s, random_key(*key, RANDOM_MOMENTUM));
     auto of = [&](const auto *grad) {
-        if (fours) add_of<4>(m, grad + s.gradient, s.offset, s.count, keep, scale, rounding);
-        else add_of<1>(m, grad + s.gradient, s.offset, s.count, keep, scale, rounding);
+        if constexpr (sizeof(M) == 1) add_of<CODES>(m, grad + s.gradient, s.count, keep, scale);
+        else if (fours) add_of<4>(m, grad + s.gradient, s.count, keep, scale);
+        else add_of<1>(m, grad + s.gradient, s.count, keep, scale);
     };
     if (s.dtype == REAL) of((const real *)grads);
     else of((const floatX *)grads);
@@ -287,25 +331,22 @@ template<bool portable> static void orthogonalize(const Device *d, const MuonBuf
     else newton_schulz<1>(d, b, count, rows, columns);
 }
 
-static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm,
-        const Segment *parts, int count, size_t most, const Muon *a) {
-    const bool aligned = on_16_bytes(x, m, grads);
-    const dim3 blocks = blocks_of(most, count, 4);
-    if (moments == REAL)
-        LAUNCH(momentum_kernel<real>, blocks, THREADS, 0, x, (real *)m, grads, grad_sq_norm, parts, a, aligned);
-    else LAUNCH(momentum_kernel<floatX>, blocks, THREADS, 0, x, (floatX *)m, grads, grad_sq_norm, parts, a, aligned);
+static void muon_momentum(floatX *x, Momentum m, const void *grads, const real *grad_sq_norm, const Segment *parts,
+        int count, size_t most, const Muon *a) {
+    const auto kernel = m.dtype == REAL ? momentum_kernel<real> : m.dtype == INT8 ? momentum_kernel<int8_t>
+        : momentum_kernel<floatX>;
+    LAUNCH(kernel, blocks_of(most, count, m.dtype == INT8 ? CODES : 4), THREADS, 0, x, m, grads, grad_sq_norm, parts, a,
+           on_16_bytes(x, m.at, grads));
 }
 static void muon_limits(real *factors, real *norms, real *added, real *faults, real *fault, const real *sq_norms,
         int count, const Muon *a) {
     LAUNCH(limits_kernel, 1, MUON_LIMITED, 0, factors, norms, added, faults, fault, sq_norms, count, a);
 }
-static void muon_add(void *m, Dtype moments, const void *grads, const real *factors, const Segment *parts, int count,
-        size_t most, const uint64_t *key) {
-    const bool aligned = on_16_bytes(m, grads, NULL);
-    const dim3 blocks(blocks_of(most, 1, 4).x, (unsigned)count);
-    if (moments == REAL)
-        LAUNCH(add_kernel<real>, blocks, THREADS, 0, (real *)m, grads, factors, parts, key, aligned);
-    else LAUNCH(add_kernel<floatX>, blocks, THREADS, 0, (floatX *)m, grads, factors, parts, key, aligned);
+static void muon_add(Momentum m, const void *grads, const real *factors, const Segment *parts, int count, size_t most,
+        const uint64_t *key) {
+    const dim3 blocks(blocks_of(most, 1, m.dtype == INT8 ? CODES : 4).x, (unsigned)count);
+    const auto kernel = m.dtype == REAL ? add_kernel<real> : m.dtype == INT8 ? add_kernel<int8_t> : add_kernel<floatX>;
+    LAUNCH(kernel, blocks, THREADS, 0, m, grads, factors, parts, key, on_16_bytes(m.at, grads, NULL));
 }
 template<int W> static void mean_squares(real *scale, const floatX *out, int count, int rows, int columns) {
     if (rows < columns) LAUNCH(column_squares_kernel<W>, dim3((unsigned)divide_up((size_t)columns, W * ACROSS), count),

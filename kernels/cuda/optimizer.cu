@@ -94,12 +94,13 @@ template<class M> struct Update {
     int cautious;
 };
 
-// Updates elements i .. i + W-1: gradient at g_at; master, m at i - shift, v at that - shift_v.
+// Updates elements i .. i + W-1 of s: gradient at g_at; master at i - shift, m and v at that less
+// shift_m and shift_v.
 template<int W, class M, class G> __device__ static inline void update(const Update<M> &u, const G *g_at, size_t i,
-        size_t shift, size_t shift_v, real scale, real shrink) {
-    const size_t at = i - shift, v_at = at - shift_v;
+        const Segment &s, real scale, real shrink) {
+    const size_t at = i - s.shift, m_at = at - s.shift_m, v_at = at - s.shift_v;
     const Array<G, W> grad = load<W>(g_at);
-    Array<M, W> m = load<W>(u.m + at), v = load<W>(u.v + v_at);
+    Array<M, W> m = load<W>(u.m + m_at), v = load<W>(u.v + v_at);
     Reals<W> master;
     Pack<W> weight;
     if (u.master) master = load<W>(u.master + at);
@@ -120,7 +121,7 @@ template<int W, class M, class G> __device__ static inline void update(const Upd
         master.x[j] = w;
         weight.x[j] = u.master ? X(w) : X_random(w, bits[j]);
     }
-    store(u.m + at, m);
+    store(u.m + m_at, m);
     store(u.v + v_at, v);
     if (u.master) store(u.master + at, master);
     store(u.weight + i, weight);
@@ -131,11 +132,11 @@ template<class M, class G> __device__ static inline void update_range(const Upda
     const size_t odd = aligned ? (from + 3) / 4 * 4 : to, body = odd < to ? odd : to, tail = body + (to - body) / 4 * 4;
     grad -= s.offset;
     for (size_t i = from + threadIdx.x; i < body; i += THREADS)
-        update<1>(u, grad + i, i, s.shift, s.shift_v, scale, shrink);
+        update<1>(u, grad + i, i, s, scale, shrink);
     for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS)
-        update<4>(u, grad + i, i, s.shift, s.shift_v, scale, shrink);
+        update<4>(u, grad + i, i, s, scale, shrink);
     for (size_t i = tail + threadIdx.x; i < to; i += THREADS)
-        update<1>(u, grad + i, i, s.shift, s.shift_v, scale, shrink);
+        update<1>(u, grad + i, i, s, scale, shrink);
 }
 
 // A block updates its part of the line of segments, a thread four elements at a time: 16 bytes each
@@ -156,7 +157,7 @@ template<class M> static __global__ void adamw_kernel(floatX *weight, real *mast
     each_segment(segments, count, at, length - at < part ? length : at + part,
                  [&](int, const Segment &s, size_t first, size_t n) {
         const size_t from = s.offset + first, to = from + n;
-        const bool fours = aligned && (s.shift | s.shift_v) % 4 == 0 && (s.gradient - s.offset) % 4 == 0;
+        const bool fours = aligned && (s.shift | s.shift_m | s.shift_v) % 4 == 0 && (s.gradient - s.offset) % 4 == 0;
         const AdamBetas b = s.betas == BETAS_TABLE ? a.table : s.betas == BETAS_ENDS ? a.ends
             : AdamBetas{ a.beta1, a.beta2, a.eps, a.fix1, a.fix2 };
         u.lr = a.lr * s.rate, u.b1 = b.beta1, u.b2 = b.beta2, u.eps = b.eps;

@@ -15,7 +15,7 @@ typedef struct { Part *parts; int count; } Batch;
 typedef struct { const Load *loads; size_t count, next, first; } Cursor;
 
 const char *load_dtype(const Device *dev, Dtype type) {
-    return type == FLOATX ? dev->dtype : dev->real_size == 8 ? "F64" : "F32";
+    return type == FLOATX ? dev->dtype : type == INT8 ? "I8" : dev->real_size == 8 ? "F64" : "F32";
 }
 static size_t size_of(const Device *dev, const Load *l) { return l->raw ? 1 : dtype_size(dev, l->type); }
 static char *address_of(const Device *dev, const Part *p, size_t copy) {
@@ -45,6 +45,8 @@ static void fill(const Device *dev, Safetensors *s, Part *p) {
     const uint64_t first = l->first + p->first;
     p->ok = (l->raw ? safetensors_read(s, l->tensor, first, data, p->n, &p->why)
              : !l->scales ? safetensors_read_as(s, l->tensor, first, type, data, p->n, &p->why)
+             : !strcmp(l->tensor->dtype, "I8")
+                   ? safetensors_read_int8(s, l->tensor, l->scales, first, type, data, p->n, &p->why)
              : !strcmp(l->tensor->dtype, "U8")
                    ? safetensors_read_mxfp4(s, l->tensor, l->scales, first, type, data, p->n, &p->why)
                    : safetensors_read_fp8(s, l->tensor, l->scales, first, type, data, p->n, &p->why))

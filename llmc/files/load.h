@@ -10,7 +10,7 @@ typedef struct Load Load;
 /* Checks, and may reorder, n elements of a part, as the device has them. Several threads do. */
 typedef int (*LoadCheck)(const Load *l, void *data, size_t first, size_t n, Error *e);
 struct Load {
-    const FileTensor *tensor, *scales;  /* scales: of its blocks in MXFP4 or FP8; NULL: none */
+    const FileTensor *tensor, *scales;  /* scales: of its blocks in MXFP4, FP8 or I8; NULL: none */
     int      raw;                       /* 1: elements are bytes, as the file has them; type is unused */
     uint64_t first;                     /* of its elements, */
     size_t   count, unit;               /* `count` elements; a check gets whole units of them */

@@ -10,9 +10,11 @@
 enum { BUFFER = 1 << 20 };              /* elements moved at a time */
 
 size_t optimizer_bytes(const Model *m, const Optimizer *o) {
-    size_t each = 0;
-    for (int kind = 0; kind < o->kinds; kind++) if (kind != STATE_NORMS) each += optimizer_element(o, m, kind);
-    return each;
+    size_t all = 0;
+    for (int kind = 0; kind < o->kinds; kind++)
+        for (int i = 0; i < m->manifest.count; i++)
+            all += optimizer_elements(o, m, kind, i) * optimizer_element(o, m, kind);
+    return all;
 }
 
 /* Its tensors, in order (optimizer_file.h). */
@@ -105,7 +107,8 @@ static int check_state(const Load *l, void *data, size_t first, size_t n, Error 
     const unsigned char *const last = (const unsigned char *)data + size - 1;       /* the byte with the sign */
     unsigned char signs = 0;
     size_t bad = finite;
-    const int squares = of->kind == STATE_V || of->kind == STATE_SQUARES || of->kind == STATE_NORMS;
+    const int squares = of->kind == STATE_V || of->kind == STATE_SQUARES || of->kind == STATE_NORMS
+        || of->kind == STATE_SCALES;
     for (size_t i = 0; i < finite && squares; i++) signs |= last[i * size];
     for (size_t i = 0; i < finite && signs >> 7 && bad == finite; i++) {
         const unsigned char *x = (const unsigned char *)data + i * size;
@@ -121,8 +124,10 @@ static int check_state(const Load *l, void *data, size_t first, size_t n, Error 
 static Load state_part(const FileTensor *f, const Model *m, const Optimizer *o, int tensor, LoadedState *of) {
     const Segment own = optimizer_segment(o, m, tensor);
     const int all = of->kind == STATE_SQUARES || of->kind == STATE_NORMS;
-    return (Load){ .tensor = f, .first = all ? 0 : own.offset - m->manifest.at[tensor].offset,
-                   .count = all ? optimizer_elements(o, m, of->kind, tensor) : own.count, .unit = 1,
+    const size_t unit = of->kind == STATE_SCALES ? MOMENT_BLOCK : 1;
+    return (Load){ .tensor = f, .first = all ? 0 : (own.offset - m->manifest.at[tensor].offset) / unit,
+                   .count = all ? optimizer_elements(o, m, of->kind, tensor) : own.count / unit, .unit = 1,
+                   .raw = of->kind == STATE_CODES,
                    .to = (char *)optimizer_part(o, of->kind)
                    + optimizer_offset(own, of->kind) * optimizer_element(o, m, of->kind),
                    .type = optimizer_type(o, of->kind), .check = check_state, .of = of };
@@ -145,6 +150,42 @@ static int load_bias(Safetensors *s, const Model *m, Error *e) {
     return ok;
 }
 
+/* m in 8 bits of a file that has numbers: these are as gradients, which are added to zeros. */
+static int load_coded(Safetensors *s, const FileTensor *f, const Model *m, const Optimizer *o, int tensor, Error *e) {
+    const Device *dev = m->dev;
+    const Tensor *t = &m->manifest.at[tensor];
+    const Segment own = optimizer_segment(o, m, tensor), part = optimizer_stored(m, tensor, own);
+    const uint64_t key = (uint64_t)tensor;
+    const double factors[2] = { 0, 1 };
+    LoadedState of = { dev, f->name, STATE_M };
+    const Load load = { .tensor = f, .first = own.offset - t->offset, .count = own.count, .unit = 1, .type = t->dtype,
+                        .to = (char *)m->grads + part.gradient * t->element, .check = check_state, .of = &of };
+    real *at = dev->alloc(2 * dev->real_size + sizeof part + sizeof key);
+    Segment *parts = (Segment *)(void *)real_at(m, at, 2);
+    dev->reals_from_double(at, factors, 2);
+    dev->upload(parts, &part, sizeof part);
+    dev->upload(parts + 1, &key, sizeof key);
+    const int ok = load_all(dev, s, &load, 1, e);
+    if (ok) dev->muon_add(optimizer_momentum(o), m->grads, at, parts, 1, part.count, (uint64_t *)(void *)(parts + 1));
+    dev->sync();
+    dev->release(at);
+    return ok;
+}
+/* Numbers of a file that has them in 8 bits. */
+static int load_decoded(Safetensors *s, Load *l, const Tensor *t, Error *e) {
+    char name[TENSOR_NAME + 16];
+    state_name(name, t, STATE_SCALES);
+    l->scales = safetensors_find(s, name), l->unit = MOMENT_BLOCK;
+    const int ok = l->scales && l->scales->count * MOMENT_BLOCK == t->count;
+    return ok || error_set(e, "%s is missing or has another size", name);
+}
+static int is_coded(const Safetensors *s, const Tensor *t) {
+    char name[TENSOR_NAME + 16];
+    state_name(name, t, STATE_CODES);
+    const FileTensor *f = safetensors_find(s, name);
+    return f && !strcmp(f->dtype, "I8");
+}
+
 typedef struct { const char *converted; int no_master, no_squares; } Missing;  /* converted: its dtype, if another */
 
 static int load_kind(Safetensors *s, Model *m, const Optimizer *o, int kind, Missing *missing, Error *e) {
@@ -161,14 +202,20 @@ static int load_kind(Safetensors *s, Model *m, const Optimizer *o, int kind, Mis
         if (!f && kind == STATE_MASTER) { missing->no_master = 1; continue; }
         if (!f && kind == STATE_NORMS) continue;            /* they begin again */
         if (!f && kind == STATE_SQUARES) { missing->no_squares = 1; continue; }
+        if (kind == STATE_SCALES && !is_coded(s, &m->manifest.at[i])) continue;
         if (!f && kind == STATE_V)
             ok = error_set(e, "it has no v of %s: Muon trained it, which has none (-wo muon)", m->manifest.at[i].name);
         else if (!f || f->count != optimizer_elements(o, m, kind, i))
             ok = error_set(e, "%s is missing or has another size", name);
         else {
+            const int other = strcmp(f->dtype, load_dtype(m->dev, optimizer_type(o, kind))) != 0;
+            if (other) missing->converted = f->dtype;
+            if (kind == STATE_CODES && other) { ok = load_coded(s, f, m, o, i, e); continue; }
             of[n] = (LoadedState){ m->dev, f->name, kind };
-            loads[n] = state_part(f, m, o, i, &of[n]), n++;
-            if (strcmp(f->dtype, load_dtype(m->dev, optimizer_type(o, kind)))) missing->converted = f->dtype;
+            loads[n] = state_part(f, m, o, i, &of[n]);
+            if (kind == STATE_M && is_coded(s, &m->manifest.at[i]))
+                ok = load_decoded(s, &loads[n], &m->manifest.at[i], e);
+            n++;
         }
     }
     ok = ok && load_all(m->dev, s, loads, n, e);

@@ -1,11 +1,12 @@
 /* optimizer_file.h: the optimizer's state as a file of a checkpoint, optimizer.safetensors: m of
  * every tensor of the model, v of those that have one, the master copies; then the routers'
- * selection biases. Nothing in it depends on the number of ranks. */
+ * selection biases. m in 8 bits has dtype I8, and NAME.m_scales (Momentum in kernels.h). Nothing in
+ * it depends on the number of ranks. */
 #ifndef OPTIMIZER_FILE_H
 #define OPTIMIZER_FILE_H
 #include "save_shard.h"
 
-/* Upper bound of the bytes of the state per parameter of the model. */
+/* Of the state of all ranks together. */
 size_t optimizer_bytes(const Model *m, const Optimizer *o);
 
 /* Writes and syncs this rank's parts of the file. Refuses what is not finite. */

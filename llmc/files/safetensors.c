@@ -452,6 +452,22 @@ int safetensors_read_fp8(Safetensors *s, const FileTensor *codes, const FileTens
     free_each(code, scale);
     return ok;
 }
+int safetensors_read_int8(Safetensors *s, const FileTensor *codes, const FileTensor *scales, uint64_t first,
+                          const char *dtype, void *data, size_t n, Error *e) {
+    enum { SOME = 1 << 12 };
+    int8_t code[SOME];
+    double values[SOME], scale[SOME];
+    const FileDtype *to = dtype_named(dtype);
+    const size_t side = (size_t)(codes->count / scales->count), most = SOME / side * side;
+    for (size_t part; n; n -= part, first += part, data = (char *)data + part * (size_t)to->bits / 8) {
+        part = n < most ? n : most;
+        if (!safetensors_read(s, codes, first, code, part, e)
+            || !safetensors_read_double(s, scales, first / side, scale, part / side, e)) return 0;
+        for (size_t i = 0; i < part; i++) values[i] = scale[i / side] * code[i];
+        to->write(data, values, part);
+    }
+    return 1;
+}
 double safetensors_value(const char *dtype, const void *element) {
     double value;
     dtype_named(dtype)->read(&value, element, 1);

@@ -49,6 +49,10 @@ int safetensors_read_mxfp4(Safetensors *s, const FileTensor *blocks, const FileT
 enum { FP8_SIDE = 128 };
 int safetensors_read_fp8(Safetensors *s, const FileTensor *codes, const FileTensor *scales, uint64_t first,
                          const char *dtype, void *data, size_t n, Error *e);
+/* The same of n numbers in I8, of which as many as scales has fewer share a scale, in the order of
+ * memory. first, n: multiples of that. */
+int safetensors_read_int8(Safetensors *s, const FileTensor *codes, const FileTensor *scales, uint64_t first,
+                          const char *dtype, void *data, size_t n, Error *e);
 double safetensors_value(const char *dtype, const void *element);      /* of one of these types */
 #define safetensors_read_double(s, t, first, data, n, e) safetensors_read_as(s, t, first, "F64", data, n, e)
 

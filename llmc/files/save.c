@@ -254,7 +254,7 @@ static int prepare(Saver *s) {
     char *in = text_format("%s/%s", s->folder, s->is_best ? "best" : "state");
     discard(s);
     const int ok = folder_make(in, &s->why)
-        && has_space(s->folder, m->manifest.learnable * (m->dev->floatX_size + state), &s->why)
+        && has_space(s->folder, m->manifest.learnable * m->dev->floatX_size + state, &s->why)
                 && (s->is_best || folder_make(s->temporary, &s->why));
     free(in);
     return ok;

@@ -71,7 +71,10 @@ static SaveShardPart part_of(const SaveShard *s, int array, int tensor) {
         return p;
     }
     const Segment own = optimizer_segment(s->optimizer, m, tensor);
-    p.source = optimizer_offset(own, array) + mine.offset - own.offset;
+    const size_t unit = array == STATE_SCALES ? MOMENT_BLOCK : 1, end = p.first + p.count;
+    p.first = (p.first + unit - 1) / unit;                  /* of scales those whose blocks begin in its piece */
+    p.count = p.own = (end + unit - 1) / unit - p.first;
+    p.source = optimizer_offset(own, array) + p.first - (own.offset - t->offset) / unit;
     return p;
 }
 void save_shard_open(SaveShard *s, const Model *m, const Optimizer *o) {

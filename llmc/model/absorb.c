@@ -52,7 +52,7 @@ static void complete(Model *m, int range) {
     m->dev->muon_limits(b->factors, real_at(m, o->norms, 2 * (size_t)first), real_at(m, b->added, (size_t)first),
                         real_at(m, b->faults, (size_t)first), real_at(m, b->faults, (size_t)o->tensors), b->sq_norms,
                         count, o->muon.settings);
-    m->dev->muon_add(o->m, o->moments, m->grads, b->factors, b->parts + first, count, most, m->batch.key);
+    m->dev->muon_add(optimizer_momentum(o), m->grads, b->factors, b->parts + first, count, most, m->batch.key);
 }
 
 void absorb_plan(Optimizer *o, Model *m) {

@@ -122,6 +122,12 @@ void muon_plan(Optimizer *o, Model *m) {
     const size_t X = m->dev->floatX_size;
     size_t all = 0, parts = 0, count = 0, elements = 0, squares = 0, scales = 0;
     MatrixOptimizer *u = &o->muon;
+    for (int i = 0; i < m->manifest.count && o->moments == INT8; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        if (muon_updates(o, t) && size_of(t) % MOMENT_BLOCK)
+            fail(EXIT_USAGE, "-mo int8: %s has matrices of %d x %d elements, no multiple of %d. -mo f32 or bf16",
+                 t->name, tensor_rows(t), columns_of(t), MOMENT_BLOCK);
+    }
     for (int rank = 0; rank < o->shards; rank++) {
         all = max(all, (size_t)count_matrices(o, &m->manifest, rank));
         parts = max(parts, (size_t)u->part_count);
@@ -221,7 +227,7 @@ static void update_batch(const Optimizer *o, const Model *m, const MatrixShape *
     const int full = s->full - first < 0 ? 0 : s->full - first < count ? s->full - first : count;
     const void *grads = gradients_of(o, m);
     if (due || grads)
-        dev->muon_momentum(due ? u->buffers.x : NULL, o->m, o->moments, grads, grad_sq_norm, matrices, full,
+        dev->muon_momentum(due ? u->buffers.x : NULL, optimizer_momentum(o), grads, grad_sq_norm, matrices, full,
                            (size_t)s->rows * (size_t)s->columns, u->settings);
     if (!due) return;
     if (count > full) collect(o, m, s, first + full - s->full, count - full, full);
@@ -237,7 +243,7 @@ void muon_update(Optimizer *o, const Model *m) {
     const MatrixOptimizer *u = &o->muon;
     Comm *c = m->dp.parallel ? m->dp.parallel->node : NULL;
     if (u->shared && c) {
-        m->dev->muon_momentum(float_at(m, u->shared, (size_t)o->shard * u->part_elements), o->m, o->moments,
+        m->dev->muon_momentum(float_at(m, u->shared, (size_t)o->shard * u->part_elements), optimizer_momentum(o),
                               gradients_of(o, m), real_at(m, m->results.grad_sq_norms, (size_t)o->tensors), u->parts,
                               u->part_count, u->part_elements, u->settings);
         c->all_gather(c, u->shared, float_at(m, u->shared, (size_t)o->shard * u->part_elements),

@@ -9,16 +9,20 @@
 
 /* ---- planning and starting ------------------------------------------------------------------- */
 
+static size_t bytes_of(const Optimizer *o, const Model *m, int kind) {
+    return optimizer_count(o, m, kind) * optimizer_element(o, m, kind);
+}
 void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptions muon) {
     const int shards = m->dp.level ? m->dp.shards : 1;
-    const size_t each = dtype_size(m->dev, moments);
     const int has_master = master && m->dev->floatX_size < m->dev->real_size;
     *o = (Optimizer){ .tensors = m->manifest.count, .kinds = has_master ? STATE_KINDS : STATE_KINDS - 1,
                       .moments = moments, .muon.options = muon, .muon.momentum = muon.momentum,
                       .tables = TABLE_RATES, .shards = shards,
                       .shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0 };
-    arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, optimizer_count(o, m, STATE_M) * each);
-    arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, optimizer_count(o, m, STATE_V) * each);
+    arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, bytes_of(o, m, STATE_M));
+    arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, bytes_of(o, m, STATE_V));
+    if (moments == INT8) arena_add(&m->arena, MEM_OPTIMIZER, "codes of m", &o->codes, bytes_of(o, m, STATE_CODES));
+    if (moments == INT8) arena_add(&m->arena, MEM_OPTIMIZER, "scales of m", &o->scales, bytes_of(o, m, STATE_SCALES));
     if (has_master)
         arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master,
                   optimizer_count(o, m, STATE_MASTER) * m->dev->real_size);
@@ -101,8 +105,8 @@ void optimizer_update(Optimizer *o, Model *m) {
     square_gradients(o, m);
     if (o->muon.options.absorbs) absorb_end(o, m);
     parallel_sum_results(m);
-    m->dev->adamw(m->params, o->master, o->m, o->v, o->moments, m->grads, m->results.grad_sq_norms, o->segments,
-                  o->tensors, o->settings);
+    m->dev->adamw(m->params, o->master, o->m, o->v, optimizer_type(o, STATE_M), m->grads, m->results.grad_sq_norms,
+                  o->segments, o->tensors, o->settings);
     if (o->muon.options.momentum > 0) muon_update(o, m);
 }
 

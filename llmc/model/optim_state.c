@@ -42,7 +42,8 @@ int optimizer_slice(const Optimizer *o) {
 /* ---- the layout of v ----------------------------------------------------------------------------
  * m and the master copy are laid out like the weights; where they are sharded, a rank's pieces
  * follow each other. So is v in ranges without a tensor of Muon's: the embedding, the head. In the
- * other ranges v has AdamW's tensors only, one after the other: a few vectors, on every rank. */
+ * other ranges v has AdamW's tensors only, one after the other: a few vectors, on every rank. Where
+ * Muon's m is codes, m is laid out as v is, and codes are like the weights in the other ranges. */
 
 static size_t padded(size_t n) { return (n + 63) / 64 * 64; }
 static int muon_in_range(const Optimizer *o, const Manifest *m, int range) {
@@ -63,6 +64,12 @@ static size_t before_range(const Optimizer *o, const Manifest *m, int range, int
         n += muon_in_range(o, m, i) ? left_to_adamw(o, m, i, m->count) : m->ranges[i].count / (size_t)shards;
     return n;
 }
+/* Elements of codes before a range. */
+static size_t codes_before(const Optimizer *o, const Manifest *m, int range) {
+    size_t n = 0;
+    for (int i = 0; i < range; i++) if (muon_in_range(o, m, i)) n += m->ranges[i].count / (size_t)o->shards;
+    return n;
+}
 static size_t shorter_side(const Tensor *t) {
     const int rows = tensor_rows(t), columns = t->shape[t->rank - 1];
     return (size_t)(rows < columns ? rows : columns);
@@ -70,7 +77,8 @@ static size_t shorter_side(const Tensor *t) {
 size_t optimizer_elements(const Optimizer *o, const Model *m, int kind, int i) {
     const Tensor *t = &m->manifest.at[i];
     if (!optimizer_has(o, m, kind, i)) return 0;
-    return kind == STATE_NORMS ? 2 : kind == STATE_SQUARES ? t->count / shorter_side(t) : t->count;
+    return kind == STATE_NORMS ? 2 : kind == STATE_SQUARES ? t->count / shorter_side(t)
+        : kind == STATE_SCALES ? t->count / MOMENT_BLOCK : t->count;
 }
 /* Elements of squares before tensor `end`. */
 static size_t squares_before(const Optimizer *o, const Model *m, int end) {
@@ -79,15 +87,20 @@ static size_t squares_before(const Optimizer *o, const Model *m, int end) {
     return n;
 }
 size_t optimizer_count(const Optimizer *o, const Model *m, int kind) {
-    return kind == STATE_V ? before_range(o, &m->manifest, m->manifest.range_count, o->shards)
+    const size_t codes = o->moments == INT8 ? codes_before(o, &m->manifest, m->manifest.range_count) : 0;
+    return kind == STATE_V || (kind == STATE_M && o->moments == INT8)
+        ? before_range(o, &m->manifest, m->manifest.range_count, o->shards)
+        : kind == STATE_CODES ? codes : kind == STATE_SCALES ? codes / MOMENT_BLOCK
         : kind == STATE_SQUARES ? squares_before(o, m, m->manifest.count)
         : kind == STATE_NORMS ? o->muon.options.absorbs ? 2 * (size_t)m->manifest.count : 0
         : m->manifest.total / (size_t)o->shards;
 }
 int optimizer_has(const Optimizer *o, const Model *m, int kind, int i) {
-    const int muon = muon_updates(o, &m->manifest.at[i]);
+    const int muon = muon_updates(o, &m->manifest.at[i]), coded = muon && o->moments == INT8;
     return kind < o->kinds && (kind == STATE_SQUARES ? muon && o->muon.options.second > 0
-                               : kind == STATE_NORMS ? muon && o->muon.options.absorbs : kind != STATE_V || !muon);
+                               : kind == STATE_NORMS ? muon && o->muon.options.absorbs
+                               : kind == STATE_CODES || kind == STATE_SCALES ? coded
+                               : kind == STATE_M ? !coded : kind != STATE_V || !muon);
 }
 
 Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
@@ -103,6 +116,9 @@ Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
     if (muon_in_range(o, &m->manifest, t->range))
         s.shift_v = s.offset - s.shift - (v + left_to_adamw(o, &m->manifest, t->range, i) + (s.offset - t->offset));
     else s.shift_v = m->manifest.ranges[t->range].offset / (size_t)o->shards - v;
+    if (o->moments == INT8)
+        s.shift_m = !muon_updates(o, t) ? s.shift_v : m->manifest.ranges[t->range].offset / (size_t)o->shards
+                  - codes_before(o, &m->manifest, t->range);
     s.squares = squares_before(o, m, i), s.norms = 2 * (size_t)i;
     return s;
 }
@@ -120,16 +136,23 @@ Segment optimizer_stored(const Model *m, int i, Segment s) {
 
 /* ---- the state, for files -------------------------------------------------------------------- */
 
-const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".squares", ".norms", ".master" };
+const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".squares", ".norms", ".m", ".m_scales", ".master" };
+Momentum optimizer_momentum(const Optimizer *o) {
+    return (Momentum){ o->moments == INT8 ? o->codes : o->m, o->moments, o->scales };
+}
 void *optimizer_part(const Optimizer *o, int kind) {
-    return kind == STATE_M ? o->m : kind == STATE_V ? o->v : kind == STATE_SQUARES ? o->squares
-        : kind == STATE_NORMS ? o->norms : (void *)o->master;
+    return (void *[]){ o->m, o->v, o->squares, o->norms, o->codes, o->scales, o->master }[kind];
 }
 size_t optimizer_offset(Segment own, int kind) {
+    const size_t at = own.offset - own.shift;
     return kind == STATE_SQUARES ? own.squares : kind == STATE_NORMS ? own.norms
-        : own.offset - own.shift - (kind == STATE_V ? own.shift_v : 0);
+        : kind == STATE_M || kind == STATE_CODES ? at - own.shift_m
+        : kind == STATE_SCALES ? (at - own.shift_m) / MOMENT_BLOCK : kind == STATE_V ? at - own.shift_v : at;
 }
-Dtype optimizer_type(const Optimizer *o, int kind) { return kind >= STATE_SQUARES ? REAL : o->moments; }
+Dtype optimizer_type(const Optimizer *o, int kind) {
+    return kind == STATE_CODES ? INT8 : kind == STATE_SCALES ? FLOATX : kind >= STATE_SQUARES ? REAL
+        : o->moments == INT8 ? FLOATX : o->moments;
+}
 size_t optimizer_element(const Optimizer *o, const Model *m, int kind) {
     return dtype_size(m->dev, optimizer_type(o, kind));
 }

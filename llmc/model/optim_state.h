@@ -55,7 +55,9 @@ typedef struct {
 
 typedef struct {
     void    *m, *v;           /* (optimizer_count) running means of the gradient, and of its square (AdamW only) */
-    Dtype    moments;         /* what they are stored as */
+    Dtype    moments;         /* what they are stored as; INT8: Muon's m is codes, and the others' are floatX */
+    void    *codes;           /* (optimizer_count) Muon's m in 8 bits (Momentum), or NULL, */
+    floatX  *scales;          /* and its blocks' scales */
     real    *squares;         /* (optimizer_count) mean squares of rows or columns of Muon's updates, or NULL */
     real    *norms;           /* (tensors, 2) mean norms of gradients (muon_limits), or NULL */
     real    *master;          /* the weights in `real`, where floatX is too coarse to take small updates; else NULL */
@@ -78,9 +80,10 @@ int  optimizer_slice(const Optimizer *o);       /* of the update that was set: u
 
 /* The state, by kind; of squares, norms and master copies there may be none. Squares are few and
  * not sharded: of the matrices that a rank has a part of it has those that count. Nor are norms. */
-enum { STATE_M, STATE_V, STATE_SQUARES, STATE_NORMS, STATE_MASTER, STATE_KINDS };
+enum { STATE_M, STATE_V, STATE_SQUARES, STATE_NORMS, STATE_CODES, STATE_SCALES, STATE_MASTER, STATE_KINDS };
 extern const char *const state_suffix[STATE_KINDS];         /* of the names in files */
 int         optimizer_has(const Optimizer *o, const Model *m, int kind, int i);     /* does tensor i have that kind? */
+Momentum    optimizer_momentum(const Optimizer *o);         /* Muon's m */
 void       *optimizer_part(const Optimizer *o, int kind);   /* this rank's shard, */
 size_t      optimizer_count(const Optimizer *o, const Model *m, int kind);          /* its elements, */
 size_t      optimizer_elements(const Optimizer *o, const Model *m, int kind, int i);    /* those of tensor i in full, */

@@ -159,5 +159,5 @@ NOT_FINITE(not_finite_f32,  uint32_t, 0x7f800000u)
 NOT_FINITE(not_finite_bf16, uint16_t, 0x7f80u)
 size_t first_not_finite(const char *dtype, const void *data, size_t n) {
     return !strcmp(dtype, "F64") ? not_finite_f64(data, n) : !strcmp(dtype, "F32") ? not_finite_f32(data, n)
-         : not_finite_bf16(data, n);
+         : !strcmp(dtype, "I8") ? n : not_finite_bf16(data, n);
 }

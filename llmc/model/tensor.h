@@ -78,6 +78,6 @@ size_t  manifest_sums(const Manifest *m, int range, Segment s);     /* where the
  * device changes them. exact 0: the same numbers only as floats, in a fifth of the time. */
 void manifest_initial(const Tensor *t, uint64_t seed, size_t from, size_t n, int exact, double *values);
 
-/* The index of the first element that is NaN or infinite, or count. dtype: F64, F32 or BF16. */
+/* The index of the first element that is NaN or infinite, or count. dtype: F64, F32, BF16 or I8. */
 size_t first_not_finite(const char *dtype, const void *data, size_t count);
 #endif

@@ -270,9 +270,12 @@ void run_plan(Run *r) {
     choose_recompute(r);
     model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, &r->recompute,
                         run_most_micro_batches(r), s->gradients, ranks > 1 || s->ordered ? &r->parallel : NULL);
-    if (s->ordered && r->dev->floatX_size == 2 && (!s->master || s->moments == FLOATX))
-        fail(EXIT_USAGE, "-rp 1: not with -mw 0 or -mo bf16. Their stochastic rounding depends on positions in memory, "
-             "which depend on the number of ranks");
+    if (s->ordered && ((r->dev->floatX_size == 2 && (!s->master || s->moments == FLOATX)) || s->moments == INT8))
+        fail(EXIT_USAGE, "-rp 1: not with -mw 0, -mo bf16 or -mo int8. Their stochastic rounding depends on positions "
+             "in memory, which depend on the number of ranks");
+    if (s->moments == INT8 && s->optimizer != MUON)
+        fail(EXIT_USAGE, "-mo int8: only Muon's momentum is kept in 8 bits, and -wo adamw has none. -mo bf16, or "
+             "-wo muon");
     if (s->moments == FLOATX && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
     optimizer_plan(&r->optimizer, &r->model, s->master, s->moments, settings_muon(s));
@@ -287,6 +290,7 @@ static int smaller_batch(const Run *r, int batch) {
     for (batch /= 2; batch > 1 && sequences % batch; ) batch--;
     return batch;
 }
+static Dtype least_moments(const Run *r) { return r->s.moments == INT8 ? INT8 : FLOATX; }
 /* The options with which a run is as e says, each after a space. */
 static void add_options(const Run *r, Economy e, Text *out) {
     const Economy now = as_given(r);
@@ -296,7 +300,8 @@ static void add_options(const Run *r, Economy e, Text *out) {
     if (e.level != now.level || e.shards != now.shards)
         text_add(out, " %s", sharding_name(r, e.level, e.shards, name));
     if (e.automatic != now.automatic) text_add(out, " -r auto");
-    if (e.master != now.master || e.moments != now.moments) text_add(out, " -mw 0 -mo bf16");
+    if (e.master != now.master || e.moments != now.moments)
+        text_add(out, " -mw 0 -mo %s", e.moments == INT8 ? "int8" : "bf16");
     if (e.accumulate == IN_MOMENTUM && now.accumulate != IN_MOMENTUM)
         text_add(out, "%s%s -ga momentum", s->optimizer == MUON ? "" : " -wo muon", looks_ahead(s) ? " -wl 0" : "");
     if (e.bigram != now.bigram) text_add(out, " t%d for t%d in -e", e.bigram, now.bigram);
@@ -337,7 +342,7 @@ static void shrink(const Run *r, Economy *e, size_t capacity) {
 static Economy least_ranks(const Run *r, size_t capacity) {
     Economy best = as_given(r), least = best;
     best.ranks = 0;
-    least.master = 0, least.moments = FLOATX, least.automatic = 1;
+    least.master = 0, least.moments = least_moments(r), least.automatic = 1;
     for (int i = 0; i < 4 && r->dev->floatX_size == 2; i++) {
         Economy e = least;
         e.ranks = 1;
@@ -428,7 +433,7 @@ static char *would_fit(const Run *r, size_t capacity) {
     x[SHARDS].with.level = x[ALL].with.level = MOST_SHARDED;
     x[SHARDS].with.shards = x[ALL].with.shards = r->parallel.ranks;
     for (int i = 0; i < REMEDIES; i++)
-        if (i == LEAN || i == BOTH || i == LEAN_ABSORBS) x[i].with.master = 0, x[i].with.moments = FLOATX;
+        if (i == LEAN || i == BOTH || i == LEAN_ABSORBS) x[i].with.master = 0, x[i].with.moments = least_moments(r);
     shrink(r, &x[SMALL_BATCH].with, capacity);
     while ((x[TABLE].with.bigram /= 2) && memory_with(r, x[TABLE].with, capacity, NULL) > capacity) { }
     const int is_way[REMEDIES] = { bf16, could, bf16 && could, x[SMALL_BATCH].with.batch, ranks, ranks && could,

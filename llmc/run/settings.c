@@ -121,8 +121,9 @@ static const Option options[] = {
       "the same for the table of bigrams (field t)" },
     { "optimizer", "mw", "master-weights",   OPTION_INT,   AT(master),        "1",                   0,    1,     NULL,
       "bf16 devices: 1: f32 master copy of the weights; 0: stochastic rounding, 4 bytes per parameter less" },
-    { "optimizer", "mo", "moments",          OPTION_CHOICE, AT(moments),       "f32",                 0,  0, "f32|bf16",
-      "bf16 devices: type of AdamW's two moments and Muon's one; bf16 takes 2 bytes less for each" },
+    { "optimizer", "mo", "moments",          OPTION_CHOICE, AT(moments),       "f32",             0, 0, "f32|bf16|int8",
+      "bf16 devices: type of AdamW's two moments and Muon's one; bf16 takes 2 bytes less for each; int8, any device: "
+      "Muon's in 8 bits with a scale for each 64, which takes 3 bytes less, and AdamW's as with bf16" },
     { "optimizer", "mg", "gradients",        OPTION_CHOICE, AT(gradients),     "bf16",                0,  0, "f32|bf16",
       "bf16 devices: type of the layers' weight gradients; bf16 (2 bytes per parameter less) takes effect if a step is "
       "one micro-batch on one rank" },

@@ -43,7 +43,7 @@ typedef struct {
     int         ahead, period, master, max_bad;
     Accumulate  accumulate;
     float       most;
-    Dtype       moments, gradients;         /* f32: REAL; bf16: FLOATX */
+    Dtype       moments, gradients;         /* f32: REAL; bf16: FLOATX; int8: INT8 */
     float       balance, z, bias_rate;
     BiasLaw     bias_law;
     int         rounding, forced;           /* rounding 1: nearest */

@@ -14,9 +14,9 @@
 #include <unistd.h>
 
 static Config config_of(const char *descriptor) { return trainee_config(descriptor, 40, 32); }
-/* lean: no master weights, moments in floatX. */
-static void open_trainee(Trainee *t, const char *device, const Config *c, TraineeOptions o, int lean) {
-    o.gradients = FLOATX, o.no_master = lean, o.moments = lean ? FLOATX : REAL, o.z = 0.001f;
+/* moments: unless REAL also no master weights. */
+static void open_trainee(Trainee *t, const char *device, const Config *c, TraineeOptions o, Dtype moments) {
+    o.gradients = FLOATX, o.no_master = moments != REAL, o.moments = moments, o.z = 0.001f;
     check(trainee_open(t, device_find(device), c, o), "%s has memory", device);
 }
 
@@ -108,6 +108,51 @@ static void conversion(void) {
     }
 }
 
+/* Muon's momentum is resumed in another type; from 8 bits in f32 with the same values. */
+static double *momentum_of(const Trainee *t, size_t *n) {
+    const Tensor *x = t->m.manifest.at;
+    while (!muon_updates(&t->o, x)) x++;
+    const int i = (int)(x - t->m.manifest.at);
+    const Segment s = optimizer_segment(&t->o, &t->m, i);
+    double *value = mem_alloc((*n = x->count) * sizeof *value), *scale = mem_alloc(x->count * sizeof *scale);
+    signed char *code = mem_alloc(x->count);
+    if (t->o.moments == REAL) t->m.dev->reals_to_double(value, real_at(&t->m, t->o.m, s.offset), *n);
+    if (t->o.moments == FLOATX) t->m.dev->to_double(value, float_at(&t->m, t->o.m, s.offset), *n);
+    if (t->o.moments == INT8) {
+        t->m.dev->download(code, (char *)t->o.codes + optimizer_offset(s, STATE_CODES), *n);
+        t->m.dev->to_double(scale, float_at(&t->m, t->o.scales, optimizer_offset(s, STATE_SCALES)), *n / MOMENT_BLOCK);
+        for (size_t k = 0; k < *n; k++) value[k] = code[k] * scale[k / MOMENT_BLOCK];
+    }
+    free_each(scale, code);
+    return value;
+}
+static void to_and_from_8_bits(void) {
+    const Config c = config_of("m2:c16h4d4e4k2f12a4x2n0");
+    const TraineeOptions o = { .B = 2, .T = 8, .seed = 1, .momentum = 0.9f };
+    for (int from = REAL; from <= INT8; from++)
+        for (int to = REAL; to <= INT8; to++) {
+            if ((from == INT8) == (to == INT8)) continue;
+            char *folder = text_format("%s/moments-%d-%d", scratch(), from, to);
+            const Progress p = progress_at(7);
+            Trainee a, b;
+            Error e = { 0 };
+            size_t n;
+            open_trainee(&a, "cpu-bf16", &c, o, (Dtype)from);
+            open_trainee(&b, "cpu-bf16", &c, o, (Dtype)to);
+            for (int s = 0; s < 3; s++) trainee_do(&a, s);
+            check(save_with(folder, &a, &p, "{}", (Keep){ 2, 0, 0, 0 }, &e), "saved %s", e.text);
+            Checkpoint *file = checkpoint_open(folder, &any_run, &e);
+            warn_hook(count_conversion);
+            check(file && checkpoint_load(file, &b.m, &b.o, &e), "loaded as %d, not %d: %s", to, from, e.text);
+            warn_hook(NULL);
+            double *x = momentum_of(&a, &n), *y = momentum_of(&b, &n);
+            check_error(relative_error(y, x, n), from == INT8 ? to == REAL ? 0 : 0x1p-8 : 2e-2,
+                        "momentum of type %d, resumed as %d", from, to);
+            trainee_do(&b, 3);
+            checkpoint_close(file), trainee_close(&a), trainee_close(&b), free_each(x, y, folder);
+        }
+}
+
 /* Mean squares of Muon's updates that only one of two has: a warning, and they start at zero. */
 static int dropped, anew;
 static void count_squares(const char *text) {
@@ -145,9 +190,9 @@ static void squares_of_one(void) {
     }
 }
 
-static void round_trip(const char *device, int lean, float momentum) {
+static void round_trip(const char *device, Dtype lean, float momentum) {
     const Config c = config_of("m2:c16h4d4e4k2f12a4x2n0");
-    char *folder = text_format("%s/run-%s-%d%s", scratch(), device, lean, momentum > 0 ? "-muon" : "");
+    char *folder = text_format("%s/run-%s-%d%s", scratch(), device, (int)lean, momentum > 0 ? "-muon" : "");
     const float row_decay = lean && momentum > 0 ? 0.9f : 0;
     const Device *dev = device_find(device);
     Trainee a, b;
@@ -401,10 +446,12 @@ static void atomic_files(void) {
     free(folder), free(path), free(below);
 }
 void test_checkpoints(void) {
-    PART(round_trip("cpu-f32", 0, 0)); PART(round_trip("cpu-bf16", 0, 0)); PART(round_trip("cpu-bf16", 1, 0));
-    PART(round_trip("cpu-f64", 0, 0)); PART(round_trip("cpu-f32", 0, 0.95f));
-    PART(round_trip("cpu-bf16", 1, 0.95f)); PART(round_trip("cpu-bf16", 1, 0.8f));
-    PART(conversion()); PART(squares_of_one()); PART(fallback());
+    PART(round_trip("cpu-f32", REAL, 0)); PART(round_trip("cpu-bf16", REAL, 0));
+    PART(round_trip("cpu-bf16", FLOATX, 0)); PART(round_trip("cpu-f64", REAL, 0));
+    PART(round_trip("cpu-f32", REAL, 0.95f)); PART(round_trip("cpu-bf16", FLOATX, 0.95f));
+    PART(round_trip("cpu-bf16", FLOATX, 0.8f)); PART(round_trip("cpu-bf16", INT8, 0.95f));
+    PART(round_trip("cpu-f32", INT8, 0.8f)); PART(conversion()); PART(to_and_from_8_bits());
+    PART(squares_of_one()); PART(fallback());
     PART(pruning()); PART(lock());
     PART(sums()); PART(atomic_files());
 }

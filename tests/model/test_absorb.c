@@ -14,21 +14,37 @@ static void open_trainee(Trainee *t, const char *device, const Config *c, Traine
     check(trainee_open(t, device_find(device), c, o), "%s has memory", device);
     t->adamw.clip = 0;
 }
-/* Momentum; zeros for what AdamW updates. */
-static double *momentum_of(const Trainee *t) {
-    const size_t n = t->m.manifest.total;
-    double *x = mem_alloc(n * sizeof *x), *of_muon = mem_alloc(n * sizeof *x);
-    if (t->o.moments == REAL) t->m.dev->reals_to_double(x, t->o.m, n);
-    else t->m.dev->to_double(x, t->o.m, n);
-    memset(of_muon, 0, n * sizeof *x);
-    for (int i = 0; i < t->m.manifest.count; i++) {
-        const Tensor *tensor = &t->m.manifest.at[i];
-        if (muon_updates(&t->o, tensor))
-            memcpy(of_muon + tensor->offset, x + tensor->offset, tensor->count * sizeof *x);
+/* What tensor i has of a kind of state, on one rank; codes times their scales. */
+static void read_state(const Trainee *t, int kind, int i, double *x) {
+    const Device *dev = t->m.dev;
+    const size_t n = t->m.manifest.at[i].count, size = optimizer_element(&t->o, &t->m, kind);
+    const Segment s = optimizer_segment(&t->o, &t->m, i);
+    const char *at = (const char *)optimizer_part(&t->o, kind) + optimizer_offset(s, kind) * size;
+    if (optimizer_type(&t->o, kind) == REAL) dev->reals_to_double(x, (const real *)(const void *)at, n);
+    else if (kind != STATE_CODES) dev->to_double(x, (const floatX *)(const void *)at, n);
+    else {
+        signed char *code = mem_alloc(n);
+        double *scale = mem_alloc(n / MOMENT_BLOCK * sizeof *scale);
+        dev->download(code, at, n);
+        at = (const char *)t->o.scales + optimizer_offset(s, STATE_SCALES) * dev->floatX_size;
+        dev->to_double(scale, (const floatX *)(const void *)at, n / MOMENT_BLOCK);
+        for (size_t k = 0; k < n; k++) x[k] = code[k] * scale[k / MOMENT_BLOCK];
+        free_each(code, scale);
     }
-    free(x);
-    return of_muon;
 }
+/* Momentum; zeros for what AdamW updates, or, of_adamw, for the others. */
+static double *means_of(const Trainee *t, int of_adamw) {
+    const size_t n = t->m.manifest.total;
+    double *x = mem_alloc(n * sizeof *x);
+    memset(x, 0, n * sizeof *x);
+    for (int i = 0; i < t->m.manifest.count; i++) {
+        const int muon = muon_updates(&t->o, &t->m.manifest.at[i]);
+        if (muon == !of_adamw)
+            read_state(t, muon && t->o.moments == INT8 ? STATE_CODES : STATE_M, i, x + t->m.manifest.at[i].offset);
+    }
+    return x;
+}
+static double *momentum_of(const Trainee *t) { return means_of(t, 0); }
 static double *weights_of(const Trainee *t) {
     double *x = mem_alloc(t->m.manifest.total * sizeof *x);
     t->m.dev->to_double(x, t->m.params, t->m.manifest.total);
@@ -37,8 +53,8 @@ static double *weights_of(const Trainee *t) {
 static double apart(const double *a, const double *b, size_t n) { return relative_error(a, b, n); }
 
 /* With gradients kept and without: the same but for the order of sums and the rounding of momentum.
- * Of 64 experts some have no rows. Slices; a universal model. */
-static void as_with_gradients(const char *device, const char *model, int micro_batches, int lean, int period,
+ * Of 64 experts some have no rows. Slices; a universal model. lean: no master copy. */
+static void as_with_gradients(const char *device, const char *model, int micro_batches, Dtype lean, int period,
                               double bound) {
     const Config c = config_of(model);
     enum { MOST = 4 };
@@ -47,7 +63,7 @@ static void as_with_gradients(const char *device, const char *model, int micro_b
     double *m[2], *w[2], of_adamw[2] = { 0 }, norm[2];
     for (int i = 0; i < 2; i++) {
         const TraineeOptions o = { .micro_batches = micro_batches, .absorbs = i, .period = period, .no_master = lean,
-                                   .moments = lean ? FLOATX : REAL, .gradients = lean ? FLOATX : REAL };
+                                   .moments = lean, .gradients = lean ? FLOATX : REAL };
         open_trainee(&t[i], device, &c, o);
         for (int s = 0; s < steps; s++) trainee_do(&t[i], s);
         m[i] = momentum_of(&t[i]), w[i] = weights_of(&t[i]);
@@ -65,6 +81,30 @@ static void as_with_gradients(const char *device, const char *model, int micro_b
     check(c.universal ? less <= kept : less < kept, "%s %s: gradients take %zu bytes, not %zu", device, model, less,
           kept);
     for (int i = 0; i < 2; i++) free_each(m[i], w[i]), trainee_close(&t[i]);
+}
+
+/* Momentum in 8 bits: as that in f32 but for rounding, in a quarter of the memory; what AdamW keeps
+ * beside it has the same bits after a step. */
+static void in_8_bits(const char *device, const char *model, int absorbs) {
+    const Config c = config_of(model);
+    Trainee t[2];
+    double *m[2], *w[2], *of_adamw[2];
+    for (int i = 0; i < 2; i++) {
+        open_trainee(&t[i], device, &c, (TraineeOptions){ .micro_batches = 3, .absorbs = absorbs, .no_master = 1,
+                                                          .moments = i ? INT8 : FLOATX, .gradients = FLOATX });
+        trainee_do(&t[i], 0);
+        of_adamw[i] = means_of(&t[i], 1);
+        for (int s = 1; s < 4; s++) trainee_do(&t[i], s);
+        m[i] = momentum_of(&t[i]), w[i] = weights_of(&t[i]);
+    }
+    const size_t n = t[0].m.manifest.total, X = t[0].m.dev->floatX_size;
+    const size_t all = t[0].m.arena.category[MEM_OPTIMIZER], less = t[1].m.arena.category[MEM_OPTIMIZER];
+    check(!memcmp(of_adamw[0], of_adamw[1], n * sizeof **m), "%s %s: means of what AdamW updates", device, model);
+    check_error(apart(m[1], m[0], n), 3e-2, "%s %s: momentum in 8 bits", device, model);
+    /* small singular values become as large as others */
+    check_error(apart(w[1], w[0], n), 8e-2, "%s %s: weights", device, model);
+    check(all - less > n * (X - 1) / 2, "%s %s: the state takes %zu bytes, not %zu", device, model, less, all);
+    for (int i = 0; i < 2; i++) free_each(m[i], w[i], of_adamw[i]), trainee_close(&t[i]);
 }
 
 /* A spike of 1,000 times makes a tensor's addition 4 times as long as usual, and the mean little
@@ -166,11 +206,15 @@ static void fault_in_backward(void) {
 
 void test_absorb(void) {
     static const char *const mixture = "m2:c16h4d4e64k4f12a4x2n0u1";
-    PART(as_with_gradients("cpu-f64", mixture, 1, 0, 1, 1e-12));
-    PART(as_with_gradients("cpu-f64", mixture, 3, 0, 2, 1e-12));
-    PART(as_with_gradients("cpu-f64", "u3:c16h4d4e8k2f12n0", 3, 0, 1, 1e-12));
-    PART(as_with_gradients("cpu-f64", "m2:c16h4d4e8k2f12s1v1g1n0", 2, 0, 1, 1e-12));
-    PART(as_with_gradients("cpu-f32", mixture, 3, 0, 1, 1e-4));
-    PART(as_with_gradients("cpu-bf16", mixture, 3, 1, 1, 6e-3));
+    PART(as_with_gradients("cpu-f64", mixture, 1, REAL, 1, 1e-12));
+    PART(as_with_gradients("cpu-f64", mixture, 3, REAL, 2, 1e-12));
+    PART(as_with_gradients("cpu-f64", "u3:c16h4d4e8k2f12n0", 3, REAL, 1, 1e-12));
+    PART(as_with_gradients("cpu-f64", "m2:c16h4d4e8k2f12s1v1g1n0", 2, REAL, 1, 1e-12));
+    PART(as_with_gradients("cpu-f32", mixture, 3, REAL, 1, 1e-4));
+    PART(as_with_gradients("cpu-bf16", mixture, 3, FLOATX, 1, 6e-3));
+    PART(as_with_gradients("cpu-f64", mixture, 3, INT8, 1, 3e-2));
+    PART(as_with_gradients("cpu-bf16", mixture, 3, INT8, 2, 3e-2));
+    PART(in_8_bits("cpu-f32", mixture, 0)); PART(in_8_bits("cpu-bf16", mixture, 1));
+    PART(in_8_bits("cpu-bf16", "u3:c16h4d4e8k2f12n0", 1));
     PART(spike()); PART(bad_loss("cpu-f32")); PART(bad_loss("cpu-bf16")); PART(fault_in_backward());
 }

@@ -1295,41 +1295,63 @@ static Case *orthogonalize(const Shape *s, int count, int rows, int columns) {
     return c;
 }
 static int longer_side(const Case *c) { return c->F > c->C ? c->F : c->C; }
-/* Parts of a matrix each, in memory in the opposite order with gaps of 4 elements between them. */
+/* Parts of a matrix each, in memory in the opposite order with gaps of 4 elements between them; of
+ * codes whole blocks, and gaps of one, without that before the first. */
+static size_t gap_of(const Case *c) { return c->moments == INT8 ? MOMENT_BLOCK : 4; }
 static void muon_parts(Case *c, int count, size_t each, Dtype gradients) {
+    const size_t unit = c->moments == INT8 ? MOMENT_BLOCK : 1, shift = c->moments == INT8 ? 3 * MOMENT_BLOCK : 0;
     c->count = count;
     for (int i = 0; i < count; i++) {
-        const size_t before = (size_t)(count - 1 - i) * (each + 4), less = i % 2 * (each / 3),
-            more = i % 3 == 2 ? each / 5 : 0;
-        c->segment[i] = (Segment){ .offset = before + less, .count = each - less - more, .decay = i % 3 != 2,
+        const size_t before = (size_t)(count - 1 - i) * (each + gap_of(c)), less = i % 2 * (each / unit / 3) * unit,
+            more = i % 3 == 2 ? each / unit / 5 * unit : 0;
+        c->segment[i] = (Segment){ .offset = before + less + shift, .count = each - less - more, .decay = i % 3 != 2,
                                    .dtype = gradients, .gradient = before + less, .rate = i % 2 ? 1 : 0.5f,
+                                   .shift_m = shift,
                                    .muon_offset = (size_t)i * each + less,
                                    .squares = (size_t)(count - 1 - i) * ((size_t)longer_side(c) + 1) };
     }
     bytes(c, "parts", c->segment, (size_t)count * sizeof *c->segment);
     bytes(c, "settings", &c->muon, sizeof c->muon);
 }
-CALL(muon_momentum, b[0], b[1], c->moments, b[2], b[3], b[4], c->count, (size_t)(c->F * c->C), b[5])
+static void momentum(Case *c, size_t n, double stored, double units) {
+    if (c->moments != INT8) { acc(c, c->moments, "m", n, 0, 0.1, stored, units); return; }
+    integers(c, "m", to_be_timed && n > PERIOD ? PERIOD : n, 256);
+    Buffer *b = &c->buffer[c->buffers - 1];
+    b->dtype = BYTE, b->role = UPDATE, b->n = n;
+}
+/* The last buffer. */
+static Case *scales(Case *c, size_t n) {
+    if (c->moments != INT8) { absent(c); return c; }
+    acc(c, FLOATX, "scale", n / MOMENT_BLOCK, 0, 0, 0, 0);
+    Buffer *b = &c->buffer[c->buffers - 1];
+    for (size_t i = 0; i < b->given; i++) b->value[i] = i % 5 == 3 ? 0 : ldexp(1, -(int)(i % 7) - 7);
+    return c;
+}
+static Momentum momentum_at(const Case *c, void *const *b, int i) { return (Momentum){ b[i], c->moments, b[6] }; }
+CALL(muon_momentum, b[0], momentum_at(c, b, 1), b[2], b[3], b[4], c->count, (size_t)(c->F * c->C), b[5])
 static Case *muon_momentum(const Shape *s, int count, int rows, int columns, int with_x, Dtype moments, int gradients,
                            float ahead, float clip, double norm) {
-    const int coarse = moments == FLOATX;
-    Case *c = BEGIN(muon_momentum, s, 0, "%s%s%sahead=%g clip=%g norm=%g count=%d %dx%d", with_x ? "" : "no x ",
-                    coarse ? "floatX " : "", gradients < 0 ? "no gradients " : dtype_name[gradients], (double)ahead,
-                    (double)clip, norm, count, rows, columns);
-    const size_t each = times(rows, columns), n = (each + 4) * (size_t)count;
+    const int coarse = moments == FLOATX, coded = moments == INT8;
+    Case *c = BEGIN(muon_momentum, s, coded, "%s%s%sahead=%g clip=%g norm=%g count=%d %dx%d", with_x ? "" : "no x ",
+                    coarse ? "floatX " : coded ? "codes " : "", gradients < 0 ? "no gradients " : dtype_name[gradients],
+                    (double)ahead, (double)clip, norm, count, rows, columns);
+    c->moments = moments;
+    const size_t each = times(rows, columns), n = (each + gap_of(c)) * (size_t)count;
     const Dtype dtype = gradients < 0 ? REAL : (Dtype)gradients;
-    c->moments = moments, c->gradients = dtype, c->F = rows, c->C = columns;
-    c->muon = (Muon){ .lr = 1, .momentum = 0.95f, .ahead = ahead, .decay = 0.1f, .clip = clip };
+    c->gradients = dtype, c->F = rows, c->C = columns;
+    c->muon = (Muon){ .lr = 1, .momentum = coded ? 0.5f : 0.95f, .ahead = ahead, .decay = 0.1f, .clip = clip };
+    c->muon.key = 23;
     c->unchanged = !(norm < 1e30);
     const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1;
     /* elements of no part stay */
     if (with_x) acc(c, FLOATX, "x", each * (size_t)count, 0, 1, some + coarse * some, units);
     else absent(c);
-    acc(c, coarse ? FLOATX : REAL, "m", n, 0, 0.1, coarse ? some : 0, units);
+    momentum(c, n, coarse ? some : 0, units);
     if (gradients < 0) absent(c); else in(c, gradients == FLOATX ? FLOATX : REAL, "grads", n, 0, 1);
     in(c, REAL, "squares", 1, norm * norm, 0);
+    if (coded) c->buffer[3].value[0] = norm * norm;
     muon_parts(c, count, each, dtype);
-    return c;
+    return scales(c, n);
 }
 CALL(muon_limits, b[0], b[1], b[2], b[3], b[4], b[5], c->count, b[6])
 /* bad: the number of a tensor whose norm is not finite; -1: none; -2: one of a layer before was. */
@@ -1352,20 +1374,23 @@ static Case *muon_limits(const Shape *s, int count, float most, int bad) {
     bytes(c, "settings", &c->muon, sizeof c->muon);
     return c;
 }
-CALL(muon_add, b[0], c->moments, b[1], b[2], b[3], c->count, (size_t)(c->F * c->C), b[5])
+CALL(muon_add, momentum_at(c, b, 0), b[1], b[2], b[3], c->count, (size_t)(c->F * c->C), b[5])
 static Case *muon_add(const Shape *s, int count, int rows, int columns, Dtype moments, Dtype gradients) {
-    Case *c = BEGIN(muon_add, s, 0, "%s%scount=%d %dx%d", moments == FLOATX ? "floatX " : "", dtype_name[gradients],
-                    count, rows, columns);
-    const size_t each = times(rows, columns), n = (each + 4) * (size_t)count;
+    const int coded = moments == INT8;
+    Case *c = BEGIN(muon_add, s, coded, "%s%scount=%d %dx%d", moments == FLOATX ? "floatX " : coded ? "codes " : "",
+                    dtype_name[gradients], count, rows, columns);
     c->moments = moments, c->gradients = gradients, c->F = rows, c->C = columns, c->key = 17;
-    acc(c, moments == FLOATX ? FLOATX : REAL, "m", n, 0, 0.1, moments == FLOATX ? 2 : 0, 8);
+    const size_t each = times(rows, columns), n = (each + gap_of(c)) * (size_t)count;
+    momentum(c, n, moments == FLOATX ? 2 : 0, 8);
     in(c, gradients == FLOATX ? FLOATX : REAL, "grads", n, 0, 1);
     in(c, REAL, "factors", 2 * (size_t)count, 0.5, 0.1);
     for (int e = 0; e < count; e += 2) c->buffer[2].value[2*e] = 1, c->buffer[2].value[2*e + 1] = 0;
+    for (int e = 1; e < count && coded; e += 2) c->buffer[2].value[2*e] = 0.5, c->buffer[2].value[2*e + 1] = 0.125;
     if (count == 1) c->buffer[2].value[1] = 0.25;
     muon_parts(c, count, each, gradients);
     bytes(c, "key", &c->key, sizeof c->key);
-    return c;
+    if (coded && gradients == REAL) c->buffer[1].value[c->segment[count > 1].gradient + 5] = NAN;
+    return scales(c, n);
 }
 CALL(muon_scale, b[0], b[1], b[2], b[3], b[4], c->count, c->F, c->C, b[5])
 static Case *muon_scale(const Shape *s, int count, int rows, int columns, double norm) {
@@ -1654,6 +1679,7 @@ static void each_at_the_head(const Visit *v) {
     for (int i = 0; i < (v->all ? 6 : 2); i++) V(v, sample(v->s, rows, samplers[i]));
     V(v, advance(v->s));
 }
+static int coded_width(int C) { return (C + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK; }
 static void each_of_muon(const Visit *v) {
     const Shape *s = v->s;
     const int C = s->C, F = s->F, count = s->E < 8 || !v->all ? s->E : 8;
@@ -1663,6 +1689,8 @@ static void each_of_muon(const Visit *v) {
     V(v, muon_momentum(s, count, F, C, 1, REAL, FLOATX, 0.95f, 1, 2));
     V(v, muon_limits(s, count, 2, -1));
     V(v, muon_add(s, count, F, C, FLOATX, FLOATX));
+    V(v, muon_momentum(s, count, F, coded_width(C), 1, INT8, FLOATX, 1, 0, 2));
+    V(v, muon_add(s, count, F, coded_width(C), INT8, FLOATX));
     V(v, muon_scale(s, count, F, C, 2));
     V(v, muon_scale(s, count, C, F, 2));
     V(v, muon_update(s, count, F, C, 1, 2, 0, 0));
@@ -1680,6 +1708,10 @@ static void each_of_muon(const Visit *v) {
     V(v, muon_limits(s, count, 2, -2));
     V(v, muon_add(s, count, C, F, REAL, FLOATX));
     V(v, muon_add(s, count, F, C, FLOATX, REAL));
+    V(v, muon_momentum(s, count, F, coded_width(C), 0, INT8, REAL, 0.5f, 0, 2));
+    V(v, muon_momentum(s, count, F, coded_width(C), 1, INT8, REAL, 0.5f, 0, NAN));
+    V(v, muon_momentum(s, count, F, coded_width(C), 1, INT8, -1, 0.5f, 0, 2));
+    V(v, muon_add(s, count, F, coded_width(C), INT8, REAL));
     V(v, muon_scale(s, count, F, F, 2));
     V(v, muon_scale(s, count, F, C, NAN));
     V(v, muon_update(s, count, C, F, 0, 2, 0, 0));

@@ -18,7 +18,7 @@ enum { MOST_BUFFERS = 21, MOST_SEGMENTS = 67, GUARD = 256 };    /* GUARD: canary
 typedef enum { INPUT, SCRATCH, OUTPUT, UPDATE } Role;   /* read; not compared; overwritten; read and written */
 /* A Dtype of kernels.h, or one of these. BYTE: bytes of a struct, a key or e4m3 codes. CODES: codes
  * of rows (Fp8), read as values; their scales, REAL, are the next buffer. */
-enum { INTEGER = FLOATX + 1, BYTE, CODES };
+enum { INTEGER = INT8 + 1, BYTE, CODES };
 
 /* The bound on an error is stored * eps(floatX) + summed * eps(real): roundings of stored values,
  * and of sums in real. Both 0: the expected value, rounded to the device's type, bit for bit. That

@@ -677,18 +677,49 @@ static void naive_orthogonalize(const Case *c, double **v) {
     memcpy(v[0], v[1], (size_t)c->count * each * sizeof(double));
     for (int e = 0; e < c->count; e++) naive_newton_schulz(v[0] + (size_t)e * each, c->F, c->C);
 }
+/* Momentum m of a case as numbers, and of part s as codes again, if it is codes. */
+static double *numbers_of(const Case *c, double *m, const double *scale, size_t n) {
+    if (c->moments != INT8) return m;
+    double *x = mem_alloc(n * sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = (m[i] < 128 ? m[i] : m[i] - 256) * scale[i / MOMENT_BLOCK];
+    return x;
+}
+static void coded_again(const Case *c, double *m, double *scale, const double *x, const Segment *s, uint64_t key) {
+    for (size_t i = 0; i < s->count && c->moments == INT8; i += MOMENT_BLOCK) {
+        const size_t at = s->offset - s->shift_m + i;
+        double largest = ldexp(1, -100);                    /* a 127th of the largest, as f32; at least this */
+        int exponent, finite = 1;
+        for (size_t j = 0; j < MOMENT_BLOCK; j++) {
+            largest = fmax(largest, (double)((float)fabs(x[at + j]) * (1 / 127.0f)));
+            finite &= isfinite(x[at + j]) != 0;
+        }
+        frexp(largest, &exponent);
+        const double unit = ldexp(floor(ldexp(largest, 8 - exponent)) + 1, exponent - 8);
+        const double inverse = (double)(float)(1 / unit);
+        scale[at / MOMENT_BLOCK] = finite ? unit : NAN;
+        for (size_t j = 0; j < MOMENT_BLOCK; j++) {
+            const double random = random_16(key, s->offset + i + j) / 65536.0,
+                code = floor((double)(float)(x[at + j] * inverse + random));
+            m[at + j] = !finite ? 127 : code < 0 ? code + 256 : code;
+        }
+    }
+}
 static void naive_muon_momentum(const Case *c, double **v) {
+    const uint64_t key = random_key(c->muon.key, RANDOM_MOMENTUM);
+    double *number = numbers_of(c, v[1], v[6], c->buffer[1].n);
     const double beta = (double)c->muon.momentum, ahead = (double)c->muon.ahead, norm = sqrt(v[3][0]),
         clip = (double)c->muon.clip;
-    if (!isfinite(norm)) return;
-    for (int e = 0; e < c->count; e++) for (size_t i = 0; i < c->segment[e].count; i++) {
+    for (int e = 0; e < c->count && isfinite(norm); e++) {
         const Segment *s = &c->segment[e];
-        if (!v[2]) { v[0][s->muon_offset + i] = v[1][s->offset + i]; continue; }
-        const double g = v[2][s->gradient + i] * (clip > 0 ? fmin(1, clip / norm) : 1),
-            m = beta * v[1][s->offset + i] + (1 - beta) * g;
-        v[1][s->offset + i] = m;
-        if (v[0]) v[0][s->muon_offset + i] = ahead * m + (1 - ahead) * g;
+        for (size_t i = 0; i < s->count; i++) {
+            double *m = &number[s->offset - s->shift_m + i];
+            const double g = v[2] ? v[2][s->gradient + i] * (clip > 0 ? fmin(1, clip / norm) : 1) : 0;
+            if (v[2]) *m = beta * *m + (1 - beta) * g;
+            if (v[0]) v[0][s->muon_offset + i] = v[2] ? ahead * *m + (1 - ahead) * g : *m;
+        }
+        if (v[2]) coded_again(c, v[1], v[6], number, s, key);
     }
+    if (number != v[1]) free(number);
 }
 static void naive_muon_limits(const Case *c, double **v) {
     const double beta = (double)c->muon.momentum, rho = (double)MUON_NORM_DECAY;
@@ -704,10 +735,17 @@ static void naive_muon_limits(const Case *c, double **v) {
     }
 }
 static void naive_muon_add(const Case *c, double **v) {
-    for (int e = 0; e < c->count; e++) for (size_t i = 0; i < c->segment[e].count; i++) {
+    double *number = numbers_of(c, v[0], v[6], c->buffer[0].n);
+    for (int e = 0; e < c->count; e++) {
         const Segment *s = &c->segment[e];
-        v[0][s->offset + i] = v[2][2*e] * v[0][s->offset + i] + v[2][2*e + 1] * v[1][s->gradient + i];
+        const double keep = v[2][2*e], scale = v[2][2*e + 1];
+        for (size_t i = 0; i < s->count; i++) {
+            double *m = &number[s->offset - s->shift_m + i];
+            *m = keep * *m + scale * v[1][s->gradient + i];
+        }
+        if (scale != 0) coded_again(c, v[0], v[6], number, s, random_key(c->key, RANDOM_MOMENTUM));
     }
+    if (number != v[0]) free(number);
 }
 static void naive_muon_scale(const Case *c, double **v) {
     const int across = c->F < c->C, n = across ? c->C : c->F, other = across ? c->F : c->C;

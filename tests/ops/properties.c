@@ -42,7 +42,7 @@ static double *rounded_update(const Device *dev, Rounder by, uint64_t key) {    
         uint64_t *at = dev->alloc(sizeof key);
         dev->reals_from_double(of, factors, 2);
         dev->upload(at, &key, sizeof key);
-        dev->muon_add(w, FLOATX, g, of, segments, 1, ROUNDED, at);
+        dev->muon_add((Momentum){ w, FLOATX, NULL }, g, of, segments, 1, ROUNDED, at);
         dev->sync();
         dev->release(of), dev->release(at);
     } else if (by == ADAMW) dev->adamw(w, NULL, m, v, FLOATX, g, grad_sq_norms, segments, 1, adamw);

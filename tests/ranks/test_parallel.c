@@ -42,6 +42,7 @@ struct Team {                           /* ranks that train one model, and their
     Recompute recompute;
     float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
     int period;                         /* of its experts */
+    Dtype moments;
     float row_decay;                    /* of its rows' squares */
     int plain, absorbs;             /* momentum without lookahead and clipping; gradients are added to it, */
     float most;                         /* limited to so many times their mean norm; 0: not limited */
@@ -152,7 +153,7 @@ static void open_member(const Team *t, Trainee *m, const Parallel *p) {
     const TraineeOptions o = { .B = SEQUENCES / t->ranks / t->micro_batches, .T = T, .recompute = t->recompute,
                                .seed = 5, .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum,
                                .period = t->period, .row_decay = t->row_decay, .filled = t->filled,
-                               .plain = t->plain, .absorbs = t->absorbs, .most = t->most,
+                               .plain = t->plain, .absorbs = t->absorbs, .most = t->most, .moments = t->moments,
                                .parallel = t->ranks > 1 || t->ordered ? p : NULL,
                                .balance = 0.1f, .z = 0.01f, .dropout = t->dropout };
     if (!trainee_open(m, device_find(t->device), &c, o)) fail(EXIT_MEMORY, "no memory for a small model");
@@ -459,15 +460,15 @@ static void shards(void) {
 }
 /* Saved on 4, 1 and 3 ranks, resumed on 1, 3 and 2: the state is the same bit for bit, and the
  * losses are those of a run that was not interrupted. */
-static void resumed_elsewhere(const char *device, double bound, float momentum) {
+static void resumed_elsewhere(const char *device, double bound, float momentum, Dtype moments) {
     static const struct { int before, shards, after; } moves[] = { { 4, 0, 1 }, { 1, 0, 3 }, { 3, 0, 2 }, { 2, 0, 2 },
                                                                    { 4, 2, 3 }, { 4, 2, 4 }, { 2, 1, 1 } };
     const Team full = { .device = device, .model = momentum > 0 ? "m2:c16h4d4e32k2f16a4x2" : "m2:c16h4d4e4k2f12a4x2",
-                        .steps = SHORT, .level = 1, .momentum = momentum, .period = 3,
+                        .steps = SHORT, .level = 1, .momentum = momentum, .period = 3, .moments = moments,
                         .row_decay = momentum > 0 ? 0.9f : 0 };
     for (size_t i = 0; i < COUNT(moves); i++) {
-        char *name = text_format("moved-%s%s-%d-%d", device, momentum > 0 ? "-muon" : "", moves[i].before,
-                                 moves[i].after), *folder = scratch_path(name);
+        char *name = text_format("moved-%s%s-%d-%d-%d", device, momentum > 0 ? "-muon" : "", (int)moments,
+                                 moves[i].before, moves[i].after), *folder = scratch_path(name);
         Team before = full, after = full, loaded = full, all = full;
         before.ranks = all.ranks = moves[i].before;
         after.ranks = loaded.ranks = moves[i].after;
@@ -623,7 +624,7 @@ static void absorbed_not_at_all(void) {
     team_free(&t);
 }
 /* Saved by some ranks and resumed by others, each with gradients kept or added to the momentum. */
-static void absorbed_elsewhere(void) {
+static void absorbed_elsewhere(Dtype moments) {
     typedef struct { int ranks, level, absorbs; } How;
     static const How moves[][2] = { { { 2, 2, 1 }, { 2, 2, 1 } }, { { 4, 3, 1 }, { 4, 3, 1 } },
                                     { { 4, 3, 1 }, { 1, 0, 1 } }, { { 1, 0, 1 }, { 4, 2, 1 } },
@@ -632,8 +633,8 @@ static void absorbed_elsewhere(void) {
         char *name = text_format("absorbed-%zu", i), *folder = scratch_path(name);
         const How *from = &moves[i][0], *to = &moves[i][1];
         Team all = { .device = "cpu-f64", .model = "m2:c16h4d4e32k2f16a4x2", .ranks = from->ranks, .plain = 1,
-                     .level = from->level, .absorbs = from->absorbs, .steps = SHORT, .momentum = 0.9f }, before = all,
-             loaded, after;
+                     .level = from->level, .absorbs = from->absorbs, .steps = SHORT, .momentum = 0.9f,
+                     .moments = moments }, before = all, loaded, after;
         before.steps = SHORT / 2, before.to = folder;
         run(&before);
         loaded = again_on(&before, to->ranks, 0, to->level);
@@ -645,8 +646,8 @@ static void absorbed_elsewhere(void) {
               && (loaded.kept_bytes[1 + STATE_NORMS] > 0) == to->absorbs, "%d ranks save, %d load: the same bits",
               from->ranks, to->ranks);
         for (int s = 0; s < SHORT / 2; s++) after.loss[s] = all.loss[s];
-        check_error(largest(after.loss, all.loss), 1e-7, "%d ranks, then %d: losses of a run on the first", from->ranks,
-                    to->ranks);
+        check_error(largest(after.loss, all.loss), moments == INT8 ? 1e-2 : 1e-7, "%d ranks, then %d: losses of a run "
+                    "on the first", from->ranks, to->ranks);        /* codes are rounded by other keys */
         if (i < 2) check(same_kept(&after, &all, KEPT), "%d ranks: resumed to the same bits", from->ranks);
         team_free(&before), team_free(&loaded), team_free(&after), team_free(&all), free(name), free(folder);
     }
@@ -797,11 +798,13 @@ static void skipped_together(float momentum, int absorbs) {
 }
 void test_parallel(void) {
     PART(any_number_of_ranks()); PART(same_bits()); PART(same_bits_in_8_bits()); PART(full_matrices());
-    PART(shards()); PART(resumed_elsewhere("cpu-f32", 1e-5, 0)); PART(resumed_elsewhere("cpu-bf16", 2e-2, 0));
-    PART(resumed_elsewhere("cpu-f64", 1e-7, 0.95f)); PART(drawn_alike()); PART(saved_alike());
+    PART(shards()); PART(resumed_elsewhere("cpu-f32", 1e-5, 0, REAL));
+    PART(resumed_elsewhere("cpu-bf16", 2e-2, 0, REAL)); PART(resumed_elsewhere("cpu-f64", 1e-7, 0.95f, REAL));
+    PART(resumed_elsewhere("cpu-f32", 2e-2, 0.95f, INT8)); PART(drawn_alike()); PART(saved_alike());
     PART(saved_by_none()); PART(no_rank_has_all()); PART(skipped_together(0, 0)); PART(skipped_together(0.95f, 0));
-    PART(skipped_together(0.9f, 1)); PART(absorbed()); PART(absorbed_elsewhere()); PART(absorbed_not_at_all());
-    PART(absorbed_alike(device_find("cpu-f32"))); PART(absorbed_alike(device_find("cpu-bf16")));
+    PART(skipped_together(0.9f, 1)); PART(absorbed()); PART(absorbed_elsewhere(REAL));
+    PART(absorbed_elsewhere(INT8)); PART(absorbed_not_at_all()); PART(absorbed_alike(device_find("cpu-f32")));
+    PART(absorbed_alike(device_find("cpu-bf16")));
     const Device *dev;
     for (int i = 0; (dev = device_list(i)); i++)
         if (dev->is_gpu && is_tested(dev) && dev->count() > 1) {
