@@ -463,7 +463,8 @@ static void shards(void) {
 static void resumed_elsewhere(const char *device, double bound, float momentum, Dtype moments) {
     static const struct { int before, shards, after; } moves[] = { { 4, 0, 1 }, { 1, 0, 3 }, { 3, 0, 2 }, { 2, 0, 2 },
                                                                    { 4, 2, 3 }, { 4, 2, 4 }, { 2, 1, 1 } };
-    const Team full = { .device = device, .model = momentum > 0 ? "m2:c16h4d4e32k2f16a4x2" : "m2:c16h4d4e4k2f12a4x2",
+    const Team full = { .device = device, .model = moments == INT8 ? "m2:c16h4d4e5k2f12a4x2" /* nodes cut blocks */
+                        : momentum > 0 ? "m2:c16h4d4e32k2f16a4x2" : "m2:c16h4d4e4k2f12a4x2",
                         .steps = SHORT, .level = 1, .momentum = momentum, .period = 3, .moments = moments,
                         .row_decay = momentum > 0 ? 0.9f : 0 };
     for (size_t i = 0; i < COUNT(moves); i++) {
