@@ -235,7 +235,7 @@ expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm H100 -e m6
 expect 2 'held below a number of gigabytes, such as -gm 40. The plan for a GPU that is not here needs -x 0' $train $data -x 5 -gm h100 -o new
 for gpu in h100 80:2000:312 many; do expect 2 "gm $gpu: a run on cpu-f32 is held below a number" $train $data -x 0 -gm $gpu -dv cpu; done
 expect 0 'GPUs that hold it, time  *| 24 GB (rtx4090): 1, .*; 40 GB (a100-40): 1, .*; 80 GB (h100): 1, .*; 141 GB (h200): 1, ' $train $data -x 0 -gm 1 -e m6
-expect 0 '24 GB (rtx4090): 8, .*, or 1 with -mw 0 -mo bf16 -ga momentum, .*; 40 GB (a100-40): 4, .*, or 1 with -mw 0 -mo bf16, .*; 80 GB (h100): 1, .*; 141 GB (h200): 1, [0-9:h]*$' $train $data -x 0 -gm 40 -e m12:c2048h32d128q4e64k8f1024 -t 1024 -b 4
+expect 0 '24 GB (rtx4090): 4 with -ga momentum, .*, or 1 with -mw 0 -mo bf16 -ga momentum, .*; 40 GB (a100-40): 2 with -ga momentum, .*, or 1 with -mw 0 -mo bf16, .*; 80 GB (h100): 1, .*; 141 GB (h200): 1, [0-9:h]*$' $train $data -x 0 -gm 40 -e m12:c2048h32d128q4e64k8f1024 -t 1024 -b 4
 expect 0 '24 GB (rtx4090): 1 with -ga momentum, .*; 40 GB (a100-40): 1, ' $train $data -x 0 -gm 141 -e m12:c2048h32d128q4e24k8f1024 -t 1024 -b 4
 expect 0 '24 GB (rtx4090): 2, .*, or 1 with -mw 0 -mo bf16, .*; 40 GB (a100-40): 1, ' $train $data -x 0 -gm 141 -e m12:c2048h32d128q4e24k8f1024 -t 1024 -b 4 -ga gradients
 expect 0 '24 GB (rtx4090): not on 1024; .*not on 1024$' $train $data -x 0 -gm 40 -e m2:c32768h256d128e1024k8f32768 -b 1 -t 1024
@@ -244,8 +244,8 @@ held="$train $data -dv cpu -e m6:c64h2e8k2f64 -t 32 -s 3 -g 4 -x 3 -v 3 -u 1"
 expect 0 fingerprint $held -b 4 -o held
 expect 0 'recomputes norms of 5 and QKV projections of 3 of 6 layers' $held -b 4 -gm 0.0228 -o held1
 same_run held held1 "held below 22.8 MB"
-expect 7 'the 21.4 MB that this run needs; it has 21.3 MB within -gm: 0.1 MB are missing. Backward .* This would fit: -b 2 -d 128: .*, -ga momentum: ' $held -b 4 -ga gradients -gm 0.0213 -o new
-expect 7 'This would fit: .*, -wl 0 -ga momentum: ' $held -b 4 -wl 1 -gm 0.0213 -o new
+expect 7 'the 21.4 MB that this run needs; it has 21.3 MB within -gm: 0.1 MB are missing. Backward .* This would fit: -ga momentum: .*, -b 2 -d 128: ' $held -b 4 -ga gradients -gm 0.0213 -o new
+expect 7 'This would fit: -wl 0 -ga momentum: ' $held -b 4 -wl 1 -gm 0.0213 -o new
 expect 0 'ga momentum, chosen by the plan' $held -b 4 -gm 0.0213 -o held5
 sharded="$train $data -dv cpu -ng 2 -e m12:c64h2e16k2f64 -b 1 -t 16 -s 0"
 expect 0 'optimizer state sharded over 2 ranks, -z 1; ' $sharded -gm 0.049 -x 1 -o held2
