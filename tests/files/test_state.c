@@ -571,7 +571,8 @@ static void saved_in_pieces(Trainee *t) {
         check(c != NULL, "it can be opened for its weights: %s", e.text);
         checkpoint_close(c);
         c = checkpoint_open(in, &(Wanted){ use_any, NULL, 0 }, &e);
-        if (way == WEIGHTS_ONLY) fails(c != NULL, &e, "only weights (-sv weights)|To train its model further: -e ", "weights");
+        if (way == WEIGHTS_ONLY)
+            fails(c != NULL, &e, "only weights (-sv weights)|To train its model further: -e ", "weights");
         else check(c != NULL, "a run resumes from it: %s", e.text);
         checkpoint_close(c);
         weights[way] = sum_of(model), state[way] = sum_of(way == WEIGHTS_ONLY ? model : optimizer);
