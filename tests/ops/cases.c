@@ -1580,9 +1580,11 @@ static void each_of_routing(const Visit *v) {
         V(v, router_forward(s, scores, 0, 0, 1));
         V(v, router_forward(s, scores, 1, 0, 0));
         V(v, router_forward(s, scores, 0, 1, 0));
+        const int one_of = s->B * s->T * s->E > 1 << 18 ? 4 : 1;       /* large ones take long */
         for (int count = 2; count <= 4; count++)                /* half of the groups or more, enough for K experts */
             for (int chosen = (count + 1) / 2; chosen < count; chosen++) for (int by_best = 0; by_best < 2; by_best++)
-                if (s->E % count == 0 && s->E / count > 1 && s->E / count * chosen >= s->K)
+                if (s->E % count == 0 && s->E / count > 1 && s->E / count * chosen >= s->K
+                    && (scores + count + chosen + by_best) % one_of == 0)
                     V(v, router_forward_of_groups(s, scores, chosen == 1, 0, 0, (Groups){ count, chosen, by_best }));
         V(v, router_backward(s, scores, 0, 0, 0));
         V(v, router_backward(s, scores, 2, 0, 0));
