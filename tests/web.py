@@ -789,7 +789,8 @@ class Page:
 
     def until(self, expression, seconds=300):
         end = time.time() + seconds
-        while not (value := self.get(expression)) and time.time() < end:
+        truth = f"Promise.resolve({expression}).then(value => !!value)"     # an element itself would come as {}, which is false
+        while not (value := self.get(truth)) and time.time() < end:
             time.sleep(0.05)
         return value
 
@@ -953,7 +954,7 @@ def test_chat_page(browser, talks):
     check(page.get("document.querySelector('.user textarea').value") == "<b>Hi", "a message can be edited")
     page.get("document.querySelector('.user textarea').value = 'Ho'")
     page.key("Enter", 13)
-    check(page.until(IDLE + " && document.querySelectorAll('.message').length === 2 && !!document.querySelector('.assistant .info')")
+    check(page.until(IDLE + " && document.querySelectorAll('.message').length === 2 && document.querySelector('.assistant .info')")
           and [t[0] for t in page.get(TURNS)] == ["user", "assistant"] and page.get(TURNS)[0][1] == "Ho", f"and is sent again, without what came after: {page.get(TURNS)}")
     page.get("document.getElementById('system').value = 'Be brief'; document.getElementById('system').dispatchEvent(new Event('input'))")
     check(page.get(KEPT + "[0].system") == "Be brief" and page.get(KEPT + "[0].messages.length") == 2, "the conversation stays in the browser")
@@ -975,7 +976,7 @@ def test_chat_page(browser, talks):
     broken = open_page(browser, talks.link)
     broken.get("window.fetch = async () => { throw new TypeError('x'); }")
     send(broken, "Hi", waits=False)
-    check(broken.until("document.querySelectorAll('.trouble button').length") == 1 and "does not answer" in broken.get("document.querySelector('.trouble').textContent"),
+    check(broken.until("document.querySelectorAll('.trouble button').length === 1") and "does not answer" in broken.get("document.querySelector('.trouble').textContent"),
           "that a server is gone is said, with a way on")
     check(broken.get(TURNS) == [["user", "Hi"]], "and the question stays")
     broken.get("localStorage.removeItem('smoe.c')")

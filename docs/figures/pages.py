@@ -13,7 +13,7 @@ sys.path.insert(0, str(HERE.parent.parent / "tests"))
 folders, sys.argv[1:] = [pathlib.Path(a).resolve() for a in sys.argv[1:]], []
 import web  # noqa: E402    what drives a browser in the tests; it reads options
 
-LOSS_DRAWN = "!!document.querySelector('svg path, canvas')"
+LOSS_DRAWN = "document.querySelector('svg path, canvas')"
 
 
 def keep(page, name):
@@ -37,7 +37,7 @@ def main():
         page.get("document.getElementById('show-experts').click()")
         web.choose(page, "color", "3")
         page.get("[...document.querySelectorAll('.assistant .token')].find(t => t.textContent.includes('chooses') || t.textContent.includes('part')).click()")
-        page.until("!!document.querySelector('.odds')")
+        page.until("document.querySelector('.odds')")
         keep(page, "talk.png")
         browser.end()
         server.end()
