@@ -691,8 +691,8 @@ struct Device {
 /* ---- a few tokens: a layer of decoding in five launches -----------------------------------------
  * Operations of Device, several fused into one and rounded as they round (`out` may skip roundings
  * within its sum), for devices where starting them one by one would take longer than the work.
- * fits: can N tokens of C channels and experts of width F use these (all other widths must be
- *   multiples of F or C)? If not, call the operations they are made of.
+ * fits: can N tokens of C channels and experts of width F, whose weights have this format, use these
+ *   (all other widths must be multiples of F or C)? If not, call the operations they are made of.
  * in: x = rmsnorm_forward(inp, norm); choice = router_forward(x router.weight^T, ...), weight times
  *   router.scale; out (N,K,O) by slot = f(x w[expert]^T + bias[expert]), w (E,O,C), or (E,2O,C) for
  *   a gated f; bias (E,O) or (E,2O), or NULL; plain (N,P) = x plain_w^T; without plain_w P is 0.
@@ -709,7 +709,7 @@ struct Device {
  *   this one reads them early. Of own_keys only what shift_keys moves is read and stored; with it D
  *   is a multiple of 8. */
 struct DecodeOperations {
-    int  (*fits)(int N, int C, int F, int E, int K);
+    int  (*fits)(int N, int C, int F, int E, int K, Format format);
     void (*in )(OUT floatX *out, OUT floatX *plain, OUT Choice choice, const floatX *inp, Norm norm, Router router,
                 Weight w, const floatX *bias, Weight plain_w, Weight next, size_t next_size, Activation f,
                 int N, int C, int O, int P);

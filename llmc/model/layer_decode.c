@@ -16,17 +16,21 @@ int attention_to_past(Model *m, int l) {
     return 1;
 }
 
+/* Of an attention expert. */
+static int heads_width(const Config *c) { return c->kv_heads * c->head_size * (is_mixture(c) ? 1 : c->query_heads); }
+
 /* One token of each sequence, in layers that are not too wide and have nothing more than these. */
 int layers_decode(const Model *m) {
     const Config *c = &m->config;
     const DecodeOperations *decode = m->dev->decode;
     const int N = m->batch.N, C = c->channels, mixtures = config_mixtures(c);
+    const Format all = m->codes ? c->weights : OF_FLOATX, experts = m->codes && c->experts_in ? c->experts_in : all;
     return decode && m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced
         && !c->kv_rank && !(c->key_shift && c->head_size % 8)
-        && (!mixtures || decode->fits(N, C, c->width, c->experts, c->topk))
-        && (mixtures == c->layers || decode->fits(N, C, config_dense_width(c), 1, 1))
-        && (!c->shared_width || decode->fits(N, C, c->shared_width, 1, 1))
-        && decode->fits(N, C, c->kv_heads * c->head_size, c->attention_experts, c->attention_topk);
+        && (!mixtures || decode->fits(N, C, c->width, c->experts, c->topk, experts))
+        && (mixtures == c->layers || decode->fits(N, C, config_dense_width(c), 1, 1, all))
+        && (!c->shared_width || decode->fits(N, C, c->shared_width, 1, 1, all))
+        && decode->fits(N, C, heads_width(c), c->attention_experts, c->attention_topk, all);
 }
 
 /* A weight, as numbers or as the codes that are kept of it. */
@@ -41,7 +45,7 @@ static void attention_layer_decode(Model *m, int l, floatX *out, const floatX *r
     const LayerParams *p = &m->lp[l];
     LayerActs *a = &m->acts[l];
     const int N = m->batch.N, C = c->channels, G = c->kv_heads, Q = c->query_heads, D = c->head_size;
-    const int H = is_mixture(c) ? G*D : Q*G*D;              /* width of an expert's heads */
+    const int H = heads_width(c);
     const Router router = { .weight = p->att_router, .bias = a->att.bias, .scores = c->scores,
                             .E = c->attention_experts, .K = c->attention_topk };
     const Choice choice = { a->att.expert, a->att.weight };

@@ -15,7 +15,10 @@
 enum { B = 2, T = 24, FIRST = 9 };
 
 /* A device that keeps codes, but has no operations that decode from them. */
-static int fits_nothing(int N, int C, int F, int E, int K) { (void)N, (void)C, (void)F, (void)E, (void)K; return 0; }
+static int fits_nothing(int N, int C, int F, int E, int K, Format f) {
+    (void)N, (void)C, (void)F, (void)E, (void)K, (void)f;
+    return 0;
+}
 static const DecodeOperations none = { .fits = fits_nothing };
 static Device keeper(const char *name) {
     Device d = *device_find(name);

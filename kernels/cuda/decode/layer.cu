@@ -27,54 +27,25 @@
 // in between triggers decode_out only after its own wait; by then decode_in has prefetched the
 // rows. (For several tokens decode_out reads it after, and decode_in triggers after the choice.)
 //
-// Kernels for 2 to 4 tokens come first: they read each expert's rows once for all tokens. Those for
-// one token, at the end, are short on purpose: they wait for memory and chains of instructions.
+// Kernels for 2 to 4 tokens come first: they read each expert's rows once for all tokens (codes of
+// several: codes.cu). Those for one token, at the end, are short on purpose: they wait for memory
+// and chains of instructions.
 //
 // A block's shared memory, S = N*K slots. For one token decode_in has x in every warp's registers:
 //
 //   decode_router  x (N,C)
 //   decode_in      x (N,C) | scores (N,E) | expert (S) | logits (N,E) | active (S) | slot (S,N)
 //   decode_out     products (rows,S) | weight (S) | expert (S) | active (S) | slot (S,N)
-#include "kernels/cuda/expert.cuh"
-#include "kernels/cuda/ptx.cuh"
-#include "kernels/cuda/route.cuh"
+#include "layer.cuh"
 #include "kernels/codes.h"
 
 enum {
     MAX_TOKENS = 4,                 // with more, tensor cores are faster
-    WARPS = 8, THREADS = 32 * WARPS,
-    CHUNK = 32 * VECTOR,            // elements of a row that a warp reads at once, 16 bytes a lane
     IN_CHUNKS = 3, OUT_CHUNKS = 4, ROUTER_CHUNKS = 8,       // of each row in flight at once: as registers allow
     SHARED_LIMIT = 40 << 10,        // bytes
     ONE_ROUTER = 1 << 15,           // elements of a router that every block reads for itself
     MAX_EXPERTS = 32,               // and its experts: one for each lane
     MOST_EXPERTS = 512              // of any router: a rank is found by comparing with all
-};
-
-// ---- what all of them use -----------------------------------------------------------------------
-
-struct InArgs {
-    floatX *out, *plain;
-    Choice choice;
-    const floatX *inp;
-    Norm norm;
-    Router router;
-    Weight w, plain_w, next;
-    const floatX *bias;
-    size_t next_bytes;                      // of an expert in next
-    const floatX *logits;               // of decode_router, which has left x normalized in inp; NULL: there was none
-    Activation f;
-    int N, C, O, P;
-    int x_row, x_elements;                  // of InShared.x, for a token and in all
-};
-struct OutArgs {
-    floatX *out;
-    const floatX *residual, *inp;
-    Weight w;
-    const floatX *expert_bias, *bias;
-    Choice choice;                          // of the last decode_in; NULLs: one expert
-    float scale;                            // of what is added to the residual
-    int N, E, K, C, O, rows;                // rows: of w, that is, columns of the result, for each block
 };
 
 // A warp multiplies two rows of a weight at a time: an output's gate and up, else neighbours.
@@ -84,35 +55,263 @@ __device__ static inline int second_row(int first, int width, bool gated) {
     return gated ? first + width : min(first + 1, width - 1);
 }
 
-__device__ static inline real gated_act(real gate, real up, Activation f) {
-    return f == CLAMPED ? slope_of<CLAMPED>(gate, up).act : slope_of<SWIGLU>(gate, up).act;
+// ---- 2 to 4 tokens: rows times tokens -----------------------------------------------------------
+
+__device__ static inline const floatX *row_of(const Weight &w, unsigned e, int o, int O, int C) {
+    return (const floatX *)w.at + (size_t)(e * O + o) * C;
 }
-// Not of a gated expert.
-__device__ static inline real activated(real pre, Activation f) {
-    return f == IDENTITY ? pre : f == GELU ? slope_of<GELU>(pre, 0).act : slope_of<RELU2>(pre, 0).act;
+// CHUNKS chunks of a row, from this lane's element `from` on. Loads, also of several rows, overlap.
+template <int CHUNKS> __device__ static inline void load_chunks(Vec (&w)[CHUNKS], const floatX *row, int from, int C) {
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; i++) if (from + i * CHUNK < C) w[i] = load_vec(row + from + i * CHUNK);
 }
-// As in rmsnorm_forward: X(R(X(x * rstd)) * weight): a product of bf16 pairs is rounded once, too.
-__device__ static inline Vec normalized(const Vec &x, float rstd, const Vec &weight) {
-    Vec y;
-#if defined(PRECISION_BF16)
-    for (int i = 0; i < VECTOR; i += 2) {
-        __nv_bfloat162 two;
-        memcpy(&two, &weight.x[i], sizeof two);
-        two = __hmul2(__floats2bfloat162_rn(element(x, i) * rstd, element(x, i + 1) * rstd), two);
-        memcpy(&y.x[i], &two, sizeof two);
+// sum[r][n] += the product of these chunks of row r and x's row for token n: n (by_token) or at[n].
+// Tokens with at[n] < 0 are left out.
+template <int ROWS, int NT, bool by_token, int CHUNKS> __device__ static inline void
+add_chunks(float sum[ROWS][NT], const Vec (&w)[ROWS][CHUNKS], const floatX *x, const int at[NT], int from, int C) {
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+        const int c = from + i * CHUNK;
+        if (c >= C) continue;
+        #pragma unroll
+        for (int n = 0; n < NT; n++)
+            if (at[n] >= 0) {
+                const Vec v = load_vec(x + (size_t)(by_token ? n : at[n]) * C + c);
+                #pragma unroll
+                for (int r = 0; r < ROWS; r++)
+                    for (int j = 0; j < VECTOR; j++) sum[r][n] += element(w[r][i], j) * element(v, j);
+            }
     }
-#else
-    for (int i = 0; i < VECTOR; i++) y.x[i] = x.x[i] * rstd * weight.x[i];
-#endif
-    return y;
 }
-// Requests lines of 128 bytes for L2: the index-th of them and every step-th after it.
-__device__ static inline void prefetch(const void *from, unsigned lines, unsigned index, unsigned step) {
+// sum[r][n] = <row r, x of token n>, C elements, in every lane. w: first chunks, requested.
+template <int ROWS, int NT, bool by_token, int CHUNKS> __device__ static inline void
+dot_rows(float sum[ROWS][NT], Vec (&w)[ROWS][CHUNKS], const floatX *const (&row)[ROWS], const floatX *x,
+         const int at[NT], int C) {
+    const int lane = threadIdx.x % 32;
+    #pragma unroll
+    for (int r = 0; r < ROWS; r++)
+        #pragma unroll
+        for (int n = 0; n < NT; n++) sum[r][n] = 0;
     #pragma unroll 1
-    for (unsigned i = index; i < lines; i += step) prefetch_line((const char *)from + (size_t)i * 128);
+    for (int from = lane * VECTOR; ; ) {
+        add_chunks<ROWS, NT, by_token>(sum, w, x, at, from, C);
+        if ((from += CHUNKS * CHUNK) - lane * VECTOR >= C) break;
+        #pragma unroll
+        for (int r = 0; r < ROWS; r++) load_chunks(w[r], row[r], from, C);
+    }
+    #pragma unroll
+    for (int r = 0; r < ROWS; r++)
+        #pragma unroll
+        for (int n = 0; n < NT; n++) if (at[n] >= 0) sum[r][n] = warp_sum(sum[r][n]);
 }
 
-// ---- rows of weights ----------------------------------------------------------------------------
+// ---- 2 to 4 tokens: decode_in -------------------------------------------------------------------
+
+// x = rmsnorm_forward(inp) of a token, by a warp. weight: norm.weight's first chunks, requested.
+template <int CHUNKS> __device__ static inline void
+normalize_token(floatX *x, const floatX *inp, const Vec (&weight)[CHUNKS], Norm norm, int C) {
+    const int first = threadIdx.x % 32 * VECTOR;
+    Vec v[CHUNKS];
+    real sum = 0;
+    auto add_squares = [&](const Vec &y) { for (int j = 0; j < VECTOR; j++) sum += element(y, j) * element(y, j); };
+    load_chunks(v, inp, first, C);
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; i++) if (first + i * CHUNK < C) add_squares(v[i]);
+    #pragma unroll 1
+    for (int c = first + CHUNKS * CHUNK; c < C; c += CHUNK) add_squares(load_vec(inp + c));
+    const real rstd = 1 / sqrtf(warp_sum(sum) / C + norm.eps);
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; i++)
+        if (first + i * CHUNK < C) store_vec(x + first + i * CHUNK, normalized(v[i], rstd, weight[i]));
+    #pragma unroll 1
+    for (int c = first + CHUNKS * CHUNK; c < C; c += CHUNK)
+        store_vec(x + c, normalized(load_vec(inp + c), rstd, load_vec(norm.weight + c)));
+}
+__device__ static inline const floatX *router_row(const InArgs &p, int e) { return p.router.weight + (size_t)e * p.C; }
+// s.logits, a warp per (token, expert). w: first chunks of its first router row, requested.
+__device__ static inline void logits_of_tokens(const InShared &s, Vec (&w)[1][IN_CHUNKS],
+                                               const InArgs &p) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, E = p.router.E;
+    #pragma unroll 1
+    for (int i = warp; i < p.N * E; i += WARPS) {
+        const floatX *const row[1] = { router_row(p, i % E) };
+        const int token[1] = { i / E };
+        float sum[1][1];
+        if (i != warp || warp >= E) load_chunks(w[0], row[0], lane * VECTOR, p.C);
+        dot_rows<1, 1, false>(sum, w, row, s.x, token, p.C);
+        if (lane == 0) s.logits[i] = X(sum[0][0]);
+    }
+}
+// Row pair `pair` of active expert a, or of the plain product, times all its tokens, by a warp.
+template <bool gated> __device__ static inline void
+multiply_pair(const InShared &s, const InArgs &p, int a, int pair, bool plain) {
+    const int lane = threadIdx.x % 32, C = p.C, width = plain ? p.P : p.O;
+    const int o = first_row(pair, gated && !plain), second = second_row(o, width, gated && !plain);
+    const size_t e = plain || !p.router.weight ? 0 : s.active[a];
+    const int rows = gated && !plain ? 2 * width : width;
+    const Weight &from = plain ? p.plain_w : p.w;
+    const floatX *const row[2] = { row_of(from, e, o, rows, C), row_of(from, e, second, rows, C) };
+    const floatX *const bias = plain || !p.bias ? NULL : p.bias + e * rows;
+    int to[MAX_TOKENS];                                                 // row of the result
+    #pragma unroll
+    for (int n = 0; n < MAX_TOKENS; n++) to[n] = n >= p.N ? -1 : plain || !p.router.weight ? n : s.slot[a * p.N + n];
+    Vec w[2][IN_CHUNKS];
+    load_chunks(w[0], row[0], lane * VECTOR, C);
+    load_chunks(w[1], row[1], lane * VECTOR, C);
+    float sum[2][MAX_TOKENS];
+    dot_rows<2, MAX_TOKENS, true>(sum, w, row, s.x, to, C);
+    if (lane) return;
+    auto pre = [&](int r, int n) {
+        const real x = R(X(sum[r][n]));
+        return bias ? R(X(x + R(bias[r ? second : o]))) : x;
+    };
+    #pragma unroll
+    for (int n = 0; n < MAX_TOKENS; n++) {
+        floatX *result = (plain ? p.plain : p.out) + (size_t)to[n] * width + o;
+        if (to[n] < 0) continue;
+        if (gated && !plain) *result = X(gated_act(pre(0, n), pre(1, n), p.f));
+        else for (int r = 0; r < 2 && o + r < width; r++) result[r] = X(activated(pre(r, n), plain ? IDENTITY : p.f));
+    }
+}
+
+// x (N,C), the normalized tokens, and logits (N,E), a warp for each. Moves (E + 2 N) C elements.
+static __global__ __launch_bounds__(THREADS) void decode_router_kernel(floatX *x, floatX *logits, const InArgs p) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    floatX *const normed = (floatX *)shared;
+    const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * VECTOR, E = p.router.E,
+        unit = blockIdx.x * WARPS + warp;
+    const floatX *const row[1] = { router_row(p, unit % E) };
+    const floatX added = p.router.added ? p.router.added[unit % E] : X(0);
+    Vec norm[ROUTER_CHUNKS];
+    Vec w[1][ROUTER_CHUNKS];
+    let_next_start();
+    load_chunks(norm, p.norm.weight, first, p.C);
+    load_chunks(w[0], row[0], first, p.C);
+    wait_for_previous();
+    if (warp < p.N) normalize_token(normed + warp * p.C, p.inp + (size_t)warp * p.C, norm, p.norm, p.C);
+    __syncthreads();
+    #pragma unroll 1
+    for (int i = threadIdx.x * VECTOR; blockIdx.x == 0 && i < p.N * p.C; i += THREADS * VECTOR)
+        store_vec(x + i, load_vec(normed + i));
+    if (unit >= p.N * E) return;
+    const int token[1] = { unit / E };
+    float sum[1][1];
+    dot_rows<1, 1, false>(sum, w, row, normed, token, p.C);
+    if (first == 0) logits[unit] = p.router.added ? X(R(X(sum[0][0])) + R(added)) : X(sum[0][0]);
+}
+
+// Reads (active experts' rows + P) * C elements once; norm and router in every block, from L2.
+template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void decode_in_kernel(const InArgs p) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    const InShared s(shared, p);
+    const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * VECTOR;
+
+    // Before the wait: the norm's weights, and of every warp a row of the router.
+    if (!p.router.weight) let_next_start();
+    Vec norm[IN_CHUNKS];
+    Vec router[1][IN_CHUNKS];
+    if (!p.logits) load_chunks(norm, p.norm.weight, first, p.C);
+    if (p.router.weight && !p.logits)
+        load_chunks(router[0], router_row(p, warp % p.router.E), first, p.C);
+    const unsigned index = (unsigned)global_index(), threads = gridDim.x * THREADS;
+    prefetch(p.plain_w.at, (unsigned)divide_up((size_t)p.P * p.C * sizeof(floatX), 128), index, threads);
+    wait_for_previous();
+
+    if (!p.logits && warp < p.N)
+        normalize_token(s.x + warp * p.C, p.inp + (size_t)warp * p.C, norm, p.norm, p.C);
+    #pragma unroll 1
+    for (int i = threadIdx.x * VECTOR; p.logits && i < p.N * p.C; i += THREADS * VECTOR)
+        store_vec(s.x + i, load_vec(p.inp + i));
+    #pragma unroll 1
+    for (int i = threadIdx.x; p.logits && i < p.N * p.router.E; i += THREADS) s.logits[i] = p.logits[i];
+    __syncthreads();
+    int count = 1;
+    if (p.router.weight) {
+        if (!p.logits) {
+            logits_of_tokens(s, router, p);
+            __syncthreads();
+        }
+        rank_experts(s, p);
+        if (blockIdx.x == 0 && warp < p.N) store_choice(s, p, warp, false);
+        __syncthreads();
+        let_next_start();                                               // not earlier: decode_out reads the choice
+        count = active_experts(s.active, s.slot, s.expert, p.N, p.router.K);
+    }
+
+    const int pairs = pairs_of(p.O, gated), routed = count * pairs, units = routed + pairs_of(p.P, false);
+    #pragma unroll 1
+    for (int u = blockIdx.x * WARPS + warp; u < units; u += gridDim.x * WARPS) {
+        const bool plain = u >= routed;
+        const int a = plain ? 0 : u / pairs;
+        multiply_pair<gated>(s, p, a, plain ? u - routed : u - a * pairs, plain);
+    }
+
+    if (!p.next.at || !p.router.weight) return;
+    const unsigned lines = (unsigned)divide_up(p.next_bytes, 128);
+    #pragma unroll 1
+    for (int a = 0; a < count; a++)
+        prefetch((const char *)p.next.at + s.active[a] * p.next_bytes, lines, index, threads);
+}
+
+// ---- 2 to 4 tokens: decode_out ------------------------------------------------------------------
+
+// A block computes `rows` columns of the result for all tokens. A warp multiplies a row of an
+// active expert with its tokens; then a thread per (row, token) adds up. Reads C * O per expert.
+static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const OutArgs p) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    const int S = p.N * p.K, warp = threadIdx.x / 32, first = blockIdx.x * p.rows, rows = min(p.rows, p.O - first);
+    real *const products = (real *)shared;                                              // (rows,S)
+    real *const weight = products + p.rows * S;                                         // (S)
+    int *const expert = (int *)(weight + S);                                            // (S)
+    short *const active = (short *)(expert + S), *const slot = active + S;              // (S) (S,N)
+
+    // With one expert every warp requests its first row before the kernel before has ended.
+    Vec w[1][OUT_CHUNKS];
+    const int chunk0 = threadIdx.x % 32 * VECTOR, lane = threadIdx.x % 32;
+    if (!p.choice.expert && warp < rows) load_chunks(w[0], row_of(p.w, 0, first + warp, p.O, p.C), chunk0, p.C);
+    let_next_start();
+    wait_for_previous();
+
+    // What the sum needs is requested before the products.
+    const int mine = threadIdx.x % rows, token = threadIdx.x / rows;    // rows * N is at most 32
+    const size_t to = (size_t)token * p.O + first + mine;
+    const real old = token < p.N ? R(p.residual[to]) : 0, bias = token < p.N && p.bias ? R(p.bias[first + mine]) : 0;
+    const real of_slot = threadIdx.x < S && p.choice.expert ? p.choice.weight[threadIdx.x] : 1;
+
+    int count = 1;
+    if (p.choice.expert) {
+        #pragma unroll 1
+        for (int i = threadIdx.x; i < S; i += THREADS) expert[i] = p.choice.expert[i];
+        __syncthreads();
+        count = active_experts(active, slot, expert, p.N, p.K);
+    }
+    #pragma unroll 1
+    for (int i = warp; i < rows * count; i += WARPS) {
+        const int r = i % rows, a = i / rows;
+        const size_t e = p.choice.expert ? active[a] : 0;
+        const floatX *const row[1] = { row_of(p.w, e, first + r, p.O, p.C) };
+        if (p.choice.expert || i != warp) load_chunks(w[0], row[0], chunk0, p.C);
+        int from[MAX_TOKENS];                                           // row of the input
+        #pragma unroll
+        for (int n = 0; n < MAX_TOKENS; n++) from[n] = n >= p.N ? -1 : !p.choice.expert ? n : slot[a * p.N + n];
+        float sum[1][MAX_TOKENS];
+        dot_rows<1, MAX_TOKENS, false>(sum, w, row, p.inp, from, p.C);
+        #pragma unroll
+        for (int n = 0; n < MAX_TOKENS; n++) if (lane == 0 && from[n] >= 0) products[r * S + from[n]] = R(X(sum[0][n]));
+    }
+    if (threadIdx.x < S) weight[threadIdx.x] = of_slot;
+    __syncthreads();
+    if (token >= p.N) return;
+    real sum = bias;
+    #pragma unroll 1
+    for (int k = token * p.K; k < (token + 1) * p.K; k++) {
+        const real more = p.expert_bias ? R(p.expert_bias[(size_t)expert[k] * p.O + first + mine]) : 0;
+        sum += weight[k] * (products[mine * S + k] + more);
+    }
+    p.out[to] = X(old + p.scale * R(X(sum)));
+}
+
+// ---- one token: rows of weights, codes too ------------------------------------------------------
 //
 // A lane reads 16 bytes of a row at once: a Piece of PER elements, BLOCKS times BLOCK, whose codes
 // have one scale. A warp reads WIDE elements. In shared memory a token's elements are in such an
@@ -121,22 +320,12 @@ __device__ static inline void prefetch(const void *from, unsigned lines, unsigne
 //
 // Codes become halves, exactly: e4m3 by an instruction, e2m1 by shifts, as 2^-14 of their value.
 
-template <Format F> struct Row { const unsigned char *at, *scale; };
-template <Format F> __device__ static inline Row<F> row_of(const Weight &w, unsigned e, int o, int O, int C) {
-    const unsigned row = e * O + o;
-    const unsigned char *const at = (const unsigned char *)w.at, *const scale = (const unsigned char *)w.scale;
-    if (F == OF_FLOATX) return { at + (size_t)row * (C * sizeof(floatX)), NULL };
-    if (F == OF_MXFP4) return { at + (size_t)row * (C / 2), scale + (size_t)row * (C / MXFP4_BLOCK) };
-    const unsigned down = (O + FP8_BLOCK - 1) / FP8_BLOCK, across = (C + FP8_BLOCK - 1) / FP8_BLOCK;
-    return { at + (size_t)row * C, scale + (size_t)(e * down + o / FP8_BLOCK) * (across * sizeof(float)) };
-}
-
 template <Format F> struct Piece {
     enum { PER = F == OF_FP8 ? 16 : 32, BLOCK = 8, BLOCKS = PER / BLOCK, WIDE = 32 * PER };
     uint4 code;
     float scale;
     __device__ void clear(void) { code = { 0, 0, 0, 0 }, scale = 0; }
-    __device__ void load(Row<F> row, int c) {
+    __device__ void load(Row row, int c) {
         code = *(const uint4 *)(row.at + (F == OF_FP8 ? c : c / 2));
         if (F == OF_FP8) scale = ((const float *)row.scale)[c / FP8_BLOCK];
         else scale = scale_of_4_bits(row.scale[c / MXFP4_BLOCK]) * 16384;
@@ -158,7 +347,7 @@ template <> struct Piece<OF_FLOATX> {
     enum { PER = VECTOR, BLOCK = VECTOR, BLOCKS = 1, WIDE = CHUNK };
     Vec w;
     __device__ void clear(void) { w = Vec{}; }
-    __device__ void load(Row<OF_FLOATX> row, int c) { w = load_vec((const floatX *)row.at + c); }
+    __device__ void load(Row row, int c) { w = load_vec((const floatX *)row.at + c); }
     __device__ void widen(float (&x)[BLOCK], int) const { for (int i = 0; i < BLOCK; i++) x[i] = element(w, i); }
 };
 template <Format F> __device__ static inline float scale_of(const Piece<F> &p) {
@@ -189,402 +378,6 @@ template <Format F> __device__ static inline int position_of(int c) {
     typedef Piece<F> P;
     const int i = c % P::WIDE, lane = i / P::PER, j = i % P::PER / P::BLOCK;
     return F == OF_FLOATX ? c : c - i + (j * 32 + lane) * P::BLOCK + i % P::BLOCK;
-}
-static size_t row_bytes(Format f, size_t C) {
-    return f == OF_FLOATX ? C * sizeof(floatX) : f == OF_FP8 ? C : C / 2;
-}
-
-// ---- 2 to 4 tokens: rows times tokens -----------------------------------------------------------
-
-// The experts that N tokens have chosen, each once, in the order in which they first occur:
-// active[a]. slot[a*N + n] is the slot of token n that chose it, or -1. Returns their number. By a
-// block: each slot's thread (N*K <= THREADS) checks whether an earlier slot chose the same.
-__device__ static int active_experts(short *active, short *slot, const int *expert, int N, int K) {
-    __shared__ int of_warp[WARPS];
-    const int i = threadIdx.x, warp = i / 32;
-    bool first = i < N * K;
-    #pragma unroll 1
-    for (int j = 0; j < i && first; j++) first = expert[j] != expert[i];
-    const unsigned firsts = __ballot_sync(ALL, first);
-    if (i % 32 == 0) of_warp[warp] = __popc(firsts);
-    __syncthreads();
-    int count = 0, a = __popc(firsts & ((1u << i % 32) - 1));
-    #pragma unroll 1
-    for (int w = 0; w < WARPS; w++) { if (w < warp) a += of_warp[w]; count += of_warp[w]; }
-    if (first) active[a] = (short)expert[i];
-    #pragma unroll 1
-    for (int n = 0; first && n < N; n++) {
-        int at = -1;
-        #pragma unroll 1
-        for (int k = 0; k < K; k++) if (expert[n*K + k] == expert[i]) at = n*K + k;
-        slot[a*N + n] = (short)at;
-    }
-    __syncthreads();
-    return count;
-}
-
-// CHUNKS chunks of a row, from this lane's element `from` on. Loads, also of several rows, overlap.
-template <Format F, int CHUNKS> __device__ static inline void load_chunks(Piece<F> (&w)[CHUNKS], Row<F> row, int from,
-                                                                          int C) {
-    #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) if (from + i * Piece<F>::WIDE < C) w[i].load(row, from + i * Piece<F>::WIDE);
-}
-template <int CHUNKS> __device__ static inline void load_chunks(Vec (&w)[CHUNKS], const floatX *row, int from, int C) {
-    #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) if (from + i * CHUNK < C) w[i] = load_vec(row + from + i * CHUNK);
-}
-// sum[r][n] += the product of these chunks of row r and those of token n. by_token: x has a row of
-// X elements in shared memory for each token; else x's row for token n is at[n], in the order of
-// memory. Tokens with at[n] < 0 are left out.
-template <int ROWS, int NT, bool by_token, Format F, int CHUNKS> __device__ static inline void
-add_chunks(float sum[ROWS][NT], const Piece<F> (&w)[ROWS][CHUNKS], const floatX *x, const int at[NT], int from, int C,
-           int X) {
-    typedef Piece<F> P;
-    const int back = by_token ? threadIdx.x % 32 * (P::PER - P::BLOCK) : 0, apart = by_token ? 32 * P::BLOCK : P::BLOCK;
-    #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        const int c = from + i * P::WIDE;
-        if (c >= C) continue;
-        float part[ROWS][NT] = {};
-        // of codes one after the other: all at once take more registers than there are
-        #pragma unroll (F == OF_FLOATX || by_token ? P::BLOCKS : 1)
-        for (int j = 0; j < P::BLOCKS; j++) {
-            float y[ROWS][P::BLOCK];
-            #pragma unroll
-            for (int r = 0; r < ROWS; r++) w[r][i].widen(y[r], j);
-            #pragma unroll
-            for (int n = 0; n < NT; n++)
-                if (at[n] >= 0) {
-                    const size_t from_row = (size_t)(by_token ? n : at[n]) * X;
-                    const Pack<P::BLOCK> v = load<P::BLOCK>(x + from_row + c - back + j * apart);
-                    #pragma unroll
-                    for (int r = 0; r < ROWS; r++)
-                        for (int k = 0; k < P::BLOCK; k++) part[r][n] += y[r][k] * element(v, k);
-                }
-        }
-        #pragma unroll
-        for (int r = 0; r < ROWS; r++)
-            #pragma unroll
-            for (int n = 0; n < NT; n++) sum[r][n] += scale_of(w[r][i]) * part[r][n];
-    }
-}
-// sum[r][n] = <row r, x of token n>, C elements, in every lane. w: first chunks, requested.
-template <int ROWS, int NT, bool by_token, Format F, int CHUNKS> __device__ static inline void
-dot_rows(float sum[ROWS][NT], Piece<F> (&w)[ROWS][CHUNKS], const Row<F> (&row)[ROWS], const floatX *x,
-         const int at[NT], int C, int X) {
-    const int lane = threadIdx.x % 32;
-    #pragma unroll
-    for (int r = 0; r < ROWS; r++)
-        #pragma unroll
-        for (int n = 0; n < NT; n++) sum[r][n] = 0;
-    #pragma unroll 1
-    for (int from = lane * Piece<F>::PER; ; ) {
-        add_chunks<ROWS, NT, by_token>(sum, w, x, at, from, C, X);
-        if ((from += CHUNKS * Piece<F>::WIDE) - lane * Piece<F>::PER >= C) break;
-        #pragma unroll
-        for (int r = 0; r < ROWS; r++) load_chunks(w[r], row[r], from, C);
-    }
-    #pragma unroll
-    for (int r = 0; r < ROWS; r++)
-        #pragma unroll
-        for (int n = 0; n < NT; n++) if (at[n] >= 0) sum[r][n] = warp_sum(sum[r][n]);
-}
-
-// ---- 2 to 4 tokens: decode_in -------------------------------------------------------------------
-
-struct InShared {
-    unsigned *scores;
-    int *expert;
-    floatX *logits, *x;
-    short *active, *slot;
-    __device__ InShared(unsigned char *shared, const InArgs &p) {
-        const int S = p.N * p.router.K, NE = p.N * p.router.E;
-        x = (floatX *)shared;                                           // first, as it is read 16 bytes at a time
-        scores = (unsigned *)(x + p.x_elements);
-        expert = (int *)(scores + NE);
-        logits = (floatX *)(expert + S);
-        active = (short *)(logits + NE), slot = active + S;
-    }
-};
-static size_t in_shared_bytes(int N, size_t x, int E, int K) {
-    const size_t S = (size_t)N * K, NE = (size_t)N * E;
-    return (x + NE) * sizeof(floatX) + 4 * (NE + S) + 2 * S * (N + 1);
-}
-
-// x = rmsnorm_forward(inp) of a token, by a warp. weight: norm.weight's first chunks, requested.
-template <Format F, int CHUNKS> __device__ static inline void
-normalize_token(floatX *x, const floatX *inp, const Vec (&weight)[CHUNKS], Norm norm, int C) {
-    const int first = threadIdx.x % 32 * VECTOR;
-    Vec v[CHUNKS];
-    real sum = 0;
-    auto add_squares = [&](const Vec &y) { for (int j = 0; j < VECTOR; j++) sum += element(y, j) * element(y, j); };
-    load_chunks(v, inp, first, C);
-    #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) if (first + i * CHUNK < C) add_squares(v[i]);
-    #pragma unroll 1
-    for (int c = first + CHUNKS * CHUNK; c < C; c += CHUNK) add_squares(load_vec(inp + c));
-    const real rstd = 1 / sqrtf(warp_sum(sum) / C + norm.eps);
-    #pragma unroll
-    for (int i = 0; i < CHUNKS; i++)
-        if (first + i * CHUNK < C) store_vec(x + position_of<F>(first + i * CHUNK), normalized(v[i], rstd, weight[i]));
-    #pragma unroll 1
-    for (int c = first + CHUNKS * CHUNK; c < C; c += CHUNK)
-        store_vec(x + position_of<F>(c), normalized(load_vec(inp + c), rstd, load_vec(norm.weight + c)));
-}
-__device__ static inline Row<OF_FLOATX> router_row(const InArgs &p, int e) {
-    return row_of<OF_FLOATX>({ p.router.weight, NULL, OF_FLOATX }, 0, e, p.router.E, p.C);
-}
-// s.logits, a warp per (token, expert). w: first chunks of its first router row, requested.
-__device__ static inline void logits_of_tokens(const InShared &s, Piece<OF_FLOATX> (&w)[1][IN_CHUNKS],
-                                               const InArgs &p) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, E = p.router.E;
-    #pragma unroll 1
-    for (int i = warp; i < p.N * E; i += WARPS) {
-        const Row<OF_FLOATX> row[1] = { router_row(p, i % E) };
-        const int token[1] = { i / E };
-        float sum[1][1];
-        if (i != warp || warp >= E) load_chunks(w[0], row[0], lane * VECTOR, p.C);
-        dot_rows<1, 1, false>(sum, w, row, s.x, token, p.C, p.C);
-        if (lane == 0) s.logits[i] = X(sum[0][0]);
-    }
-}
-// Are experts ranked by logit alone? With the id it fits into a word, and no two are equal.
-__device__ static inline bool by_logit(const Router &r) {
-    return sizeof(floatX) == 2 && !r.bias && r.groups.count <= 1 && r.E % 4 == 0;
-}
-__device__ static inline unsigned key_of(floatX logit, int e) {
-    return (ordered(R(logit)) & 0xffff0000) | (0xffff - e);
-}
-// s.expert of all tokens, by a block, from s.logits (visible). An expert's rank counts better ones:
-// by score, of equal ones larger logit, then lower id. Up to 8 threads share an expert.
-__device__ static void rank_experts(const InShared &s, const InArgs &p) {
-    const Router &r = p.router;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, E = r.E, all = p.N * E;
-    const bool only = by_logit(r);
-    if (warp < p.N && !only) {
-        const floatX *logits = s.logits + warp * E;
-        unsigned *scores = s.scores + warp * E;
-        const real l = SCORES_ARE_P(r.scores) && (r.bias || r.groups.count > 1) ? log_sum(logits, E) : 0;
-        #pragma unroll 1
-        for (int e = lane; e < E; e += 32)
-            scores[e] = r.bias ? biased_score(R(logits[e]), r.bias[e], r.scores, l) : ordered(R(logits[e]));
-        __syncwarp();
-        if (r.groups.count > 1) mask_groups(scores, logits, r.bias, r.scores, r.groups, l, E);
-    }
-    for (int i = threadIdx.x; i < all && only; i += THREADS) s.scores[i] = key_of(s.logits[i], i % E);
-    __syncthreads();
-    int parts = 1;
-    while (parts < 8 && 2 * parts * all <= THREADS) parts *= 2;
-    #pragma unroll 1
-    for (int from = 0; from < all * parts; from += THREADS) {
-        const int i = from + threadIdx.x, u = min(i / parts, all - 1), n = u / E, e = u - n * E;
-        const floatX *logits = s.logits + n * E;
-        const unsigned *scores = s.scores + n * E, mine = scores[e];
-        int rank = 0;
-        #pragma unroll 4
-        for (int j = i % parts * 4; j < E && only; j += parts * 4) {
-            const uint4 other = *(const uint4 *)(scores + j);
-            rank += (other.x > mine) + (other.y > mine) + (other.z > mine) + (other.w > mine);
-        }
-        #pragma unroll 4
-        for (int j = i % parts; j < E && !only; j += parts) {
-            const unsigned other = scores[j];
-            bool better = other > mine;
-            if (other == mine) {
-                const unsigned a = ordered(R(logits[j])), b = ordered(R(logits[e]));
-                better = a > b || (a == b && j < e);
-            }
-            rank += better;
-        }
-        #pragma unroll 1
-        for (int step = parts / 2; step; step /= 2) rank += __shfl_xor_sync(ALL, rank, step);
-        if (i < all * parts && i % parts == 0 && rank < r.K) s.expert[n * r.K + rank] = e;
-    }
-    __syncthreads();
-}
-// The choice for token n, by a warp: experts, then weights (decode_out may have started by then).
-__device__ static inline void store_choice(const InShared &s, const InArgs &p, int n, bool start_next) {
-    const Router &r = p.router;
-    const int lane = threadIdx.x % 32, *expert = s.expert + n * r.K;
-    const floatX *logits = s.logits + n * r.E;
-    real *weight = p.choice.weight + n * r.K;
-    #pragma unroll 1
-    for (int k = lane; k < r.K; k += 32) p.choice.expert[n * r.K + k] = expert[k];
-    __threadfence();
-    __syncwarp();
-    if (start_next) let_next_start();                                   // not earlier: decode_out reads the choice
-    weigh_experts(weight, expert, logits, r.scores, SCORES_ARE_P(r.scores) ? log_sum(logits, r.E) : 0, r.K);
-    #pragma unroll 1
-    for (int k = lane; k < r.K && r.scale > 0; k += 32) weight[k] *= r.scale;
-}
-// Row pair `pair` of active expert a, or of the plain product, times all its tokens, by a warp.
-template <Format F, bool gated> __device__ static inline void
-multiply_pair(const InShared &s, const InArgs &p, int a, int pair, bool plain) {
-    const int lane = threadIdx.x % 32, C = p.C, width = plain ? p.P : p.O;
-    const int o = first_row(pair, gated && !plain), second = second_row(o, width, gated && !plain);
-    const size_t e = plain || !p.router.weight ? 0 : s.active[a];
-    const int rows = gated && !plain ? 2 * width : width;
-    const Weight &from = plain ? p.plain_w : p.w;
-    const Row<F> row[2] = { row_of<F>(from, e, o, rows, C), row_of<F>(from, e, second, rows, C) };
-    const floatX *const bias = plain || !p.bias ? NULL : p.bias + e * rows;
-    int to[MAX_TOKENS];                                                 // row of the result
-    #pragma unroll
-    for (int n = 0; n < MAX_TOKENS; n++) to[n] = n >= p.N ? -1 : plain || !p.router.weight ? n : s.slot[a * p.N + n];
-    Piece<F> w[2][IN_CHUNKS];
-    load_chunks(w[0], row[0], lane * Piece<F>::PER, C);
-    load_chunks(w[1], row[1], lane * Piece<F>::PER, C);
-    float sum[2][MAX_TOKENS];
-    dot_rows<2, MAX_TOKENS, true>(sum, w, row, s.x, to, C, p.x_row);
-    if (lane) return;
-    auto pre = [&](int r, int n) {
-        const real x = R(X(sum[r][n]));
-        return bias ? R(X(x + R(bias[r ? second : o]))) : x;
-    };
-    #pragma unroll
-    for (int n = 0; n < MAX_TOKENS; n++) {
-        floatX *result = (plain ? p.plain : p.out) + (size_t)to[n] * width + o;
-        if (to[n] < 0) continue;
-        if (gated && !plain) *result = X(gated_act(pre(0, n), pre(1, n), p.f));
-        else for (int r = 0; r < 2 && o + r < width; r++) result[r] = X(activated(pre(r, n), plain ? IDENTITY : p.f));
-    }
-}
-
-// x (N,C), the normalized tokens, and logits (N,E), a warp for each. Moves (E + 2 N) C elements.
-static __global__ __launch_bounds__(THREADS) void decode_router_kernel(floatX *x, floatX *logits, const InArgs p) {
-    extern __shared__ __align__(16) unsigned char shared[];
-    floatX *const normed = (floatX *)shared;
-    const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * VECTOR, E = p.router.E,
-        unit = blockIdx.x * WARPS + warp;
-    const Row<OF_FLOATX> row[1] = { router_row(p, unit % E) };
-    const floatX added = p.router.added ? p.router.added[unit % E] : X(0);
-    Vec norm[ROUTER_CHUNKS];
-    Piece<OF_FLOATX> w[1][ROUTER_CHUNKS];
-    let_next_start();
-    load_chunks(norm, p.norm.weight, first, p.C);
-    load_chunks(w[0], row[0], first, p.C);
-    wait_for_previous();
-    if (warp < p.N) normalize_token<OF_FLOATX>(normed + warp * p.C, p.inp + (size_t)warp * p.C, norm, p.norm, p.C);
-    __syncthreads();
-    #pragma unroll 1
-    for (int i = threadIdx.x * VECTOR; blockIdx.x == 0 && i < p.N * p.C; i += THREADS * VECTOR)
-        store_vec(x + i, load_vec(normed + i));
-    if (unit >= p.N * E) return;
-    const int token[1] = { unit / E };
-    float sum[1][1];
-    dot_rows<1, 1, false>(sum, w, row, normed, token, p.C, p.C);
-    if (first == 0) logits[unit] = p.router.added ? X(R(X(sum[0][0])) + R(added)) : X(sum[0][0]);
-}
-
-// Reads (active experts' rows + P) * C elements once; norm and router in every block, from L2.
-template <Format F, bool gated> static __global__ __launch_bounds__(THREADS, 2) void decode_in_kernel(const InArgs p) {
-    extern __shared__ __align__(16) unsigned char shared[];
-    const InShared s(shared, p);
-    const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * VECTOR;
-
-    // Before the wait: the norm's weights, and of every warp a row of the router.
-    if (!p.router.weight) let_next_start();
-    Vec norm[IN_CHUNKS];
-    Piece<OF_FLOATX> router[1][IN_CHUNKS];
-    if (!p.logits) load_chunks(norm, p.norm.weight, first, p.C);
-    if (F == OF_FLOATX && p.router.weight && !p.logits)                 // of codes decode_router is there
-        load_chunks(router[0], router_row(p, warp % p.router.E), first, p.C);
-    const unsigned index = (unsigned)global_index(), threads = gridDim.x * THREADS;
-    const size_t plain_bytes = (size_t)p.P * p.C * sizeof(floatX) / (F == OF_FLOATX ? 1 : sizeof(floatX));
-    prefetch(p.plain_w.at, (unsigned)divide_up(plain_bytes, 128), index, threads);
-    wait_for_previous();
-
-    if (!p.logits && warp < p.N)
-        normalize_token<F>(s.x + warp * p.x_row, p.inp + (size_t)warp * p.C, norm, p.norm, p.C);
-    #pragma unroll 1
-    for (int i = threadIdx.x * VECTOR; p.logits && i < p.N * p.C; i += THREADS * VECTOR)
-        store_vec(s.x + (F == OF_FLOATX ? i : i / p.C * p.x_row + position_of<F>(i % p.C)), load_vec(p.inp + i));
-    #pragma unroll 1
-    for (int i = threadIdx.x; p.logits && i < p.N * p.router.E; i += THREADS) s.logits[i] = p.logits[i];
-    __syncthreads();
-    int count = 1;
-    if (p.router.weight) {
-        if (F == OF_FLOATX && !p.logits) {
-            logits_of_tokens(s, router, p);
-            __syncthreads();
-        }
-        rank_experts(s, p);
-        if (blockIdx.x == 0 && warp < p.N) store_choice(s, p, warp, false);
-        __syncthreads();
-        let_next_start();                                               // not earlier: decode_out reads the choice
-        count = active_experts(s.active, s.slot, s.expert, p.N, p.router.K);
-    }
-
-    const int pairs = pairs_of(p.O, gated), routed = count * pairs, units = routed + pairs_of(p.P, false);
-    #pragma unroll 1
-    for (int u = blockIdx.x * WARPS + warp; u < units; u += gridDim.x * WARPS) {
-        const bool plain = u >= routed;
-        const int a = plain ? 0 : u / pairs;
-        multiply_pair<F, gated>(s, p, a, plain ? u - routed : u - a * pairs, plain);
-    }
-
-    if (!p.next.at || !p.router.weight) return;
-    const unsigned lines = (unsigned)divide_up(p.next_bytes, 128);
-    #pragma unroll 1
-    for (int a = 0; a < count; a++)
-        prefetch((const char *)p.next.at + s.active[a] * p.next_bytes, lines, index, threads);
-}
-
-// ---- 2 to 4 tokens: decode_out ------------------------------------------------------------------
-
-// A block computes `rows` columns of the result for all tokens. A warp multiplies a row of an
-// active expert with its tokens; then a thread per (row, token) adds up. Reads C * O per expert.
-template <Format F> static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const OutArgs p) {
-    extern __shared__ __align__(16) unsigned char shared[];
-    const int S = p.N * p.K, warp = threadIdx.x / 32, first = blockIdx.x * p.rows, rows = min(p.rows, p.O - first);
-    real *const products = (real *)shared;                                              // (rows,S)
-    real *const weight = products + p.rows * S;                                         // (S)
-    int *const expert = (int *)(weight + S);                                            // (S)
-    short *const active = (short *)(expert + S), *const slot = active + S;              // (S) (S,N)
-
-    // With one expert every warp requests its first row before the kernel before has ended.
-    Piece<F> w[1][F == OF_MXFP4 ? 2 : OUT_CHUNKS];
-    const int chunk0 = threadIdx.x % 32 * Piece<F>::PER, lane = threadIdx.x % 32;
-    if (!p.choice.expert && warp < rows) load_chunks(w[0], row_of<F>(p.w, 0, first + warp, p.O, p.C), chunk0, p.C);
-    let_next_start();
-    wait_for_previous();
-
-    // What the sum needs is requested before the products.
-    const int mine = threadIdx.x % rows, token = threadIdx.x / rows;    // rows * N is at most 32
-    const size_t to = (size_t)token * p.O + first + mine;
-    const real old = token < p.N ? R(p.residual[to]) : 0, bias = token < p.N && p.bias ? R(p.bias[first + mine]) : 0;
-    const real of_slot = threadIdx.x < S && p.choice.expert ? p.choice.weight[threadIdx.x] : 1;
-
-    int count = 1;
-    if (p.choice.expert) {
-        #pragma unroll 1
-        for (int i = threadIdx.x; i < S; i += THREADS) expert[i] = p.choice.expert[i];
-        __syncthreads();
-        count = active_experts(active, slot, expert, p.N, p.K);
-    }
-    #pragma unroll 1
-    for (int i = warp; i < rows * count; i += WARPS) {
-        const int r = i % rows, a = i / rows;
-        const size_t e = p.choice.expert ? active[a] : 0;
-        const Row<F> row[1] = { row_of<F>(p.w, e, first + r, p.O, p.C) };
-        if (p.choice.expert || i != warp) load_chunks(w[0], row[0], chunk0, p.C);
-        int from[MAX_TOKENS];                                           // row of the input
-        #pragma unroll
-        for (int n = 0; n < MAX_TOKENS; n++) from[n] = n >= p.N ? -1 : !p.choice.expert ? n : slot[a * p.N + n];
-        float sum[1][MAX_TOKENS];
-        dot_rows<1, MAX_TOKENS, false>(sum, w, row, p.inp, from, p.C, p.C);
-        #pragma unroll
-        for (int n = 0; n < MAX_TOKENS; n++) if (lane == 0 && from[n] >= 0) products[r * S + from[n]] = R(X(sum[0][n]));
-    }
-    if (threadIdx.x < S) weight[threadIdx.x] = of_slot;
-    __syncthreads();
-    if (token >= p.N) return;
-    real sum = bias;
-    #pragma unroll 1
-    for (int k = token * p.K; k < (token + 1) * p.K; k++) {
-        const real more = p.expert_bias ? R(p.expert_bias[(size_t)expert[k] * p.O + first + mine]) : 0;
-        sum += weight[k] * (products[mine * S + k] + more);
-    }
-    p.out[to] = X(old + p.scale * R(X(sum)));
 }
 
 // ---- one token ----------------------------------------------------------------------------------
@@ -659,32 +452,6 @@ __device__ static inline int best_experts(int &chosen, const floatX *logits, con
     return last;
 }
 
-// The same, of up to 32 * BY_KEYS experts whose logits decode_router has made, if those are all
-// that counts. Every warp reads them for itself. The best is found by one instruction.
-enum { BY_KEYS = 4 };
-__device__ static inline bool by_keys(const Router &r) { return by_logit(r) && r.E <= 32 * BY_KEYS && r.K <= 32; }
-__device__ static inline int best_experts(int &chosen, const floatX (&logit)[BY_KEYS], int E, int count) {
-    const int lane = threadIdx.x % 32;
-    unsigned key[BY_KEYS], best = 0;
-    #pragma unroll
-    for (int i = 0; i < BY_KEYS; i++) {
-        const int e = i * 32 + lane;
-        key[i] = e < E ? key_of(logit[i], e) : 0;
-    }
-    chosen = 0;
-    #pragma unroll 1
-    for (int k = 0; k < count; k++) {
-        best = 0;
-        #pragma unroll
-        for (int i = 0; i < BY_KEYS; i++) best = max(best, key[i]);
-        best = __reduce_max_sync(ALL, best);
-        if (lane == k) chosen = 0xffff - (best & 0xffff);
-        #pragma unroll
-        for (int i = 0; i < BY_KEYS; i++) if (key[i] == best) key[i] = 0;
-    }
-    return 0xffff - (best & 0xffff);
-}
-
 // What a block of decode_in_one_kernel works on: rows of the slot-th chosen expert (slot_blocks
 // blocks each), or of the plain product. With a router, block 0 has none: it stores the choice.
 struct InBlock {
@@ -743,23 +510,6 @@ expert_of(const InBlock &at, const InShared &s, Vec (&w)[CHUNKS], At x, const In
     return e;
 }
 
-// The same by every warp for itself, from the logits of decode_router, as soon as those are there.
-__device__ static inline int expert_by_keys(const InBlock &at, const InShared &s, const InArgs &p) {
-    const int lane = threadIdx.x % 32, E = p.router.E;
-    floatX logit[BY_KEYS];
-    int chosen;
-    #pragma unroll
-    for (int i = 0; i < BY_KEYS; i++) logit[i] = p.logits[min(i * 32 + lane, E - 1)];
-    const int e = best_experts(chosen, logit, E, at.stores_choice ? p.router.K : at.slot + 1);
-    if (at.stores_choice && threadIdx.x < 32) {                         // for store_choice
-        #pragma unroll
-        for (int i = 0; i < BY_KEYS; i++) if (i * 32 + lane < E) s.logits[i * 32 + lane] = logit[i];
-        if (lane < p.router.K) s.expert[lane] = chosen;
-        __syncwarp();
-    }
-    return e;
-}
-
 // Results of a pair of rows, from this lane's part of their sums. e: the expert, for its bias.
 __device__ static inline void
 store_pair(float first, float second, int pair, int e, const InBlock &at, const InArgs &p) {
@@ -808,7 +558,7 @@ multiply_long(Piece<F> (&w)[2][CHUNKS], int pair, int e, const InBlock &at, cons
     for (;;) {
         const bool ends = part + 1 == parts;
         const int after = ends ? pair + at.stride * WARPS : pair, next = ends ? 0 : part + 1;
-        Row<F> row[2];
+        Row row[2];
         rows_of(after, row);
         #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {              // the next chunks are requested as these are used
@@ -844,7 +594,7 @@ void decode_in_one_kernel(const InArgs p, int slot_blocks) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, C = p.C;
     const floatX *from = (const floatX *)(at.plain ? p.plain_w : p.w).at + lane * VECTOR;
     const unsigned lines = (unsigned)(p.next_bytes / 128);
-    int e = 0;
+    int e = 0, chosen;
     Vec w[2][CHUNKS], norm[CHUNKS], v[CHUNKS];
     auto rows_of = [&](int i, const floatX *(&row)[2]) {
         const int o = first_row(min(i, at.pairs - 1), at.gated);
@@ -870,7 +620,8 @@ void decode_in_one_kernel(const InArgs p, int slot_blocks) {
     if (!quick) take_token(v, s, norm, p);
     auto x = [&](int i) { return together ? load_vec(s.x + min(i * CHUNK + lane * VECTOR, C - VECTOR)) : v[i]; };
     if (at.routed) {
-        e = quick ? expert_by_keys(at, s, p) : expert_of(at, s, w[0], x, p);
+        e = quick ? choose_by_keys(chosen, at.stores_choice ? p.router.K : at.slot + 1, s, at.stores_choice, p)
+                  : expert_of(at, s, w[0], x, p);
         if (at.stores_choice) {
             if (warp == 0) store_choice(s, p, 0, true);
             return;
@@ -917,18 +668,21 @@ void decode_in_long_kernel(const InArgs p, int slot_blocks) {
     const unsigned lines = (unsigned)(p.next_bytes / 128);
     Piece<F> w[2][CHUNKS];
     Vec norm = {};
-    int pair = at.number * WARPS + warp, e = 0;
-    auto rows_of = [&](int i, Row<F> (&row)[2]) {
+    int pair = at.number * WARPS + warp, e = 0, chosen;
+    auto rows_of = [&](int i, Row (&row)[2]) {
         const int o = first_row(min(i, at.pairs - 1), at.gated), rows = at.gated ? 2 * at.width : at.width;
         const Weight &from = at.plain ? p.plain_w : p.w;
         row[0] = row_of<F>(from, e, o, rows, C);
         row[1] = row_of<F>(from, e, second_row(o, at.width, at.gated), rows, C);
     };
     auto load_pair = [&](int i) {
-        Row<F> row[2];
+        Row row[2];
         rows_of(i, row);
-        load_chunks(w[0], row[0], lane * Piece<F>::PER, C);
-        load_chunks(w[1], row[1], lane * Piece<F>::PER, C);
+        #pragma unroll
+        for (int k = 0; k < CHUNKS; k++) {
+            const int c = k * Piece<F>::WIDE + lane * Piece<F>::PER;
+            if (c < C) w[0][k].load(row[0], c), w[1][k].load(row[1], c);
+        }
     };
     if (!at.stores_choice || p.P) let_next_start();                 // with P, decode_attention comes before decode_out
     if (!p.logits) norm = load_vec(p.norm.weight + min((int)threadIdx.x * VECTOR, C - VECTOR));
@@ -938,7 +692,8 @@ void decode_in_long_kernel(const InArgs p, int slot_blocks) {
     const bool quick = at.routed && by_keys(p.router);
     if (!quick) take_long<F>(s.x, norm, p);
     if (at.routed) {
-        e = quick ? expert_by_keys(at, s, p) : ranked_expert(at, s, p);
+        e = quick ? choose_by_keys(chosen, at.stores_choice ? p.router.K : at.slot + 1, s, at.stores_choice, p)
+                  : ranked_expert(at, s, p);
         if (at.stores_choice) {
             if (warp == 0) store_choice(s, p, 0, true);
             return;
@@ -1004,11 +759,14 @@ void decode_out_one_kernel(const OutArgs p, unsigned inverse) {
 
 // ---- the table's functions ----------------------------------------------------------------------
 
-// All widths must be whole vectors, and what every block does for itself must be small.
-static int decode_fits(int N, int C, int F, int E, int K) {
+// All widths must be whole vectors, and what every block does for itself must be small. Codes for
+// several tokens: codes.cu, in bf16.
+static int decode_fits(int N, int C, int F, int E, int K, Format format) {
     enum { WIDEST = Piece<OF_MXFP4>::WIDE };
-    return N <= MAX_TOKENS && C % VECTOR == 0 && F % VECTOR == 0 && N * K <= THREADS && E <= MOST_EXPERTS
-        && in_shared_bytes(N, N * divide_up(C, WIDEST) * WIDEST, E, K) <= SHARED_LIMIT;
+    if (C % VECTOR || F % VECTOR || N * K > THREADS || E > MOST_EXPERTS) return 0;
+    if (format != OF_FLOATX && (K > 32 || F < 64)) return 0;
+    if (format != OF_FLOATX && N > 1) return sizeof(floatX) == 2 ? codes_fit(N, C, F, E, K) : 0;
+    return N <= MAX_TOKENS && in_shared_bytes(N, N * divide_up(C, WIDEST) * WIDEST, E, K) <= SHARED_LIMIT;
 }
 
 static int most_active(int N, int E, int K) { return N * K < E ? N * K : E; }
@@ -1018,6 +776,9 @@ static size_t wide_of(Format f) {
 }
 static size_t shared_row(Format f, int C) { return f == OF_FLOATX ? C : divide_up(C, wide_of(f)) * wide_of(f); }
 
+static size_t row_bytes(Format f, size_t C) {
+    return f == OF_FLOATX ? C * sizeof(floatX) : f == OF_FP8 ? C : C / 2;
+}
 typedef void InKernel(InArgs, int);
 // Kernels for rows of codes, and for long ones; chunks: of rows that they take at once.
 typedef struct { InKernel *kernel; Format format; int chunks; } LongKernel;
@@ -1051,15 +812,10 @@ static void launch_in_one(InKernel *kernel, int blocks_each, const InArgs &p) {
                  (int)slot_blocks);
 }
 static void launch_in(const InArgs &p) {
-    static void (*const kernels[3][2])(InArgs) = {
-        { decode_in_kernel<OF_FLOATX, false>, decode_in_kernel<OF_FLOATX, true> },
-        { decode_in_kernel<OF_FP8, false>, decode_in_kernel<OF_FP8, true> },
-        { decode_in_kernel<OF_MXFP4, false>, decode_in_kernel<OF_MXFP4, true> },
-    };
     const int E = p.router.E, K = p.router.K;
     const size_t pairs = pairs_of(p.O, IS_GATED(p.f)), most = (size_t)context()->sm_count * 2;
     const size_t blocks = min(divide_up(most_active(p.N, E, K) * pairs + pairs_of(p.P, false), WARPS), most);
-    LAUNCH_EARLY(kernels[p.w.format][IS_GATED(p.f)], (unsigned)blocks, THREADS,
+    LAUNCH_EARLY(IS_GATED(p.f) ? decode_in_kernel<true> : decode_in_kernel<false>, (unsigned)blocks, THREADS,
                  in_shared_bytes(p.N, (size_t)p.x_elements, E, K), p);
 }
 
@@ -1070,8 +826,8 @@ static void decode_in(OUT floatX *out, OUT floatX *plain, OUT Choice choice, con
         NULL, decode_in_one_kernel<1>, decode_in_one_kernel<2>, decode_in_one_kernel<3>, decode_in_one_kernel<4>,
         decode_in_one_kernel<5>, decode_in_one_kernel<6>, decode_in_one_kernel<7>, decode_in_one_kernel<8>
     };
-    const int E = router.E, chunks = (int)divide_up(C, CHUNK), row = (int)shared_row(w.format, C);
-    const bool is_long = w.format != OF_FLOATX || (N == 1 && chunks > MAX_CHUNKS);
+    const int E = router.E, chunks = (int)divide_up(C, CHUNK), row = N > 1 ? C : (int)shared_row(w.format, C);
+    const bool coded = w.format != OF_FLOATX, is_long = coded || (N == 1 && chunks > MAX_CHUNKS);
     InArgs p = { out, plain, choice, inp, norm, router, w, plain_w, next, bias, row_bytes(next.format, next_size), NULL,
                  f, N, C, O, P, row, N * row };
     if (!N) return;
@@ -1079,11 +835,13 @@ static void decode_in(OUT floatX *out, OUT floatX *plain, OUT Choice choice, con
                           || router.groups.count > 1)) {
         const size_t x = (size_t)N * C;
         floatX *normed = (floatX *)workspace((x + (size_t)N * E) * sizeof(floatX)), *logits = normed + x;
+        allow_shared(decode_router_kernel, x * sizeof(floatX));
         LAUNCH_EARLY(decode_router_kernel, (unsigned)divide_up((size_t)N * E, WARPS), THREADS, x * sizeof(floatX),
                      normed, logits, p);
         p.inp = normed, p.logits = logits;
     }
-    if (N > 1) launch_in(p);
+    if (N > 1 && coded) decode_in_codes(p);
+    else if (N > 1) launch_in(p);
     else if (is_long) {
         const LongKernel k = long_kernel(w.format, C);
         launch_in_one(k.kernel, long_blocks(k.chunks), p);
@@ -1101,8 +859,6 @@ static void decode_out(OUT floatX *out, const floatX *residual, const floatX *in
         { decode_out_one_kernel<OF_FP8, 2>, decode_out_one_kernel<OF_FP8, 4> },
         { decode_out_one_kernel<OF_MXFP4, 2>, decode_out_one_kernel<OF_MXFP4, 3> },
     };
-    static void (*const kernels[3])(OutArgs) = { decode_out_kernel<OF_FLOATX>, decode_out_kernel<OF_FP8>,
-                                                 decode_out_kernel<OF_MXFP4> };
     const Format f = w.format;
     const int active = most_active(N, E, K), rows = active < WARPS ? WARPS / active : 1;
     const size_t S = (size_t)N * K, shared = (rows * S + 2 * S) * 4 + 2 * S * (N + 1);
@@ -1112,7 +868,8 @@ static void decode_out(OUT floatX *out, const floatX *residual, const floatX *in
     if (N == 1 && K <= 32 && vectors > 1 && K * vectors * vectors >> 32 == 0 && E * O * vectors >> 32 == 0)
         LAUNCH_EARLY(one_token[f][K * vectors > (f == OF_FLOATX ? 4 : 2) * 32], (unsigned)divide_up(O, OUT_WARPS),
                      32 * OUT_WARPS, 0, p, (unsigned)((1ull << 32) / vectors + 1));
-    else LAUNCH_EARLY(kernels[f], (unsigned)divide_up(O, rows), THREADS, shared, p);
+    else if (f != OF_FLOATX) decode_out_codes(p);
+    else LAUNCH_EARLY(decode_out_kernel, (unsigned)divide_up(O, rows), THREADS, shared, p);
 }
 
 PART_OF(DecodeOperations, decode_layer) {
