@@ -124,7 +124,7 @@ static int check_state(const Load *l, void *data, size_t first, size_t n, Error 
 static Load state_part(const FileTensor *f, const Model *m, const Optimizer *o, int tensor, LoadedState *of) {
     const Segment own = optimizer_segment(o, m, tensor);
     const int all = of->kind == STATE_SQUARES || of->kind == STATE_NORMS;
-    const size_t unit = of->kind == STATE_SCALES ? MOMENT_BLOCK : 1;
+    const size_t unit = optimizer_unit(of->kind);
     return (Load){ .tensor = f, .first = all ? 0 : (own.offset - m->manifest.at[tensor].offset) / unit,
                    .count = all ? optimizer_elements(o, m, of->kind, tensor) : own.count / unit, .unit = 1,
                    .raw = of->kind == STATE_CODES,
@@ -175,8 +175,8 @@ static int load_coded(Safetensors *s, const FileTensor *f, const Model *m, const
 static int load_decoded(Safetensors *s, Load *l, const Tensor *t, Error *e) {
     char name[TENSOR_NAME + 16];
     state_name(name, t, STATE_SCALES);
-    l->scales = safetensors_find(s, name), l->unit = MOMENT_BLOCK;
-    const int ok = l->scales && l->scales->count * MOMENT_BLOCK == t->count;
+    l->scales = safetensors_find(s, name), l->unit = optimizer_unit(STATE_SCALES);
+    const int ok = l->scales && l->scales->count * l->unit == t->count;
     return ok || error_set(e, "%s is missing or has another size", name);
 }
 static int is_coded(const Safetensors *s, const Tensor *t) {

@@ -71,7 +71,7 @@ static SaveShardPart part_of(const SaveShard *s, int array, int tensor) {
         return p;
     }
     const Segment own = optimizer_segment(s->optimizer, m, tensor);
-    const size_t unit = array == STATE_SCALES ? MOMENT_BLOCK : 1, end = p.first + p.count;
+    const size_t unit = optimizer_unit(array), end = p.first + p.count;
     p.first = (p.first + unit - 1) / unit;                  /* of scales those whose blocks begin in its piece */
     p.count = p.own = (end + unit - 1) / unit - p.first;
     p.source = optimizer_offset(own, array) + p.first - (own.offset - t->offset) / unit;

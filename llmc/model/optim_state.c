@@ -74,11 +74,12 @@ static size_t shorter_side(const Tensor *t) {
     const int rows = tensor_rows(t), columns = t->shape[t->rank - 1];
     return (size_t)(rows < columns ? rows : columns);
 }
+size_t optimizer_unit(int kind) { return kind == STATE_SCALES ? MOMENT_BLOCK : 1; }
 size_t optimizer_elements(const Optimizer *o, const Model *m, int kind, int i) {
     const Tensor *t = &m->manifest.at[i];
     if (!optimizer_has(o, m, kind, i)) return 0;
     return kind == STATE_NORMS ? 2 : kind == STATE_SQUARES ? t->count / shorter_side(t)
-        : kind == STATE_SCALES ? t->count / MOMENT_BLOCK : t->count;
+        : t->count / optimizer_unit(kind);
 }
 /* Elements of squares before tensor `end`. */
 static size_t squares_before(const Optimizer *o, const Model *m, int end) {
@@ -90,7 +91,7 @@ size_t optimizer_count(const Optimizer *o, const Model *m, int kind) {
     const size_t codes = o->moments == INT8 ? codes_before(o, &m->manifest, m->manifest.range_count) : 0;
     return kind == STATE_V || (kind == STATE_M && o->moments == INT8)
         ? before_range(o, &m->manifest, m->manifest.range_count, o->shards)
-        : kind == STATE_CODES ? codes : kind == STATE_SCALES ? codes / MOMENT_BLOCK
+        : kind == STATE_CODES || kind == STATE_SCALES ? codes / optimizer_unit(kind)
         : kind == STATE_SQUARES ? squares_before(o, m, m->manifest.count)
         : kind == STATE_NORMS ? o->muon.options.absorbs ? 2 * (size_t)m->manifest.count : 0
         : m->manifest.total / (size_t)o->shards;
@@ -146,8 +147,8 @@ void *optimizer_part(const Optimizer *o, int kind) {
 size_t optimizer_offset(Segment own, int kind) {
     const size_t at = own.offset - own.shift;
     return kind == STATE_SQUARES ? own.squares : kind == STATE_NORMS ? own.norms
-        : kind == STATE_M || kind == STATE_CODES ? at - own.shift_m
-        : kind == STATE_SCALES ? (at - own.shift_m) / MOMENT_BLOCK : kind == STATE_V ? at - own.shift_v : at;
+        : kind == STATE_M || kind == STATE_CODES || kind == STATE_SCALES ? (at - own.shift_m) / optimizer_unit(kind)
+        : kind == STATE_V ? at - own.shift_v : at;
 }
 Dtype optimizer_type(const Optimizer *o, int kind) {
     return kind == STATE_CODES ? INT8 : kind == STATE_SCALES ? FLOATX : kind >= STATE_SQUARES ? REAL

@@ -89,6 +89,7 @@ size_t      optimizer_count(const Optimizer *o, const Model *m, int kind);      
 size_t      optimizer_elements(const Optimizer *o, const Model *m, int kind, int i);    /* those of tensor i in full, */
 Segment     optimizer_segment(const Optimizer *o, const Model *m, int i);   /* and its part of tensor i in the model; */
 Segment     optimizer_stored(const Model *m, int i, Segment s);     /* such a part in this rank's memory */
+size_t      optimizer_unit(int kind);       /* elements of a tensor for each: MOMENT_BLOCK of scales, else 1 */
 size_t      optimizer_offset(Segment own, int kind);        /* where the shard has its state, in elements */
 Dtype       optimizer_type(const Optimizer *o, int kind);
 size_t      optimizer_element(const Optimizer *o, const Model *m, int kind);    /* bytes */
