@@ -17,7 +17,6 @@ int quick;
 static int passed, failed, skipped, verbose, stop_at_first;
 static const char *only_device = "*", *only_operation = "";
 static const char *group = "";
-static int part = 1, parts = 1;
 static char folder[] = "/tmp/moe-tests-XXXXXX";
 static uint64_t state = 1, first_state = 1;        /* of uniform(); at the beginning of a part */
 enum { MOST_SECONDS = 3600 };               /* of a group: many minutes under compute-sanitizer, else one */
@@ -91,10 +90,6 @@ double uniform(void) {
 double normal(void) { return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform()); }
 
 double cpu_seconds(void) { return (double)clock() / CLOCKS_PER_SEC; }
-int in_part(void) {
-    static int next;
-    return next++ % parts == part - 1;
-}
 
 const char *wanted(void) { return only_operation; }
 int is_wanted(const char *operation) { return !strncmp(operation, only_operation, strlen(only_operation)); }
@@ -182,7 +177,7 @@ static void run_group(int g, uint64_t seed) {
 }
 
 static const char usage[] =
-    "usage: run_tests [-v] [-q] [-f] [-d DEVICE] [-k NAME] [-s SEED] [-p I/N] [GROUP...]\n"
+    "usage: run_tests [-v] [-q] [-f] [-d DEVICE] [-k NAME] [-s SEED] [GROUP...]\n"
     "Runs the groups of tests, without GROUP all of them. Start it from the folder of the Makefile.\n"
     "  -v         print every check, and how long each part of a group took\n"
     "  -q         quick: fewer and smaller cases\n"
@@ -190,7 +185,6 @@ static const char usage[] =
     "  -d DEVICE  only devices of this pattern ('cuda-*'), in the groups kernels, comm, gpu, ladder, soak and large\n"
     "  -k NAME    only what begins with NAME: operations of the group kernels, parts of others (-v names them)\n"
     "  -s SEED    seed of random numbers, to repeat a run\n"
-    "  -p I/N     part I of N of the groups kernels and ladder, to split the work among processes\n"
     "  -fault     no tests, but an error of the GPU that -d names\n"
     "groups:";
 static _Noreturn void explain(FILE *to, int code) {
@@ -220,12 +214,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "-k") && i + 1 < argc) only_operation = argv[++i];
         else if (!strcmp(argv[i], "-fault")) fault = 1;
         else if (!strcmp(argv[i], "-s") && i + 1 < argc) seed = strtoull(argv[++i], NULL, 10);
-        else if (!strcmp(argv[i], "-p") && i + 1 < argc) {
-            if (sscanf(argv[++i], "%d/%d", &part, &parts) != 2 || part < 1 || part > parts) {
-                fprintf(stderr, "-p: I/N\n");
-                return 2;
-            }
-        } else if (!strcmp(argv[i], "-h") || !strcmp(argv[i], "--help")) explain(stdout, 0);
+        else if (!strcmp(argv[i], "-h") || !strcmp(argv[i], "--help")) explain(stdout, 0);
         else if (find_group(argv[i]) == GROUPS) {
             fprintf(stderr, "%s: no option or group\n", argv[i]);
             explain(stderr, 2);

@@ -28,7 +28,6 @@ double normal(void);
  * BUSY times late: such a limit only tells what ends from what hangs. */
 double cpu_seconds(void);
 enum { BUSY = 15 };
-int in_part(void);                                          /* does the next case belong to this process? (-p I/N) */
 /* Runs a call of a test function, a part of a group, unless -k asks for others. Random numbers
  * begin anew, so that a part does alone what it does among others. */
 #define PART(call) do { if (part_begins(#call)) { call; part_ends(#call); } } while (0)

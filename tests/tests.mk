@@ -10,7 +10,7 @@ SHARED  := $B/tests/ops/cases.o $B/tests/ops/cost.o $B/tests/model/trainee.o
 # How many jobs mutate, fuzz and platforms start.
 JOBS := $(or $(JOBS),$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
 # Parts that need nothing of each other, so that make -j2 runs two at a time: the longest first. run_tests is two of them.
-TEST_PARTS := test_groups test_programs test_smoe test_cases test_web test_report test_readers
+TEST_PARTS := test_programs test_groups test_kernels test_smoe test_web test_report test_readers
 .PHONY: run_tests test bench_once $(TEST_PARTS) test_tutorial tutorial test_gpu \
         test_faults faults sanitize races addresses cuda_check emulate quick bench pays race ladder mutate fuzz fuzz_targets platforms ci size
 
@@ -33,9 +33,9 @@ quick: run_tests
 test: $(TEST_PARTS)
 $(TEST_PARTS) test_faults: run_tests train_moe infer_moe bench_moe
 test_groups:
-	@./run_tests -p 1/2
-test_cases:
-	@./run_tests -p 2/2 kernels ladder
+	@./run_tests $(filter-out kernels ladder,$(shell ./run_tests -h | sed -n 's/^groups://p'))
+test_kernels:
+	@./run_tests kernels ladder
 test_programs test_faults test_report test_web test_smoe test_readers test_tutorial: test_%:
 	@sh tests/$*.sh
 test_tutorial: train_moe infer_moe

@@ -72,11 +72,10 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
             for (int k = 0; k < K; k++) {
                 int best = -1;
                 for (int e = 0; e < E; e++) {
-                    int taken = 0;
-                    for (int j = 0; j < k; j++) taken |= chosen[j] == e;
-                    if (taken) continue;
-                    if (best < 0 || score[e] > score[best]
-                        || (score[e] == score[best] && R(x[e]) > R(x[best]))) best = e;
+                    int wins = best < 0 || score[e] > score[best]
+                        || (score[e] == score[best] && R(x[e]) > R(x[best]));
+                    for (int j = 0; j < k && wins; j++) wins = chosen[j] != e;
+                    if (wins) best = e;
                 }
                 chosen[k] = forced ? (int)(((size_t)n*K + (size_t)k) % (size_t)E) : best;
             }

@@ -1580,7 +1580,7 @@ static void each_of_routing(const Visit *v) {
         V(v, router_forward(s, scores, 0, 0, 1));
         V(v, router_forward(s, scores, 1, 0, 0));
         V(v, router_forward(s, scores, 0, 1, 0));
-        const int one_of = s->B * s->T * s->E > 1 << 18 ? 4 : 1;       /* large ones take long */
+        const int one_of = s->B * s->T * s->E > 1 << 16 ? 4 : 1;       /* large ones take long */
         for (int count = 2; count <= 4; count++)                /* half of the groups or more, enough for K experts */
             for (int chosen = (count + 1) / 2; chosen < count; chosen++) for (int by_best = 0; by_best < 2; by_best++)
                 if (s->E % count == 0 && s->E / count > 1 && s->E / count * chosen >= s->K
@@ -1621,7 +1621,8 @@ static void each_in_8_bits(const Visit *v) {
     V(v, fp8_weight(s, C, F));
     V(v, fp8_up_forward(s));
     V(v, fp8_cross_entropy(s, 3 * FP8_BLOCK, 0));
-    if (v->all) V(v, fp8_cross_entropy(s, 66 * FP8_BLOCK, 1));          /* more than a block of threads at a time */
+    if (v->all && s->B * s->T < 100)                        /* wide rows: more than a block of threads at a time */
+        V(v, fp8_cross_entropy(s, 66 * FP8_BLOCK, 1));
     for (int exact = 0; exact <= v->all; exact++) {
         V(v, fp8_linear(s, F, C, exact));                       /* down */
         V(v, fp8_linear(s, 2 * F, C, exact));                   /* the input gradient */
