@@ -1,8 +1,7 @@
 /* layers.h: the benchmarks besides single operations: layers and attention as papers report them,
  * training steps, the rungs of kernels/ladder, rounded routing; and the timing that they have in
  * common. */
-#ifndef LAYERS_H
-#define LAYERS_H
+#pragma once
 #include "tests/model/trainee.h"
 
 /* Seconds of copies that move COPY_LEAST << i bytes, counting reads and writes. */
@@ -66,4 +65,3 @@ double calls_ms(const Device *d, void (*work)(void *), void *of, int runs, int c
 /* Normal numbers times scale. A prime number of them is drawn and repeated, which is fast and gives
  * no two equal rows. */
 void fill_normal(const Device *dev, floatX *to, size_t n, uint64_t key, double scale);
-#endif

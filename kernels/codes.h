@@ -1,7 +1,6 @@
 /* codes.h: numbers in 8 and 4 bits (Fp8, Weight, Momentum in kernels.h) with the same bits on all
  * devices. Hoppers have instructions for some of it. */
-#ifndef KERNELS_CODES_H
-#define KERNELS_CODES_H
+#pragma once
 #include "kernels.h"
 #include "random.h"
 #include <math.h>
@@ -56,4 +55,3 @@ ON_BOTH static inline int8_t moment_code(float x, float inverse, uint32_t random
     const float code = fmaf(x, inverse, (float)random / 65536);
     return (int8_t)floorf(code < 127 ? code : 127);
 }
-#endif

@@ -16,8 +16,7 @@
  *     how ranks are spread over processes. NCCL's own order depends on sizes and machine only;
  *   - does nothing if size is 1, but scatter_add adds x to shard, and all_gather copies mine to x;
  *   - returns no error when a rank is lost: llmc/ranks/group.h watches all and ends the process. */
-#ifndef COMM_H
-#define COMM_H
+#pragma once
 #include "kernels.h"
 
 /* Collective operations on host memory, which transports use, too. Filled by llmc/ranks/group.c. */
@@ -62,4 +61,3 @@ struct Comm {
     const char *(*error)(Comm *c);              /* why pending operations will never finish, or NULL; from any thread */
     void (*close)(Comm *c);                         /* after all ranks are done; waits for queued operations */
 };
-#endif

@@ -1,7 +1,6 @@
 /* compound.h: the compound operations of kernels.h, made of other operations: for devices without
  * kernels for them, and for sizes that a device's kernels do not take. */
-#ifndef KERNELS_COMPOUND_H
-#define KERNELS_COMPOUND_H
+#pragma once
 #include "kernels.h"
 #ifdef __cplusplus
 extern "C" {
@@ -18,5 +17,4 @@ void compound_add_norm_backward(const Device *d, ACC floatX *dresid, ACC real *d
                                 const real *rstd, int N, int C);
 #ifdef __cplusplus
 }
-#endif
 #endif

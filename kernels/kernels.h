@@ -24,8 +24,7 @@
  *
  * Errors are relative to the same operation in f64 on the same inputs, for f32 (eps = 2^-24) and
  * for bf16 (eps = 2^-8, one rounding of each stored value); "exact" means bit for bit. */
-#ifndef KERNELS_H
-#define KERNELS_H
+#pragma once
 #include <stddef.h>
 #include <stdint.h>
 
@@ -769,4 +768,3 @@ static inline size_t dtype_size(const Device *dev, Dtype s) {
 /* The i-th device, best first; NULL past the end. First called before there are threads. */
 const Device *device_list(int i);
 const Device *device_find(const char *name);    /* NULL if this build has no device of that name */
-#endif

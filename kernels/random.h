@@ -1,7 +1,6 @@
 /* random.h: random bits as a function of (key, index), the same on the host, CPUs and GPUs: no
  * state to save or to keep in step. Mixed by the finalizer of splitmix64 (Steele et al. 2014). */
-#ifndef KERNELS_RANDOM_H
-#define KERNELS_RANDOM_H
+#pragma once
 #include <stdint.h>
 
 #ifdef __CUDACC__
@@ -37,4 +36,3 @@ ON_BOTH static inline uint64_t pair_bits(int before, int token, uint64_t index) 
 ON_BOTH static inline int pair_row(int before, int token, int rows) {
     return (int)((pair_bits(before, token, (uint64_t)1 << 32) >> 33) % (uint64_t)rows);
 }
-#endif

@@ -1,6 +1,5 @@
 /* round.h: how all devices round routing: the rows an expert keeps, and how it ranks tokens. */
-#ifndef KERNELS_ROUND_H
-#define KERNELS_ROUND_H
+#pragma once
 #include "kernels.h"
 #include "random.h"
 
@@ -25,4 +24,3 @@ ON_BOTH static inline uint32_t score_order(float score) {
 ON_BOTH static inline uint64_t rank_of(int chose, float score, int token) {
     return (uint64_t)(chose != 0) << 63 | (uint64_t)score_order(score) << 32 | (uint32_t)~token;
 }
-#endif

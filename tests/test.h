@@ -1,7 +1,6 @@
 /* test.h: what every test file uses. A test calls check() and its relatives; main.c runs the groups
  * and prints `N passed, N failed`. Comparisons are written so that NaN fails. */
-#ifndef TEST_H
-#define TEST_H
+#pragma once
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -87,4 +86,3 @@ void gpu_fault(void);                                       /* not a test: ends 
 void test_ladder(void);                                     /* ops/test_ops.c */
 void test_soak(void);                                       /* ops/test_large.c */
 void test_large(void);
-#endif

@@ -1,6 +1,5 @@
 /* expert.h: the gated nonlinearity, for expert.c and fp8.c. */
-#ifndef EXPERT_H
-#define EXPERT_H
+#pragma once
 #include "impl.h"
 
 static inline real fast_sigmoid(real x) { return 1 / (1 + fast_exp(-x)); }
@@ -26,4 +25,3 @@ static inline SwigluGradient clamped_swiglu_backward(real g, real u, real v, rea
     const real dg = w * v * up * s * (1 + (real)CLAMPED_SLOPE * gate * (1 - s)), du = w * v * silu;
     return (SwigluGradient){ v * silu * up, w * silu * up, g > limit ? 0 : dg, u > limit || u < -limit ? 0 : du };
 }
-#endif

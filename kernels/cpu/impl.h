@@ -1,7 +1,6 @@
 /* impl.h: included by every file of kernels/cpu/, each of which is compiled once per number type.
  * Values are computed as real and stored as floatX: R(x) reads one, X(r) makes one. */
-#ifndef IMPL_H
-#define IMPL_H
+#pragma once
 #define KERNELS_IMPLEMENTATION
 #include <stdint.h>
 #include <stdio.h>
@@ -117,4 +116,3 @@ static inline real fast_exp(real x) {
     return x < -87.0f ? 0.0f : x == x ? y : x;                       /* NaN stays NaN */
 #endif
 }
-#endif

@@ -1,6 +1,5 @@
 /* matmul.h: products that only other operations use; OpenMP's functions, without it too. */
-#ifndef MATMUL_H
-#define MATMUL_H
+#pragma once
 #include "impl.h"
 #if defined(_OPENMP)
 #include <omp.h>
@@ -16,4 +15,3 @@ void DEVICE(symmetric_product)(OUT floatX *out, const floatX *x, int rows, int c
 void DEVICE(product)(OUT floatX *out, const floatX *a, const floatX *b, int rows, int k, int columns);
 /* The elements below the diagonal of x (k,k) become those above. */
 void DEVICE(complete_symmetric)(floatX *x, size_t k);
-#endif

@@ -1,6 +1,5 @@
 /* sum.h: sums of many numbers, and what that of the gradients' squares decides. */
-#ifndef SUM_H
-#define SUM_H
+#pragma once
 #include "impl.h"
 
 typedef enum { PLAIN, SQUARED, SQUARED_FLOATX } Summand;
@@ -8,4 +7,3 @@ double DEVICE(sum_of)(const void *x, size_t n, Summand term);
 
 /* What clipping multiplies gradients by. Negative: their norm is not finite; nothing changes. */
 real DEVICE(gradient_scale)(real sq_norm, float clip);
-#endif

@@ -2,8 +2,7 @@
  * implementations. Each rung adds one idea to the one before; the last is what kernels/cuda/ or
  * kernels/cpu/ runs. A rung has the arguments of its operation, for bf16 on GPUs and f32 on CPUs,
  * and must pass the same cases (run_tests ladder). README.md: ideas; `make ladder`: times. */
-#ifndef LADDER_H
-#define LADDER_H
+#pragma once
 #include "kernels/kernels.h"
 
 /* Operations with ladders, as in kernels.h; a row of attention is one sample: position is NULL. */
@@ -49,4 +48,3 @@ int ladder_uniform(Device *d, const Device *base);
 /* For tests, on the GPU that is open: fills all shared memory with NaN, as floats, and -1, as
  * integers. A kernel that reads what it has not written then finds these. */
 void ladder_poison(void);
-#endif

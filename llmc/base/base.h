@@ -3,8 +3,7 @@
  * Errors. A library function reports a problem by returning 0 or NULL and filling an Error. The
  * caller that knows what the user asked for calls fail(), with a message that says what was found,
  * what was expected and what to do. */
-#ifndef BASE_H
-#define BASE_H
+#pragma once
 #include "print.h"
 
 enum {                                  /* exit codes of both programs */
@@ -92,4 +91,3 @@ uint32_t crc32c_combine(uint32_t a, uint32_t b, uint64_t bytes);
 typedef struct { uint64_t bytes; uint32_t crc; } FileSum;
 typedef struct { uint64_t at; FileSum sum; } FilePart;
 int file_sum(FilePart *parts, size_t count, FileSum *sum);
-#endif

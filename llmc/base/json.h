@@ -3,8 +3,7 @@
  * leading zeros, nothing after the value, at most JSON_DEPTH levels. Time is linear in the text
  * (n log n in the keys of an object), stack use constant. Integers of 64 bits are exact; other
  * numbers are doubles and must be finite. The locale has no influence. */
-#ifndef JSON_H
-#define JSON_H
+#pragma once
 #include "text.h"
 
 enum { JSON_DEPTH = 64 };
@@ -80,4 +79,3 @@ int json_read_string(const JsonValue *v, const char *name, const char **x, Error
  * adds it and the closing brace. json_sealed: 0 and e if it is wrong; 1: right or absent. */
 void json_seal(Text *t);
 int  json_sealed(const char *text, size_t bytes, Error *e);
-#endif

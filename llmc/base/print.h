@@ -1,6 +1,5 @@
 /* print.h: UTF-8, and printing of text from outside. Errors are reported through it, too. */
-#ifndef PRINT_H
-#define PRINT_H
+#pragma once
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -33,4 +32,3 @@ void text_wrap(FILE *to, int column, int width, const char *margin, const char *
 
 /* Columns of the terminal: as it says, else $COLUMNS, else 80. 0: this is no terminal. */
 int  terminal_width(int fd);
-#endif

@@ -1,7 +1,6 @@
 /* random.h: random numbers as a function of (key, index): the number drawn for sample 17 of step 4
  * does not depend on the rank, the thread or the order. The bits come from kernels/random.h. */
-#ifndef RANDOM_H
-#define RANDOM_H
+#pragma once
 #include <math.h>
 #include <stddef.h>
 #include "kernels/random.h"
@@ -12,4 +11,3 @@ static inline double random_normal(uint64_t key, uint64_t index) {       /* Box 
 }
 /* values[i] = scale * random_normal(key, first + i) up to the precision of a float; much faster. */
 void random_normals(uint64_t key, uint64_t first, size_t n, double scale, double *values);
-#endif

@@ -1,6 +1,5 @@
 /* sha256.h: SHA-256 (FIPS 180-4) and HMAC-SHA-256 (RFC 2104), which prove knowledge of a secret. */
-#ifndef SHA256_H
-#define SHA256_H
+#pragma once
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,4 +13,3 @@ void hmac_sha256(const void *key, size_t key_bytes, const void *data, size_t byt
 
 /* 1: equal. Takes the same time wherever they differ: proofs cannot be guessed byte by byte. */
 int same_in_constant_time(const void *a, const void *b, size_t bytes);
-#endif

@@ -1,6 +1,5 @@
 /* text.h: a text builder, used for everything that is written; it does not depend on the locale. */
-#ifndef TEXT_H
-#define TEXT_H
+#pragma once
 #include "base.h"
 
 /* A string that grows. Start with {0}; `at`: NULL, later the text and a NUL; free() it. */
@@ -16,4 +15,3 @@ void text_add_real(Text *t, double x);      /* the same, but a point or an expon
 int text_is_white(char c);                                  /* blanks, tabs, ends of lines and pages */
 int text_is_blank(const char *text, size_t bytes);          /* nothing else is in it */
 double text_strtod(const char *text, char **end);                   /* strtod with a decimal point in every locale */
-#endif

@@ -1,6 +1,5 @@
 /* bpe.h: trains a byte-level BPE tokenizer (Sennrich et al. 2016, arXiv 1508.07909; GPT-2). */
-#ifndef BPE_H
-#define BPE_H
+#pragma once
 #include "documents.h"
 #include "tokenizer.h"
 
@@ -14,4 +13,3 @@ enum { BPE_MIN = 257, BPE_MAX = 1 << 20 };
  * document ends. show: progress on stderr. NULL and e: the pattern is unknown, or too few pairs
  * occur twice. */
 Tokenizer *bpe_train(const Document *text, size_t documents, int tokens, const char *pattern, int show, Error *e);
-#endif

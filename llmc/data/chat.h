@@ -12,8 +12,7 @@
  * members of "chat_template_kwargs". A key that the template does not read, and that may matter, is
  * an error, and so is a message of which nothing is written. A message with "weight": 0 or false is
  * not learned. */
-#ifndef CHAT_H
-#define CHAT_H
+#pragma once
 #include "jinja.h"
 #include "tokenizer.h"
 
@@ -62,4 +61,3 @@ int64_t chat_encode(const Chat *c, const Tokenizer *t, const JsonValue *talk, in
  * turns and a cache can keep it. A first system message stays, and so does the last question. Sets
  * *first; returns how many, 0 if none can go. */
 size_t chat_oldest(const JsonValue *messages, size_t *first);
-#endif

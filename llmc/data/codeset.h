@@ -1,6 +1,5 @@
 /* codeset.h: sets of characters (code points), as sorted ranges that neither touch nor overlap. */
-#ifndef CODESET_H
-#define CODESET_H
+#pragma once
 #include <stddef.h>
 #include <stdint.h>
 
@@ -15,4 +14,3 @@ void codeset_join(CodeSet *s, const CodeSet *other);            /* adds all of i
 void codeset_invert(CodeSet *s);
 void codeset_cross(CodeSet *s, const CodeSet *other);           /* keeps what is in both */
 int  codeset_has(const CodeSet *s, uint32_t code);
-#endif

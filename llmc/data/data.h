@@ -26,8 +26,7 @@
  * Conversations (chat.h) are samples of their own: a row has as many as fit, one after another
  * (packing.c), their positions begin at 0, and only what the assistant says is a target. So are
  * prompts with their completions. In a file that holds any its texts are samples, too. */
-#ifndef DATA_H
-#define DATA_H
+#pragma once
 #include "llmc/base/base.h"
 #include "chat.h"
 #include "tokenizer.h"
@@ -95,4 +94,3 @@ int64_t     data_counted(const Data *data, int64_t first, int B, int T, uint64_t
  * exactly once. Past the end of a file or of the last batch, inputs are 0 and targets -2. */
 int64_t     data_validation_batches(const Data *data, int B, int T);
 int data_validation(const Data *data, int64_t first, int B, int T, int *inputs, int *targets, int *positions, Error *e);
-#endif

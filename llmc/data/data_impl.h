@@ -1,6 +1,5 @@
 /* data_impl.h: what a Data is, for data.c (samples) and data_open.c (files). */
-#ifndef DATA_IMPL_H
-#define DATA_IMPL_H
+#pragma once
 #include "chat.h"
 #include "data.h"
 #include "documents.h"
@@ -47,4 +46,3 @@ int data_load_tokenizer(const DataRequest *request, Tokenizer **tokenizer, Error
 
 /* token_cache.c */
 int cache_read(Data *d, const char *folder, Tokenizer **tokenizer);    /* 0: there is none, or of other data */
-#endif

@@ -1,7 +1,6 @@
 /* documents.h: texts as files hold them: one document in a text file, one in each file of a folder,
  * one in each line of a JSONL file. They stay in memory until they are encoded. */
-#ifndef DOCUMENTS_H
-#define DOCUMENTS_H
+#pragma once
 #include "jobs.h"
 
 typedef struct Chat Chat;               /* chat.h */
@@ -38,4 +37,3 @@ int  source_refuse(const Source *s, const Document *record, const char *why, Err
  * nothing to split. Free both. */
 typedef struct { Document *at; size_t count; } Documents;
 int  source_hold_out(const Source *s, Documents *train, Documents *held_out);
-#endif

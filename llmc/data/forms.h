@@ -8,8 +8,7 @@
  * Every key of a record and of a message is used, or known to mean nothing to training, or refused
  * by name: nothing that changes meaning is left out without a word. (Beside a text, keys that no
  * form has are the data set's own and left out.) A key that is null is taken for absent. */
-#ifndef FORMS_H
-#define FORMS_H
+#pragma once
 #include "llmc/base/json.h"
 
 typedef struct { const char *at; size_t bytes; } Words;
@@ -38,4 +37,3 @@ int  form_read(Form *f, Json *record, const char *field, Error *e);
 int  form_read_chat(Form *f, Json *json, const JsonValue *messages, const JsonValue *tools, Error *e);
 int  form_is_harmless(const JsonValue *member);         /* do data sets have such keys for their own purposes? */
 int  forms_held(const char *text, size_t bytes);        /* is it several records, of which the first has a form? */
-#endif

@@ -11,8 +11,7 @@
  * the program is read, with its name and line. Programs read no files; time, memory (64 MB) and
  * depth are bounded. Differences from Python: integers have 64 bits, and the case of letters
  * outside ASCII cannot be changed; both are errors. */
-#ifndef JINJA_H
-#define JINJA_H
+#pragma once
 #include "llmc/base/json.h"
 #include "origin.h"
 #include <time.h>
@@ -33,4 +32,3 @@ typedef struct { const char *name; const JsonValue *value; VariableKind kind; } 
  * e. */
 int jinja_run(const Jinja *j, const JinjaVariable *variables, int n, const struct tm *date, Text *text, Text *origins,
               Error *e);
-#endif

@@ -1,6 +1,5 @@
 /* jinja_method.h: attributes, indices, and the methods of strings, lists and dicts. */
-#ifndef JINJA_METHOD_H
-#define JINJA_METHOD_H
+#pragma once
 #include "jinja_value.h"
 
 /* What a call, a filter or a test is given: positions first, then names, each once. */
@@ -13,4 +12,3 @@ Value method_call(Work *w, const Method *m, const Args *a);
 Value str_format(Work *w, Str format, const Value *v);              /* format % v */
 Value value_attribute(Work *w, const Value *v, const char *name);   /* v.name */
 Value value_index(Work *w, const Value *v, const Value *key);       /* v[key] */
-#endif

@@ -1,6 +1,5 @@
 /* jinja_parse.h: a chat template as a tree. */
-#ifndef JINJA_PARSE_H
-#define JINJA_PARSE_H
+#pragma once
 #include "jinja_value.h"
 
 typedef enum {
@@ -32,4 +31,3 @@ typedef struct Jinja Jinja;
 struct Jinja { Work work; Node *program; Name *names; int has_generation; };
 int jinja_parse(Jinja *j, const char *text, size_t bytes);       /* 0: work.e says why */
 const char *jinja_name(const Jinja *j, const char *text);        /* NULL: the program has no such name */
-#endif

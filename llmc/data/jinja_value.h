@@ -1,7 +1,6 @@
 /* jinja_value.h: what running a chat template is made of: memory with a limit, values as Python has
  * them, and strings that remember the origins of their bytes. */
-#ifndef JINJA_VALUE_H
-#define JINJA_VALUE_H
+#pragma once
 #include "llmc/base/json.h"
 #include "origin.h"
 #include <setjmp.h>
@@ -107,5 +106,3 @@ void out_value(Work *w, const Value *v);                /* as Python's str */
 Str  value_text(Work *w, const Value *v);               /* the same as a string */
 typedef struct { int64_t indent; int ascii, sorted; Str item, key; } JsonStyle;      /* indent < 0: on one line */
 void out_json(Work *w, const Value *v, const JsonStyle *style, int depth);
-
-#endif

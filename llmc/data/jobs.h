@@ -1,6 +1,5 @@
 /* jobs.h: documents as work for threads that encode them, or count their words. */
-#ifndef JOBS_H
-#define JOBS_H
+#pragma once
 #include "llmc/base/base.h"
 
 /* is_record: 0: a text; else it is JSON of forms.h, as follows, from this line of its file on. */
@@ -17,4 +16,3 @@ size_t documents_jobs(const Document *documents, size_t count, int divisible, Jo
 
 /* The piece of the job's document i. last: it ends with the document. */
 Document job_piece(const Job *job, size_t i, int *last);
-#endif

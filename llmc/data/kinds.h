@@ -1,6 +1,5 @@
 /* kinds.h: recognizes files that were given as text but are something else. */
-#ifndef KINDS_H
-#define KINDS_H
+#pragma once
 #include "llmc/base/base.h"
 
 /* NULL: maybe text. Else what it is, by its bytes; *remedy: advice, or a command (%s: the file). */
@@ -12,4 +11,3 @@ int kind_is_table(const char *what);                    /* Parquet or Arrow: who
 
 /* Does a text look like JSON: an object or array to its end? */
 int kind_is_json(const char *text, size_t bytes);
-#endif

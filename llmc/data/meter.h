@@ -1,7 +1,6 @@
 /* meter.h: shows the progress of long work on stderr: nothing in the first second, then a line that
  * is rewritten, or off a terminal one every ten seconds; at last the time. */
-#ifndef METER_H
-#define METER_H
+#pragma once
 #include <stdint.h>
 
 typedef struct { const char *what, *unit; int64_t all, done; double began, shown; int visible, on_terminal; } Meter;
@@ -10,4 +9,3 @@ void meter_begin(Meter *m, int visible, const char *what, int64_t all, const cha
 void meter_add(Meter *m, int64_t done);                 /* from any thread */
 void meter_end(Meter *m);
 void meter_clear(Meter *m);                             /* instead: the line on a terminal is erased */
-#endif

@@ -11,8 +11,7 @@
  * match takes one step for each character that it reads. Source: R. Cox, Regular Expression
  * Matching in the Wild, 2010 (a state is a list of threads in order of priority). A pattern that
  * needs more than 8 MB is refused. A byte that is not UTF-8 counts as U+FFFD. */
-#ifndef PATTERN_H
-#define PATTERN_H
+#pragma once
 #include "llmc/base/base.h"
 
 typedef struct Pattern Pattern;
@@ -37,4 +36,3 @@ typedef struct {
 typedef struct { size_t from, to; } Match;
 enum { MATCHES = 64 };                  /* as many at a time as are good for speed */
 size_t   pattern_next(PatternSearch *search, Match *to, size_t most);
-#endif

@@ -1,6 +1,5 @@
 /* pattern_parse.h: the program that a regular expression (pattern.h) becomes. */
-#ifndef PATTERN_PARSE_H
-#define PATTERN_PARSE_H
+#pragma once
 #include "codeset.h"
 #include "llmc/base/base.h"
 
@@ -20,4 +19,3 @@ typedef struct {
 /* is_text: no regular expression, the text itself. 0 and e: what is not supported, or wrong. */
 int  pattern_parse(PatternProgram *p, const char *regex, size_t bytes, int is_text, Error *e);
 void pattern_program_free(PatternProgram *p);
-#endif

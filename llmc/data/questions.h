@@ -14,8 +14,7 @@
  * Texts are encoded as lm-eval does: context and choice as one text, with a space between them
  * unless there is white space already; what remains after the context's own number of tokens is the
  * choice's. A context without tokens becomes the token that begins a text (tokenizer_first). */
-#ifndef QUESTIONS_H
-#define QUESTIONS_H
+#pragma once
 #include "tokenizer.h"
 
 typedef struct {
@@ -37,4 +36,3 @@ void questions_free(Questions *q);
 /* Removes tokens at the beginning of contexts, so that a model of `context` tokens sees each choice
  * to its end. *cut: questions that lost any. 0 and e: a choice alone is longer. */
 int  questions_cut(Questions *q, const char *path, int context, size_t *cut, Error *e);
-#endif

@@ -1,7 +1,6 @@
 /* records.h: the JSON values that a data file consists of: one in each line (JSON Lines), the
  * elements of an array, or one after another, each over several lines. */
-#ifndef RECORDS_H
-#define RECORDS_H
+#pragma once
 #include "llmc/base/base.h"
 
 typedef struct { const char *at; size_t bytes, line; } Record;         /* line: in which it begins, from 1 */
@@ -16,4 +15,3 @@ int records_named(const char *path);
  * own JSON is not checked. 0 and a message with the line: no records, or an end is missing;
  * free(r->at) in any case. */
 int records_find(Records *r, const char *text, size_t bytes, Error *e);
-#endif

@@ -1,6 +1,5 @@
 /* segment.h: tokens in a file or in memory, and the rows of conversations. */
-#ifndef SEGMENT_H
-#define SEGMENT_H
+#pragma once
 #include "llmc/base/base.h"
 
 /* Samples that share rows of T inputs and targets (packing.c): n inputs of n+1 tokens. */
@@ -49,4 +48,3 @@ void packing_free(Packing *p);
 enum { NO_TOKEN = -2 };                 /* the target of what fills a row */
 /* Fills one row; the rest of it has input 0, target NO_TOKEN and position 0, ... */
 int  packing_row(const Segment *p, int64_t row, int T, int *inputs, int *targets, int *positions, Error *e);
-#endif

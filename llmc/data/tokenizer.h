@@ -15,8 +15,7 @@
  * gives a space for U+2581, and its newer spelling (Metaspace) has the same ids for a text with and
  * without one leading space, and gives back the one without. What encodes adds no token in front of
  * a text, but for documents: tokenizer_begin does. */
-#ifndef TOKENIZER_H
-#define TOKENIZER_H
+#pragma once
 #include "jobs.h"
 #include "meter.h"
 #include "llmc/base/base.h"
@@ -93,4 +92,3 @@ const char *tokenizer_added(const Tokenizer *t, int id, size_t *bytes);
 const char *tokenizer_shown(const Tokenizer *t, int id, size_t *bytes);
 /* The bytes of all of them, NUL at the end; free it. */
 char  *tokenizer_decode(const Tokenizer *t, const int *ids, size_t n, size_t *bytes);
-#endif

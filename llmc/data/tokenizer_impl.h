@@ -1,6 +1,5 @@
 /* tokenizer_impl.h: what a Tokenizer is, for tokenizer.c and tokenizer_json.c. */
-#ifndef TOKENIZER_IMPL_H
-#define TOKENIZER_IMPL_H
+#pragma once
 #include "tokenizer.h"
 #include "codeset.h"
 #include "pattern.h"
@@ -52,4 +51,3 @@ struct Tokenizer {
 void   tokenizer_normalize(const Tokenizer *t, const char *s, size_t n, Text *out);
 Merge *tokenizer_merge(const Tokenizer *t, uint64_t pair);      /* its entry, or the free one where it belongs */
 uint32_t tokenizer_byte_code(int byte);                         /* the character for a byte in a byte-level file */
-#endif

@@ -1,6 +1,5 @@
 /* unicode.h: Unicode's properties of characters, normalization forms C and D (UTF-8: text.h). */
-#ifndef UNICODE_H
-#define UNICODE_H
+#pragma once
 #include "codeset.h"
 #include "llmc/base/text.h"
 
@@ -9,4 +8,3 @@
 int  unicode_add(CodeSet *out, const char *name, size_t n);
 /* Appends s in normalization form C, or, without composing, D. */
 void unicode_normalize(Text *out, const char *s, size_t n, int composes);
-#endif

@@ -2,8 +2,7 @@
  * General categories, \s, \w and scripts as tokenizers 0.23.3 sees them; canonical
  * decompositions and combining classes of Unicode 14.0.0. Hangul syllables are left to
  * arithmetic. */
-#ifndef UNICODE_TABLE_H
-#define UNICODE_TABLE_H
+#pragma once
 #include <stdint.h>
 
 #define UNICODE_CATEGORIES "LuLlLtLmLoMnMcMeNdNlNoPcPdPsPePiPfPoSmScSkSoZsZlZpCcCfCoCn"
@@ -898,4 +897,3 @@ static const uint16_t unicode_compositions[] = {
     990, 991, 992, 994, 995, 996, 997, 998, 1493, 1494, 1495, 1496, 1497, 1498, 1499, 1501, 1500, 1502, 1503, 1504,
     1505,
 };
-#endif

@@ -11,8 +11,7 @@
  * run.json has a seal (json.h), and the sizes and CRC-32Cs of the other two files and of the output
  * folder's tokenizer.json. If a file is damaged, the checkpoint before it is used. Nothing in the
  * files depends on the number of devices. Promises and tests: docs/reliability.md. */
-#ifndef CHECKPOINT_H
-#define CHECKPOINT_H
+#pragma once
 #include "llmc/model/optim.h"
 #include "checkpoint_folder.h"
 #include "host_buffer.h"
@@ -115,4 +114,3 @@ int  checkpoint_best(const Checkpoint *c, int64_t best, int dropped, const Model
                      const HfOrigin *origin, Error *e);
 int  checkpoint_drop_later(const Checkpoint *c, Error *e);
 void checkpoint_close(Checkpoint *c);
-#endif

@@ -1,6 +1,5 @@
 /* checkpoint_folder.h: the folders of a run, for checkpoint.c, which reads, and save.c. */
-#ifndef CHECKPOINT_FOLDER_H
-#define CHECKPOINT_FOLDER_H
+#pragma once
 #include "hf.h"
 
 enum { FORMAT = 1 };                    /* of a step folder */
@@ -19,4 +18,3 @@ int   remove_step(const char *folder, int64_t step);
 /* Makes `folder` a Hugging Face folder of the weights in the file `from`. */
 int   publish(const char *from, const char *folder, const Model *m, const Tokenizer *tokenizer,
               const HfOrigin *origin, Error *e);
-#endif

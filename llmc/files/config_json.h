@@ -1,6 +1,5 @@
 /* config_json.h: a Config as the config.json of a model family, and back. */
-#ifndef CONFIG_JSON_H
-#define CONFIG_JSON_H
+#pragma once
 #include "families.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
@@ -19,4 +18,3 @@ const char *config_type(const char *dtype);                 /* "bfloat16", what 
 void config_with_type(const JsonValue *config, const char *dtype, Text *out);
 /* 1, or 0 and the keys that differ with both values. */
 int  config_same(const Config *a, const Config *b, Error *difference);
-#endif

@@ -6,8 +6,7 @@
  * it must, and what is resumed from stays exact. At every moment the folder holds one whole set of
  * weights: shards are complete before their index is written, and the single file is removed
  * last. */
-#ifndef EXPORT_H
-#define EXPORT_H
+#pragma once
 #include "hf.h"
 
 typedef struct {
@@ -23,4 +22,3 @@ int export_weights(const char *folder, ExportForm form, const HfOrigin *origin, 
 
 /* Removes the index and all shards but those of `keep`. 0 and e: one cannot be removed. */
 int export_remove_shards(const char *folder, int keep, Error *e);
-#endif

@@ -1,6 +1,5 @@
 /* families.h: which model families there are, and which of them can express a configuration. */
-#ifndef FAMILIES_H
-#define FAMILIES_H
+#pragma once
 #include "llmc/model/config.h"
 
 /* Families that other tools know by name, and FAMILY_SMOE for what none of them can express. */
@@ -26,4 +25,3 @@ const char *family_gguf_scores(const Config *c);
 
 /* config_upcycle to a mixture that a family expresses. */
 int family_upcycle(Config *c, const char *fields, Error *e);
-#endif

@@ -1,6 +1,5 @@
 /* hf.h: a model as a Hugging Face folder: config.json, model.safetensors, tokenizer.json. */
-#ifndef HF_H
-#define HF_H
+#pragma once
 #include "save_shard.h"
 #include "llmc/base/json.h"
 #include "llmc/data/tokenizer.h"
@@ -50,4 +49,3 @@ size_t hf_host_bytes(const Model *m);
 int hf_write_weights(const SaveShard *s, const char *path, int64_t step, FilePart **parts, size_t *count, Error *e);
 /* all of it, of a model of one rank */
 int hf_save_weights(const Model *m, const char *path, int64_t step, FileSum *sum, Error *e);
-#endif

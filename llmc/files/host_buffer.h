@@ -1,7 +1,6 @@
 /* host_buffer.h: much memory of the host, which a device reaches directly, made by a thread: fresh
  * pages of tens of GB, and locking them for a GPU, take many seconds, in which a run trains. */
-#ifndef HOST_BUFFER_H
-#define HOST_BUFFER_H
+#pragma once
 #include "llmc/model/tensor.h"
 
 typedef struct HostBuffer HostBuffer;
@@ -12,4 +11,3 @@ HostBuffer     *host_buffer_open(const Device *dev, const void *near, size_t byt
 BufferState host_buffer_state(HostBuffer *r, int waits);    /* waits: not LATER */
 void     *host_buffer_memory(const HostBuffer *r);          /* of one that is READY: zeros */
 void      host_buffer_close(HostBuffer *r);                 /* also LATER */
-#endif

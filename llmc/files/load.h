@@ -1,8 +1,7 @@
 /* load.h: loads parts of files' tensors into the memory of a device. All threads of the host read,
  * check and convert. Finished pieces are sent to a GPU at the same time, so the host holds only a
  * few; on a CPU files are read into the model's memory. */
-#ifndef LOAD_H
-#define LOAD_H
+#pragma once
 #include "safetensors.h"
 #include "llmc/model/tensor.h"
 
@@ -24,4 +23,3 @@ const char *load_dtype(const Device *dev, Dtype type);      /* its name in files
 size_t load_host_bytes(const Device *dev, size_t unit);     /* of the host's memory, for units of so many elements */
 /* 0: the first error, in their order */
 int load_all(const Device *dev, Safetensors *s, const Load *loads, size_t count, Error *e);
-#endif

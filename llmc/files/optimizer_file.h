@@ -2,8 +2,7 @@
  * every tensor of the model, v of those that have one, the master copies; then the routers'
  * selection biases. m in 8 bits has dtype I8, and NAME.m_scales (Momentum in kernels.h). Nothing in
  * it depends on the number of ranks. */
-#ifndef OPTIMIZER_FILE_H
-#define OPTIMIZER_FILE_H
+#pragma once
 #include "save_shard.h"
 
 /* Of the state of all ranks together. */
@@ -14,4 +13,3 @@ int optimizer_save(const SaveShard *s, const char *path, FilePart **parts, size_
 
 /* Reads this rank's part, converted. Refuses NaN, infinity, negative v, other numbers of biases. */
 int optimizer_load(const char *path, Model *m, const Optimizer *o, Error *e);
-#endif

@@ -1,8 +1,7 @@
 /* pieces.h: a model's tensors as the files of its family have them: their names, their shapes, and
  * the order of their rows. A tensor in memory may be several in a file: keys and values, gate and
  * up, or one of each expert. Each piece is contiguous in memory. */
-#ifndef PIECES_H
-#define PIECES_H
+#pragma once
 #include "llmc/model/model.h"
 
 enum { PIECE_NAME = TENSOR_NAME + 16 };
@@ -36,4 +35,3 @@ void   piece_reorder(const Config *c, const Piece *p, void *data, size_t n, size
  * where only R of a head rotate, (i, i + R/2) in files, and in some families neighbours. In latent
  * attention these are the last ones. */
 int    piece_row(const Config *c, int head, int i);
-#endif

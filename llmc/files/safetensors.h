@@ -5,8 +5,7 @@
  * strings. Arrays are row-major and little-endian. Tensors fill the data without holes or overlap.
  * The format does not promise alignment, so files are not mapped: data is read by pread, and a file
  * that is truncated meanwhile is an error, not a signal. */
-#ifndef SAFETENSORS_H
-#define SAFETENSORS_H
+#pragma once
 #include "llmc/base/base.h"
 
 typedef struct {
@@ -79,4 +78,3 @@ int  safetensors_append_double(SafetensorsWriter *w, const char *name, const cha
                                size_t n, Error *e);
 int  safetensors_finish(SafetensorsWriter *w, Error *e, uint64_t *bytes, uint32_t *crc);
 void safetensors_abandon(SafetensorsWriter *w);
-#endif

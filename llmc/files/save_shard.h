@@ -4,8 +4,7 @@
  * a copy in the host's memory, which is made at once, and training goes on while files are written.
  * No rank needs what others have, but of sharded experts that files have in another order
  * (transposed): of those that are cut, the rank that has the beginning borrows the rest. */
-#ifndef SAVE_SHARD_H
-#define SAVE_SHARD_H
+#pragma once
 #include "llmc/model/optim.h"
 #include "host_buffer.h"
 #include "safetensors.h"
@@ -58,4 +57,3 @@ int save_shard_sum(const SaveShard *s, Group *group, const FilePart *parts, size
 Dtype  save_shard_type(const SaveShard *s, int array);
 size_t save_shard_element(const SaveShard *s, int array);   /* bytes */
 int    save_shard_has(const SaveShard *s, int array, int tensor);  /* has this tensor that state? */
-#endif

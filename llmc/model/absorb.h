@@ -18,12 +18,10 @@
  * its part of the momentum. This happens when the next layer is about to be sent: the sums arrive
  * while that is computed. Squared norms are summed over the ranks, so that all have the same limits
  * of full tensors, and the same faults. */
-#ifndef ABSORB_H
-#define ABSORB_H
+#pragma once
 #include "optim_state.h"
 
 void absorb_plan(Optimizer *o, Model *m);       /* before model_allocate */
 void absorb_start(Optimizer *o, const Model *m);
 void absorb_begin(const Optimizer *o, const Model *m);  /* a step */
 void absorb_end(const Optimizer *o, Model *m);          /* adds faults to StepResults.grad_sq_norms */
-#endif

@@ -1,8 +1,7 @@
 /* arena.h: memory is planned before it is allocated. Every buffer of a run is added by name,
  * category and size; the plan can be printed and compared with what the device has; then one
  * allocation is made and the pointers are set: a run that starts has all its memory. */
-#ifndef ARENA_H
-#define ARENA_H
+#pragma once
 #include "llmc/base/base.h"
 #include "kernels/kernels.h"
 
@@ -26,4 +25,3 @@ size_t arena_rounded(size_t bytes);                     /* what that takes */
 int  arena_allocate(Arena *a, const Device *dev);       /* 0 if the device does not have it; then nothing was changed */
 void arena_limit(size_t bytes);         /* at most this many for all arenas of the calling thread; 0: no limit */
 void arena_free(Arena *a, const Device *dev);
-#endif

@@ -1,6 +1,5 @@
 /* batch.h: batches into a model, results out of it. */
-#ifndef BATCH_H
-#define BATCH_H
+#pragma once
 #include "model.h"
 
 /* uploads (B,T) each; targets may be NULL */
@@ -25,4 +24,3 @@ uint64_t model_state(const Model *m);  /* a hash of what the work of these funct
 /* Zeroes all activations, after a batch with NaN or infinity in them: rounded routing leaves other
  * rows of a buffer unused each time, and products of whole tiles multiply these by zero. */
 void model_clear_activations(Model *m);
-#endif

@@ -1,6 +1,5 @@
 /* check.h: is the backward pass the derivative of the forward pass? On any configuration. */
-#ifndef CHECK_H
-#define CHECK_H
+#pragma once
 #include <stdio.h>
 #include "model.h"
 
@@ -26,4 +25,3 @@ int check_gradients(const Check *c, double bound, FILE *report, int all, double 
  * are right, so this tries up to 20 seeds for a batch that both route alike. Returns as above. */
 int check_devices(const Check *c, const Device *dev, const Device *twin, double bound, FILE *report, int all,
                   double *worst);
-#endif

@@ -5,8 +5,7 @@
  * Devices that decode from codes (Device.decode) keep nothing else of such a weight: passes of more
  * tokens widen a layer's to a buffer that all layers share. On others a weight is rounded to what
  * its codes would say when it is loaded. So both compute the same, but for the order of sums. */
-#ifndef CODES_H
-#define CODES_H
+#pragma once
 #include "model.h"
 
 void codes_plan(Model *m);                      /* after the manifest is complete: which, and their memory */
@@ -19,4 +18,3 @@ void codes_widen(const Model *m, int range);    /* to model_weight, and the head
 const Tensor *codes_misfit(const Model *m);
 double codes_bytes(const Model *m, int tensor); /* of an element in memory, and of the head: tensor manifest.count */
 static inline int codes_shape(const Tensor *t, int from_end) { return t->shape[t->rank - from_end]; }
-#endif

@@ -1,7 +1,6 @@
 /* config.h: what a model is. Made from a descriptor such as m12:e64k8f256 or from a config.json
  * (llmc/files/config_json.h), and never changed after. */
-#ifndef CONFIG_H
-#define CONFIG_H
+#pragma once
 #include "llmc/base/base.h"
 #include "llmc/base/text.h"
 #include "kernels/kernels.h"
@@ -128,4 +127,3 @@ void config_pad_vocab(Config *c);                   /* adds rows up to whole til
 /* Parameters that work on one token (of `total` learnable ones): each router's k of its experts. */
 size_t config_active(const Config *c, size_t total);
 double config_flops(const Config *c, int T);       /* forward + backward matmul flop per token, active experts only */
-#endif

@@ -1,7 +1,6 @@
 /* cost.h: how long a training step would take, before anything runs: what its operations compute
  * and move (kernels/operations.h), divided by the rates of a machine. */
-#ifndef COST_H
-#define COST_H
+#pragma once
 #include "optim.h"
 
 /* Of one device: flop per second of dense products, of routed rows, of these in 8 bits, of Muon's
@@ -32,4 +31,3 @@ StepCost cost_of_step(const Config *c, const Device *dev, const Work *w, const R
  * attention and bytes; the others are in proportion to them, as measured once (docs/LOG.md, "Time
  * in the plan"). 0: no memory. */
 int rates_measure(const Device *dev, const Config *c, int T, Rates *rates);
-#endif

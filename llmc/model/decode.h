@@ -1,7 +1,6 @@
 /* decode.h: generating with a key/value cache. B sequences advance together; each has read the same
  * number of tokens. They are drawn on the device: the host queues steps, and sees tokens later. */
-#ifndef DECODE_H
-#define DECODE_H
+#pragma once
 #include "model.h"
 #include "replay.h"
 
@@ -50,4 +49,3 @@ void decoder_collect(Decoder *d, int *tokens, int slot);
 
 /* Forgets all but the first `length` positions, the last of which are read again: tokens (B). */
 void decoder_rewind(Decoder *d, const int *tokens, int length);
-#endif

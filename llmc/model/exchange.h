@@ -1,6 +1,5 @@
 /* exchange.h: what a model has where other ranks train it, too (parallel.h). */
-#ifndef EXCHANGE_H
-#define EXCHANGE_H
+#pragma once
 #include "kernels/comm.h"
 #include "llmc/ranks/group.h"
 
@@ -64,4 +63,3 @@ typedef struct {                        /* what a model needs where other ranks 
     int  *own_tokens;                   /* (1) those that own_load counts; follows it */
 } DataParallel;
 enum { GATHERED = 1 << 22 };            /* elements that each rank contributes to a piece of ordered sums */
-#endif

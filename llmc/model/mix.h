@@ -9,8 +9,7 @@
  *
  * pass.c calls these; for other models they do nothing.
  * Source: modded-nanogpt's records, github.com/KellerJordan/modded-nanogpt. */
-#ifndef MIX_H
-#define MIX_H
+#pragma once
 #include "model.h"
 
 Mix  mix_of(const Model *m, int l);         /* of layer l. Without scalars: the stream passes as it is */
@@ -22,4 +21,3 @@ void mix_backward(Model *m, int l, const floatX *x);
 void mix_clear(Model *m);                    /* before the backward of all layers, */
 /* and after: m->s.dresid becomes the gradient of the embedding, embedded: what mix_begin got. */
 void mix_end(Model *m, const floatX *embedded);
-#endif

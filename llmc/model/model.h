@@ -1,7 +1,6 @@
 /* model.h: the data of a model. Sizes as in kernels.h; A: attention experts. A layer has up to two
  * routers, one before its attention experts and one before its MLP experts. */
-#ifndef MODEL_H
-#define MODEL_H
+#pragma once
 #include "arena.h"
 #include "config.h"
 #include "exchange.h"
@@ -246,4 +245,3 @@ static inline real *real_at(const Model *m, real *x, size_t i) { return (real *)
 static inline floatX *float_at(const Model *m, const floatX *x, size_t i) {
     return (floatX *)((char *)x + i * m->dev->floatX_size);
 }
-#endif

@@ -1,6 +1,5 @@
 /* optim.h: one step of the optimizer, AdamW or Muon (optim_state.h). */
-#ifndef OPTIM_H
-#define OPTIM_H
+#pragma once
 #include "optim_state.h"
 
 /* Adds its buffers to m->arena, before model_allocate. master 0: no copy of the weights even where
@@ -16,4 +15,3 @@ void optimizer_update(Optimizer *o, Model *m);
  * not finite (-1: none). A fault spreads from its origin towards the embedding, so the last is the
  * nearest to the origin. A step with a bad gradient changed nothing: `updates` is decremented. */
 double optimizer_norm(Optimizer *o, const double *grad_sq_norms, int *bad_tensor);
-#endif

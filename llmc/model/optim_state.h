@@ -2,8 +2,7 @@
  *
  * AdamW updates all tensors; or Muon the matrices, and AdamW the rest. A table in optim_state.c has
  * each kind's multiple of the rate and weight decay. Muon's tensors have no v. */
-#ifndef OPTIM_STATE_H
-#define OPTIM_STATE_H
+#pragma once
 #include "model.h"
 
 /* How Muon runs. Experts have time slices: update u changes the matrices of expert e if (u - e) %
@@ -93,4 +92,3 @@ size_t      optimizer_unit(int kind);       /* elements of a tensor for each: MO
 size_t      optimizer_offset(Segment own, int kind);        /* where the shard has its state, in elements */
 Dtype       optimizer_type(const Optimizer *o, int kind);
 size_t      optimizer_element(const Optimizer *o, const Model *m, int kind);    /* bytes */
-#endif

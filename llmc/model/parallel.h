@@ -42,8 +42,7 @@
  * expert, and a hundred steps later the loss differs.
  *
  * All ranks call these functions in the same order; alone, those of a model do nothing. */
-#ifndef PARALLEL_H
-#define PARALLEL_H
+#pragma once
 #include "model.h"
 
 /* The calling thread opens the which-th of its devices and becomes the local-th rank of its
@@ -81,4 +80,3 @@ void parallel_wait_all_weights(const Model *m);         /* before anything but m
 void parallel_keep_weights(Model *m, int range);
 /* The weights of a whole range, on the device until the next call; all ranks call it. */
 const void *parallel_full_weights(const Model *m, int range);
-#endif

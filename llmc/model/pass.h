@@ -1,6 +1,5 @@
 /* pass.h: forward, loss and backward of a whole model. */
-#ifndef PASS_H
-#define PASS_H
+#pragma once
 #include "model.h"
 
 void model_forward(Model *m);                               /* up to m->final */
@@ -17,4 +16,3 @@ void model_learn(Model *m, float scale);
 void model_logits(Model *m, int first, int count);          /* of tokens first.. into m->s.logits; count <= head_rows */
 void model_next(Model *m, OUT floatX *logits);              /* decoding: of the one token of each sequence, (B,V) */
 void model_cap(const Model *m, floatX *logits, int rows);   /* of the head's products: the soft cap, if there is one */
-#endif

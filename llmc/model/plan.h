@@ -1,6 +1,5 @@
 /* plan.h: every tensor and every buffer of a model, and the one block of memory they are in. */
-#ifndef PLAN_H
-#define PLAN_H
+#pragma once
 #include "model.h"
 
 /* Plans a model for batches of up to B x T tokens, and the layout of its arena for these ranks
@@ -22,4 +21,3 @@ void model_initialize(Model *m, uint64_t seed);
  * updates its piece later: so then comes parallel_gather_weights. */
 void model_initialize_tensor(Model *m, int tensor, uint64_t seed);
 void model_free(Model *m);
-#endif

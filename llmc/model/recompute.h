@@ -5,8 +5,7 @@
  * numbers, so gradients have the same bits whatever is recomputed. n layers then need n buffers
  * less, and n more forwards of the part. Routing is never recomputed: it is small.
  * Source: Chen et al. 2016, arXiv 1604.06174; by parts: arXiv 2205.05198. */
-#ifndef RECOMPUTE_H
-#define RECOMPUTE_H
+#pragma once
 #include "llmc/base/text.h"
 #include "model.h"
 
@@ -26,4 +25,3 @@ Recompute recompute_choose(const Model *m, size_t bytes);
 /* Appends "up projections of 17 of 48 layers: 11.20 GB less, about 4 % more work", or nothing. */
 void recompute_describe(const Model *m, Recompute r, Text *out);
 void recompute_list(const Model *m, Text *out);         /* each part, in all layers: what it saves and costs */
-#endif

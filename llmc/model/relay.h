@@ -7,8 +7,7 @@
  *     Relay *r = relay_open(dev, 1, &config, 2, B * capacity, why);  dev: open here, as device 0
  *     model_plan_dealt(&m, dev, &config, B, T, capacity, r);         or decoder_plan_dealt; then
  *     model_allocate(&m), hf_load_weights(&m, ...);                  relay_each does the others */
-#ifndef RELAY_H
-#define RELAY_H
+#pragma once
 #include "model.h"
 
 /* devices: from 2 to as many as there are layers; those before the last are number first,
@@ -28,4 +27,3 @@ int    relay_each(Relay *r, int (*work)(Model *m, void *context), void *context)
 
 /* As model_plan_inference, of the last device's layers and of the others'. r NULL: all are here. */
 void   model_plan_dealt(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, Relay *r);
-#endif

@@ -1,6 +1,5 @@
 /* replay.h: work that is recorded once and replayed. */
-#ifndef REPLAY_H
-#define REPLAY_H
+#pragma once
 #include "kernels/kernels.h"
 
 /* Work that is queued repeatedly and differs only in the contents of device memory: queued the
@@ -16,4 +15,3 @@ typedef struct {
  * changed, the recording is dropped. While work is recorded it is called, but not executed. */
 void replay_run(Replay *r, const Device *dev, uint64_t state, void (*work)(void *context), void *context);
 void replay_free(Replay *r, const Device *dev);
-#endif

@@ -1,6 +1,5 @@
 /* rope.h: the angles by which positions rotate queries and keys: the table of operation rope. */
-#ifndef ROPE_H
-#define ROPE_H
+#pragma once
 #include "config.h"
 
 /* table (T,D/2,2), on the device: of pair i at position t, a_i cos(t r_i) and a_i sin(t r_i).
@@ -10,4 +9,3 @@
  * their own: D = R, and a_i is YaRN's factor only. */
 int  rope_head(const Config *c);        /* D */
 void rope_table(const Device *dev, OUT real *table, const Config *c, int T);
-#endif

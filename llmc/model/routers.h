@@ -2,8 +2,7 @@
  *
  * A layer has a router before its attention experts, one before its MLP experts, or both; they are
  * numbered in the order of the forward pass. Arrays are (routers, E), with the larger kind's E. */
-#ifndef ROUTERS_H
-#define ROUTERS_H
+#pragma once
 #include "model.h"
 
 int         router_layer(const Config *c, int router, OUT int *attention);      /* attention 0: of the MLP */
@@ -22,4 +21,3 @@ RouterStats router_stats(const Model *m, const int *load, const double *losses);
 
 /* Moves selection biases towards a balanced load, by Model.results.load; as router_bias. */
 void routers_update_bias(Model *m, float rate, int relative);
-#endif

@@ -1,7 +1,6 @@
 /* schedule.h: what changes in the course of a run, as a function of the step: the rate,
  * the batch, targets. */
-#ifndef SCHEDULE_H
-#define SCHEDULE_H
+#pragma once
 #include "llmc/base/base.h"
 #define SCHEDULES "cosine|linear|constant|wsd"
 typedef enum { COSINE, LINEAR, CONSTANT, WSD } Schedule;     /* in the order of the words */
@@ -30,4 +29,3 @@ typedef struct { int count, most, times[MOST_STAGES]; } Stages;        /* most: 
 int     stages_parse(Stages *s, const char *text, Error *e);    /* "1:2:3"; "": none. 0: what is wrong with it */
 int     stages_at(const Stages *s, int64_t step, int64_t steps);        /* times, in this step of so many */
 int64_t stages_before(const Stages *s, int64_t step, int64_t steps);    /* their sum over the steps before */
-#endif

@@ -1,6 +1,5 @@
 /* shards.h: what levels 2 and 3 need, and sums in the order of ranks. Called by parallel.c. */
-#ifndef SHARDS_H
-#define SHARDS_H
+#pragma once
 #include "model.h"
 
 void shards_forget(Model *m);
@@ -13,4 +12,3 @@ void shards_finish(Model *m);           /* after range 0 of the last micro-batch
 /* sums += x of all ranks, rank by rank. sums NULL: not here, but all ranks call it.   x (n) */
 void sum_in_order(Model *m, real *sums, const real *x, size_t n);
 const real *shards_gather_gradients(Model *m, int range);
-#endif

@@ -2,8 +2,7 @@
  *
  * Forward returns the output for x; backward, with dout the gradient of that output, that of x.
  * All of these are (N,C), and so are resid and out, the residual stream before and after. */
-#ifndef SUBLAYERS_H
-#define SUBLAYERS_H
+#pragma once
 #include "model.h"
 
 static inline int is_mixture(const Config *c) { return c->attention_experts > 1; }          /* of attention heads */
@@ -65,4 +64,3 @@ int  attention_to_past(Model *m, int l);
 int  layers_decode(const Model *m);     /* 1: block_decode and head_decode can do the pass of this batch */
 void layer_decode(Model *m, int l, const floatX *resid);    /* from the stream before the layer to its out */
 void head_decode(Model *m, OUT floatX *logits, Norm norm);  /* (N,V), before they are divided or capped */
-#endif

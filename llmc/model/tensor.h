@@ -1,7 +1,6 @@
 /* tensor.h: the manifest, one record for every learnable tensor. Allocation, initial values, the
  * optimizer, checks, checkpoints and export are loops over it; none of them knows the model. */
-#ifndef TENSOR_H
-#define TENSOR_H
+#pragma once
 #include <stddef.h>
 #include <stdint.h>
 #include "kernels/kernels.h"
@@ -80,4 +79,3 @@ void manifest_initial(const Tensor *t, uint64_t seed, size_t from, size_t n, int
 
 /* The index of the first element that is NaN or infinite, or count. dtype: F64, F32, BF16 or I8. */
 size_t first_not_finite(const char *dtype, const void *data, size_t count);
-#endif

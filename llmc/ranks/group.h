@@ -10,8 +10,7 @@
  *     is lost: the hub names it to all others, and every process ends with EXIT_PEER. Only the
  *     watching thread diagnoses. A thread that waits for a lost rank, in a socket or in NCCL, may
  *     wait forever; the watching thread ends the process under it. */
-#ifndef GROUP_H
-#define GROUP_H
+#pragma once
 #include "kernels/comm.h"
 #include "llmc/base/base.h"
 #include "launch.h"
@@ -68,4 +67,3 @@ Group *group_of(ProcessGroup *g, int local);                /* the local-th rank
 /* Called once the threads of all local ranks have ended. Waits for the other processes, then closes
  * the connections. A process that exits without this call is lost to the others. */
 void   group_leave(ProcessGroup *g);
-#endif

@@ -1,6 +1,5 @@
 /* group_impl.h: shared by group.c, connect.c, rendezvous.c and watch.c only. */
-#ifndef GROUP_IMPL_H
-#define GROUP_IMPL_H
+#pragma once
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/types.h>
@@ -56,4 +55,3 @@ void group_end(ProcessGroup *g);            /* waits for the other processes */
 int rendezvous(ProcessGroup *g, const GroupOptions *o, double seconds, Error *e);   /* fills at, link, introductions */
 void watch_begin(ProcessGroup *g);          /* starts the watching thread */
 void watch_end(ProcessGroup *g);        /* after all processes have reached the end: says goodbye, ends the thread */
-#endif

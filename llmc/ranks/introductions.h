@@ -1,8 +1,7 @@
 /* introductions.h: process 0's listeners and the connections that are not introduced yet. Nothing
  * waits. Every connection has one deadline for its introduction, and none delays another. If there
  * are too many, the oldest that has proved nothing gives way; an honest process connects again. */
-#ifndef INTRODUCTIONS_H
-#define INTRODUCTIONS_H
+#pragma once
 #include <poll.h>
 #include "messages.h"
 
@@ -23,4 +22,3 @@ void introductions_step(Introductions *s, Admit admit, void *to);
 
 /* How many connections knew another secret. text: the address of the latest. */
 int  introductions_wrong(const Introductions *s, char text[64]);
-#endif

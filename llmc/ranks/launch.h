@@ -1,6 +1,5 @@
 /* launch.h: which process of the run this is, and where process 0 listens, as the launcher says. */
-#ifndef LAUNCH_H
-#define LAUNCH_H
+#pragma once
 #include "llmc/base/base.h"
 
 typedef struct {
@@ -17,4 +16,3 @@ typedef struct {
 int launch_find(Launch *l, const Launch *flags, const char *(*get)(const char *name), Error *e);
 int launch_is_local(const Launch *l);                       /* are all processes known to be on this machine? */
 const char *launch_getenv(const char *name);                /* getenv, with a result that is const */
-#endif

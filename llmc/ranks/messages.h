@@ -16,8 +16,7 @@
  * So it serves for one connection, one claim and one direction: proofs that are replayed or
  * reflected are wrong. Before the right proof, process 0 sends a stranger at most 32 random bytes
  * and 32 zeros; a process sends no version, no name and no settings to a stranger. */
-#ifndef MESSAGES_H
-#define MESSAGES_H
+#pragma once
 #include "llmc/base/base.h"
 #include "llmc/base/sha256.h"
 
@@ -97,4 +96,3 @@ size_t message_most(int ranks);                                     /* bytes of 
 
 /* Another process's text, up to a NUL, on one line of at most capacity - 1 bytes; control: '?'. */
 void one_line(char *text, size_t capacity, const char *bytes, size_t n);
-#endif

@@ -1,7 +1,6 @@
 /* net.h: TCP connections between processes. Deadlines are times of now(); calls that have one look
  * at the clock after every piece, so that one byte now and then does not prolong them. */
-#ifndef NET_H
-#define NET_H
+#pragma once
 #include "messages.h"
 
 enum { NET_LISTENERS = 8, NET_FOREVER = 0 };                /* NET_FOREVER: no deadline */
@@ -26,4 +25,3 @@ int  net_port(int listener);                    /* the port on which it listens;
  * is pending would destroy the message. -1 in fd: none. */
 void net_linger(const int *fd, int count, double seconds);
 int message_send(int fd, MessageKind kind, const void *data, size_t bytes, double deadline);     /* 0: not all of it */
-#endif

@@ -1,6 +1,5 @@
 /* secret.h: what only the processes of a run know. It is never sent, but proved (messages.h). */
-#ifndef SECRET_H
-#define SECRET_H
+#pragma once
 #include "launch.h"
 
 enum { LEAST_SECRET = 16 };                 /* characters of MOE_SECRET */
@@ -12,4 +11,3 @@ char *secret_find(const Launch *l, const char *folder, const char *(*get)(const 
 int   secret_check(const Launch *l, const char *(*get)(const char *name), Error *e);    /* without a file */
 char *secret_path(const char *folder);                      /* free() it */
 int   random_bytes(void *data, size_t bytes);               /* the system's, unpredictable; 0 and errno */
-#endif

@@ -1,6 +1,5 @@
 /* threads.h: the host threads of a process: one for each rank that it drives, and OpenMP's. */
-#ifndef THREADS_H
-#define THREADS_H
+#pragma once
 
 /* Called first in main: sets GOMP_SPINCOUNT, unless the user has set it or OMP_WAIT_POLICY.
  * OpenMP's runtime reads it before main, so the program executes itself again, once. By default a
@@ -18,4 +17,3 @@ double threads_follow_load(void);
 /* Runs work(run, 0) ... work(run, count - 1), each in its own host thread, the first in the
  * caller's. OpenMP's threads are divided evenly among them. */
 void threads_run(int count, void (*work)(void *run, int local), void *run);
-#endif

@@ -4,8 +4,7 @@
  * api_open reads a request as a whole (api_read.c): each key of it is used, or is known to change
  * nothing, or is refused by name. api_step then generates a little and writes what there is to
  * send (api.c). Nothing here knows of connections; web.c has them. */
-#ifndef API_H
-#define API_H
+#pragma once
 #include "api_read.h"
 #include "generate.h"
 #include "odds.h"
@@ -53,4 +52,3 @@ void api_error(const ApiError *e, Text *out);               /* the body of an an
 void api_model(const Api *a, const Generator *g, Text *out);
 /* The name of a model: that of its folder, or of the run whose best it is; free() it. */
 char *api_name(const char *folder);
-#endif

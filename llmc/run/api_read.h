@@ -1,6 +1,5 @@
 /* api_read.h: requests of the API (api.h): what each key means, or that it is refused by name. */
-#ifndef API_READ_H
-#define API_READ_H
+#pragma once
 #include "llmc/data/chat.h"
 #include "llmc/files/hf.h"
 #include "options.h"
@@ -44,4 +43,3 @@ int  api_read(const Api *a, ApiRequest *q, int is_chat, const char *body, size_t
 void api_free_request(ApiRequest *q);
 /* Members of a JSON object: the numbers that a page may offer, with ranges; the stop strings. */
 void api_settings(const Api *a, Text *out);
-#endif

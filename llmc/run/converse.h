@@ -1,7 +1,6 @@
 /* converse.h: a conversation with a model, in the words of its chat template. Before every answer
  * all of it is encoded again, as Transformers does, but what the cache holds is not read again. */
-#ifndef CONVERSE_H
-#define CONVERSE_H
+#pragma once
 #include "generate.h"
 #include "llmc/data/chat.h"
 
@@ -26,4 +25,3 @@ const char *converse_end(const Conversation *v, const Tokenizer *t, int *ids, in
 /* The user says text (bytes); the answer is printed, at most `limit` tokens (<= 0: as many as fit).
  * If the context is full, the oldest messages are dropped. 0 and e: nothing was said or changed. */
 int  converse_say(Conversation *v, Generator *g, const char *text, size_t bytes, int limit, Error *e);
-#endif

@@ -1,6 +1,5 @@
 /* device.h: choosing the device that a user asks for by name (-dv). Devices: kernels/devices.c. */
-#ifndef DEVICE_H
-#define DEVICE_H
+#pragma once
 #include "kernels/kernels.h"
 #include "llmc/base/base.h"
 #include "llmc/model/cost.h"
@@ -31,4 +30,3 @@ int           device_usable(const char *name);              /* would device_choo
 
 /* Bytes per second, read plus written, of large copies on the device. 0: no 512 MB are left. */
 double device_copy_rate(const Device *dev);
-#endif

@@ -1,7 +1,6 @@
 /* evaluate.h: how many questions a model answers rightly, if its answer is the most likely choice,
  * in three measures, because a sum over the tokens of a choice favours short ones. */
-#ifndef EVALUATE_H
-#define EVALUATE_H
+#pragma once
 #include <signal.h>
 #include "llmc/data/questions.h"
 #include "llmc/model/relay.h"
@@ -34,4 +33,3 @@ int evaluate(Model *m, const Questions *q, const volatile sig_atomic_t *interrup
 
 /* The standard error of a mean of n values that are 0 or 1, `right` of which are 1. */
 double evaluate_error(int64_t right, int64_t n);
-#endif

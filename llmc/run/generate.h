@@ -1,8 +1,7 @@
 /* generate.h: generating texts: the prompt is read into the cache (prefill), then tokens are drawn
  * and read (decode). When the context is full, its last half is read again, as if the text began
  * there. A text depends on the weights, the prompt, the sampling options, seed and sequence. */
-#ifndef GENERATE_H
-#define GENERATE_H
+#pragma once
 #include <signal.h>
 #include <stdio.h>
 #include "llmc/files/hf.h"
@@ -57,4 +56,3 @@ void generator_write(Generator *g, int tokens, int ends);
 
 /* A line about speed and context. On a GPU also in percent of the memory's bandwidth. */
 void generator_report(const Generator *g, FILE *out);
-#endif

@@ -1,8 +1,7 @@
 /* http.h: as much of HTTP/1.1 (RFC 9112) as a server with one page needs: the head of a request,
  * and that of an answer. Strict: what two readers could understand differently is refused (folded
  * or repeated fields, bare line feeds, a body of unknown length). */
-#ifndef HTTP_H
-#define HTTP_H
+#pragma once
 #include "llmc/base/text.h"
 
 /* most bytes of a head, its fields, bytes of a body */
@@ -25,4 +24,3 @@ int http_is_type(HttpText t, const char *type);         /* the same, whatever pa
 void http_answer(Text *out, int status, const char *type, long bytes, const char *more);
 void http_chunk(Text *out, const char *data, size_t bytes);
 const char *http_reason(int status);                    /* "Not Found" */
-#endif

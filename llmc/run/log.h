@@ -1,6 +1,5 @@
 /* log.h: the log of a run: terminal, main.log (llm.c's keys), log.jsonl (an object per line). */
-#ifndef LOG_H
-#define LOG_H
+#pragma once
 #include <stdio.h>
 #include "llmc/base/text.h"
 #include "llmc/model/routers.h"
@@ -55,4 +54,3 @@ void log_loads(Log *l, int64_t step, const Model *m, const int *load, int show);
 void log_sample(Log *l, int64_t step, const char *text, size_t bytes);
 void log_end(Log *l, const Progress *p, uint64_t fingerprint, double peak_memory);  /* draws the loss on a terminal */
 void log_line(Log *l, const char *format, ...) PRINTF(2, 3);                /* to stdout, below the refreshed line */
-#endif

@@ -1,7 +1,6 @@
 /* odds.h: how likely a model finds each token: logarithms of probabilities, from its logits as they
  * are, before penalties, temperature and the limits of sampling. */
-#ifndef ODDS_H
-#define ODDS_H
+#pragma once
 #include "llmc/model/decode.h"
 
 typedef struct { int id; double log; } Odd;                 /* a token; log: natural, at least LEAST_LOG */
@@ -18,4 +17,3 @@ void   odds_read(Odds *o, const Decoder *d, int vocab);
 double odds_of(const Odds *o, int id);
 int    odds_best(const Odds *o, Odd *best, int most);       /* the likeliest, best first; returns how many */
 void   odds_free(Odds *o);
-#endif

@@ -1,7 +1,6 @@
 /* options.h: every setting of a program is a row of a table, which drives parsing, --help, the
  * start-up table and the copies in logs and checkpoints. To add one: a field and a row. */
-#ifndef OPTIONS_H
-#define OPTIONS_H
+#pragma once
 #include "llmc/base/base.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
@@ -57,4 +56,3 @@ void options_print(Options o, const char *const *always);
 void options_json(Options o, Text *out);             /* {"name": value, ...} */
 void options_names_json(Options o, const char *const *always, Text *out);   /* ["name", ...] of these; NULL: given */
 void option_value(const Option *option, const void *settings, char *text, size_t capacity);    /* as a user writes it */
-#endif

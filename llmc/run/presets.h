@@ -1,7 +1,6 @@
 /* presets.h: defaults that depend on the machine and on how much text there is. A preset is a named
  * set of them for much text on a GPU, where PLAIN is the default. Experiments: docs/recipe.md. */
-#ifndef PRESETS_H
-#define PRESETS_H
+#pragma once
 
 typedef enum { LITTLE_ON_GPU, MUCH_ON_CPU, PLAIN, RACE, SUITS } Suit;   /* little on a CPU: the options' own */
 /* Which models a row is for: all; not those of folders; only the preset's own, of which it is known
@@ -13,4 +12,3 @@ enum { SUITED = 20 };
 extern const Suited suited[SUITED];                     /* the first is -e */
 extern const char *const preset_name[SUITS], *const preset_purpose[SUITS];  /* NULL: not a preset */
 Suit preset_named(const char *word);                    /* SUITS: none is */
-#endif

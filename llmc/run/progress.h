@@ -1,7 +1,6 @@
 /* progress.h: how far a run has come: what resuming needs besides the weights and the optimizer's
  * state. Checkpoints store it as JSON that they do not interpret. */
-#ifndef PROGRESS_H
-#define PROGRESS_H
+#pragma once
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 
@@ -44,4 +43,3 @@ double window_score(Window *w, double x);
 void     progress_to_json(const Progress *p, const char *device, Text *out);
 /* run: a run.json. 0 and e: a member is missing, of another type, out of range, or unknown. */
 int      progress_from_json(const JsonValue *run, Progress *p, Error *e);
-#endif

@@ -1,6 +1,5 @@
 /* report.h: a finished or running training run as one HTML page. */
-#ifndef REPORT_H
-#define REPORT_H
+#pragma once
 #include "llmc/base/base.h"
 #include <stdio.h>
 
@@ -19,4 +18,3 @@ int     report_due(const Report *r);
 int     report_update(Report *r, int live, Error *e);
 void    report_close(Report *r);        /* accepts NULL */
 int     report_write(const char *folder, Error *e);
-#endif

@@ -1,7 +1,6 @@
 /* requests.h: what a user or a job scheduler asks of a running trainer: stop after this step, or
  * save and continue; and what rank 0 asks by its clock. */
-#ifndef REQUESTS_H
-#define REQUESTS_H
+#pragma once
 #include "kernels/comm.h"
 
 /* BUSY: this rank is still writing the last checkpoint. */
@@ -21,4 +20,3 @@ void requests_step(int64_t step);   /* the step that is being computed, for that
  * looks for a file STOP, which is consumed: it stops one run; else NULL. own: of this rank. */
 int  requests_collect(Group *group, int signals, const char *folder, int own);
 int  requests_stopping(void);       /* did a signal ask this process to stop? Long work between steps ends early then */
-#endif

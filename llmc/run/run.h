@@ -1,8 +1,7 @@
 /* run.h: a training run: how it starts, from settings to a model that can be trained (run_open.c,
  * run_plan.c, run_start.c), and what it shows and reports meanwhile (run_validate.c, run_record.c).
  * What it saves: saves.h. The training itself: train_moe.c. */
-#ifndef RUN_H
-#define RUN_H
+#pragma once
 #include "llmc/data/data.h"
 #include "llmc/model/parallel.h"
 #include "llmc/model/replay.h"
@@ -120,4 +119,3 @@ void run_show_sample(Run *r);
 void run_report(Run *r);                                    /* renews report.html every few seconds */
 double run_peak_memory(void);                               /* of this process, in bytes */
 void run_end_log(Run *r);
-#endif

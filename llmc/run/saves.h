@@ -1,7 +1,6 @@
 /* saves.h: what a run saves while it is trained: checkpoints, by steps, by the clock and request,
  * and its best weights. All ranks call these in the same order, but for saves_due, saves_busy. */
-#ifndef SAVES_H
-#define SAVES_H
+#pragma once
 #include "llmc/files/checkpoint.h"
 #include "llmc/model/parallel.h"
 #include "log.h"
@@ -48,4 +47,3 @@ void saves_follow(Saves *v, int waits); /* when no rank is: the next part of the
 int  saves_best(Saves *v, Best before); /* these weights, as the best; 0: they could not be saved */
 uint64_t saves_fingerprint(Saves *v);   /* of all weights, for rank 0 */
 void saves_newest(const char *out, char text[64]);         /* "the checkpoint of step 400", for messages */
-#endif

@@ -1,7 +1,6 @@
 /* settings.h: what a user can set about training. A setting is a field here and a row of the table
  * in settings.c; all else follows from the row (options.h). */
-#ifndef SETTINGS_H
-#define SETTINGS_H
+#pragma once
 #include "kernels/kernels.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
@@ -89,4 +88,3 @@ void settings_given_json(const Settings *s, Text *out);         /* the names of 
 void settings_shown_json(const Settings *s, Text *out);         /* of those that settings_print shows */
 int  settings_restore(Settings *s, const JsonValue *saved, Error *e); /* 0: one is unknown or invalid: s unchanged */
 MuonOptions settings_muon(const Settings *s);                   /* of -wo, -w..., -ga and -cm */
-#endif

@@ -3,8 +3,7 @@
  *
  * A token is a piece of text that may end within a character, or within what could become the stop
  * string. Such an end is kept back in the stream until the next tokens decide. */
-#ifndef STREAM_H
-#define STREAM_H
+#pragma once
 #include "llmc/base/text.h"
 #include "llmc/data/tokenizer.h"
 
@@ -68,4 +67,3 @@ int   prompt_tokens(const Tokenizer *t, int vocab, const char *text, size_t byte
                     size_t *count, Error *e);
 /* The same, the last `most`, with a warning; returns how many. An error ends the program. */
 int   prompt_encode(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int most, int **ids);
-#endif

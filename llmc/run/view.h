@@ -5,8 +5,7 @@
  *
  * In inference all layers use the same buffers, so the next layer overwrites a layer's choices.
  * Watched layers therefore get buffers of their own. */
-#ifndef VIEW_H
-#define VIEW_H
+#pragma once
 #include "llmc/data/tokenizer.h"
 #include "llmc/base/text.h"
 #include "llmc/model/model.h"
@@ -41,4 +40,3 @@ int  view_color(int expert);
 /* Print the counts on stderr. colored: in the colors of the text. t NULL: tokens are ids. */
 void view_legend(const View *v, int colored);
 void view_favourites(const View *v, const Tokenizer *t);
-#endif

@@ -18,8 +18,7 @@
  * loopback address, requests must name it as their host, so that no other site's name can be led
  * here; elsewhere every request but that for the page must show a token (Authorization: Bearer). A
  * page of another origin is refused. No file is served. */
-#ifndef WEB_H
-#define WEB_H
+#pragma once
 #include "api.h"
 
 typedef struct {
@@ -33,4 +32,3 @@ typedef struct {
 /* Prints the link on stdout and serves until *g->interrupted; closes what it opened. 0 and e: it
  * cannot listen. */
 int web_serve(const Web *w, Error *e);
-#endif

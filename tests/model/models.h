@@ -1,6 +1,5 @@
 /* models.h: what test_model.c does with small models on the CPU and test_gpu.c on every GPU. */
-#ifndef MODELS_H
-#define MODELS_H
+#pragma once
 #include "llmc/model/config.h"
 #include "kernels/kernels.h"
 
@@ -28,4 +27,3 @@ double packing_error(const Device *dev, const Config *c, int further, double *lo
 
 /* 1: after model_clear_activations a batch has the same gradients, whatever the buffers held. */
 int forgets(const Device *dev, const Config *c, int B);
-#endif

@@ -6,8 +6,7 @@
  *     trainee_close(&t);
  *
  * The fields of the model and of adamw may be changed between open and close. */
-#ifndef TRAINEE_H
-#define TRAINEE_H
+#pragma once
 #include "llmc/model/optim.h"
 #include "llmc/model/replay.h"
 
@@ -55,4 +54,3 @@ double  *trainee_gradients(const Trainee *t);       /* of that step; free() them
 void     trainee_close(Trainee *t);
 /* The hash after so many steps of a model that is opened for them, on samples 0, 1, ... */
 uint64_t trainee_trained(const Device *dev, const Config *c, TraineeOptions options, int steps);
-#endif

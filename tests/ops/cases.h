@@ -9,8 +9,7 @@
  *
  * Names have a meaning: the gradient of buffer `x` is called `dx`. The gradient check relies on
  * nothing else. */
-#ifndef CASES_H
-#define CASES_H
+#pragma once
 #include "kernels/kernels.h"
 #include "llmc/base/base.h"
 
@@ -103,4 +102,3 @@ double *case_read(const CaseOnDevice *p, int i);                    /* a buffer 
 void  *case_bits(const CaseOnDevice *p, int i, size_t *bytes);      /* the bytes of a buffer; free() it */
 int    case_guard(const CaseOnDevice *p, int i);            /* 1: the canaries around a buffer, if any, are intact */
 void   case_release(CaseOnDevice *p);
-#endif

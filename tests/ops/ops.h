@@ -1,6 +1,5 @@
 /* ops.h: what the tests of operations share. */
-#ifndef OPS_H
-#define OPS_H
+#pragma once
 #include "cases.h"
 #include "tests/test.h"
 
@@ -27,4 +26,3 @@ void check_rounded_routing(const Device *dev, int try);
 void check_unused_rows(const Device *dev);
 void check_new_heads(const Device *dev);                        /* of devices with DecodeOperations */
 void check_decoded_mlp(const Device *dev);
-#endif

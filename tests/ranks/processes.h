@@ -1,6 +1,5 @@
 /* processes.h: runs of several processes on this machine, for tests. */
-#ifndef PROCESSES_H
-#define PROCESSES_H
+#pragma once
 #include <stdio.h>
 #include <sys/types.h>
 #include "llmc/ranks/group.h"
@@ -15,4 +14,3 @@ int  exit_code(int status);                                 /* of waitpid: the c
 /* waits; its exit code, and what it wrote to `said` */
 int  end_of_process(pid_t pid, FILE *said, char *text, size_t capacity);
 void report_and_exit(const char *why); /* GroupOptions.lost: writes it to stderr, exit code EXIT_PEER */
-#endif

@@ -3,8 +3,7 @@
  *     out[row i] = inp[row i] weight[e]^T   for start[e] <= i < start[e+1], of every expert e
  *
  * Rows are not moved: a list has the position of row i in an operand (none if sorted). For f32. */
-#ifndef RUNG_H
-#define RUNG_H
+#pragma once
 #include "kernels/cpu/impl.h"
 #include "kernels/ladder/ladder.h"
 
@@ -43,4 +42,3 @@ static inline real finish(Vector sum, const floatX *x, const floatX *w, int C) {
     return s;
 }
 static inline Vector vector_at(const floatX *p) { return *(const Vector *)p; }
-#endif

@@ -6,8 +6,7 @@
  * opened are closed. An input that returns normally must have freed and closed everything itself:
  * that is checked, so libFuzzer's own detection of leaks is off. An input must not allocate more
  * than FUZZ_BYTES + 16 times its size at a time. fuzz_check: a target's own fault. */
-#ifndef FUZZ_H
-#define FUZZ_H
+#pragma once
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -57,4 +56,3 @@ void fuzz_allocate(struct Model *m);
 
 /* What a user would see of this text may not control a terminal. */
 void fuzz_check_shown(const char *text, size_t bytes);
-#endif
