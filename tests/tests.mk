@@ -29,7 +29,7 @@ $B/bench/bench_moe: $(BENCH) $(SHARED) $(LADDER) $(LIBRARY)
 #: make quick         the tests of a change: house files data kernels model reference (a minute on two cores)
 quick: run_tests
 	@./run_tests house files data kernels model reference
-#: make test          all tests that need no GPU (make -j2 test: two at a time, four and a half minutes on two cores)
+#: make test          all tests that need no GPU (make -j2 test: two at a time; 6:20 of CPU time)
 test: $(TEST_PARTS)
 $(TEST_PARTS) test_faults: run_tests train_moe infer_moe bench_moe
 test_groups:
