@@ -29,7 +29,7 @@ $B/bench/bench_moe: $(BENCH) $(SHARED) $(LADDER) $(LIBRARY)
 #: make quick         the tests of a change: house files data kernels model reference (a minute on two cores)
 quick: run_tests
 	@./run_tests house files data kernels model reference
-#: make test          all tests that need no GPU (make -j2 test: two at a time; 6:20 of CPU time)
+#: make test          all tests that need no GPU (make -j2 test: two at a time, 3:47 on two quiet cores)
 test: $(TEST_PARTS)
 $(TEST_PARTS) test_faults: run_tests train_moe infer_moe bench_moe
 test_groups:
