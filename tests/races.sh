@@ -7,10 +7,11 @@ found='WARNING: ThreadSanitizer'
 TSAN_OPTIONS="halt_on_error=0 exitcode=0 second_deadlock_stack=1 log_path=$work/report"
 export TSAN_OPTIONS
 
+limit=1800                              # seconds of a group, ten times what the longest takes alone on two cores
 for group in messages strangers comm parallel; do
-    done=true
-    timeout 900 "$build/run_tests" -q -s 1 $group > "$work/log" 2>&1 || done=false
-    judge "run_tests -q $group" $done
+    done=true start=$(date +%s) late=
+    timeout $limit "$build/run_tests" -q -s 1 $group > "$work/log" 2>&1 || { [ $? != 124 ] || late=", out of time"; done=false; }
+    judge "run_tests -q $group, $(($(date +%s) - start)) s$late" $done
 done
 
 cat llmc/*/*.c | head -c 60000 > "$work/text.txt"
