@@ -36,7 +36,11 @@ static char *read_file(const char *path, int *missing, Error *e) {
     char text[TEXT + 2] = "";
     const int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     *missing = fd < 0 && errno == ENOENT;
-    if (fd < 0) { error_set(e, "%s: %s", path, errno == ELOOP ? "is a link" : strerror(errno)); return NULL; }
+    if (fd < 0) {
+        const int why = errno, mistake = why == ELOOP || why == EACCES;
+        error_exit(e, mistake ? 0 : EXIT_DISK, "%s: %s", path, why == ELOOP ? "is a link" : strerror(why));
+        return NULL;
+    }
     const ssize_t n = fstat(fd, &s) || !S_ISREG(s.st_mode) ? -1 : read(fd, text, sizeof text);
     close(fd);
     if (n >= 0 && s.st_uid != geteuid())

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -393,6 +394,19 @@ static void bad_files(const Launch *l, const char *folder, const char *path) {
     free(elsewhere);
 }
 
+/* It is the system's fault, not the user's, if a file cannot be opened. */
+static void no_descriptors(const Launch *l, const char *folder) {
+    struct rlimit most, none;
+    Error e = { 0 };
+    check(!getrlimit(RLIMIT_NOFILE, &most), "getrlimit");
+    none = most, none.rlim_cur = 0;
+    check(!setrlimit(RLIMIT_NOFILE, &none), "setrlimit");
+    char *found = secret_find(l, folder, get, 0.1, &e);
+    check(!setrlimit(RLIMIT_NOFILE, &most), "setrlimit");
+    check(!found && e.code == EXIT_DISK, "secret file without descriptors: exit code %d: %s", e.code, e.text);
+    free(found);
+}
+
 static void secret_of_file(void) {
     const Launch first = { .process = 0, .processes = 2, .locals = 2 },
         second = { .process = 1, .processes = 2, .locals = 2 };
@@ -419,6 +433,7 @@ static void secret_of_file(void) {
     check(!unlink(path), "remove it");
     char *other = secret_find(&first, folder, get, 1, &e);
     check(other && a && strcmp(other, a), "a new file has another secret");
+    no_descriptors(&first, folder), no_descriptors(&second, folder);
     check(!unlink(path), "remove it");
     bad_files(&first, folder, path);
     bad_files(&second, folder, path);
