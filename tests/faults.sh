@@ -3,12 +3,20 @@
 # fault per run. After each fault the exit code must be one of the table; the next start must end with the bits of a run without faults,
 # including best/ and the model at the top, and leave no temporary file.
 # Start it from the repository root after `make train_moe infer_moe`. Needs Linux with glibc, and a C compiler.
-#   sh tests/faults.sh [-l] [-k]     -l: every call (`make faults`; a quarter of an hour); else a sample (`make ci`)
-#                                    -k: keep the folder of the runs
+#   sh tests/faults.sh [-l] [-k] [-p I/N]     -l: every call (`make faults`; a quarter of an hour of one quiet core); else a sample (`make ci`)
+#                                             -k: keep the folder of the runs
+#                                             -p: part I of N: every N-th place, to run the parts side by side
 set -u
 root=$(pwd)
-long=0 keep=0
-for word; do case $word in -l) long=1 ;; -k) keep=1 ;; *) echo "$0: no option $word"; exit 2 ;; esac; done
+long=0 keep=0 part=1 parts=1
+while [ $# -gt 0 ]; do
+    case $1 in
+        -l) long=1 ;; -k) keep=1 ;;
+        -p) shift; part=${1%/*} parts=${1#*/}; [ "$part" -ge 1 ] && [ "$part" -le "$parts" ] || { echo "$0: -p I/N"; exit 2; } ;;
+        *) echo "$0: no option $1"; exit 2 ;;
+    esac
+    shift
+done
 work=$(mktemp -d -p /dev/shm 2> /dev/null || mktemp -d) || exit 1         # in memory if possible: each run syncs 40 files
 cd "$work" || exit 1
 clean() { cd / && if [ "$keep" = 1 ]; then echo "kept: $work"; else rm -rf "$work"; fi; }
@@ -71,30 +79,30 @@ ends() {
 # ---- one call fails ------------------------------------------------------------------------------------------------------------
 
 hits=0 codes=
-# broken FAULT COMMAND: runs the command with this fault and checks its exit code; false: it made fewer calls.
+# broken FAULT COMMAND: runs the command with this fault and checks its exit code; false: it made fewer calls, and all went well.
 broken() {
     fault=$1; shift
     case $fault in *:kill*) allowed=137 ;; malloc*) allowed="0 7" ;; *) allowed="0 3 4 5" ;; esac
     rm -f hit
     timeout -s KILL 60 env FAULT=$fault FAULT_HIT=hit LD_PRELOAD="$work/faults.so" "$@" > text 2> said
     got=$?
-    [ -e hit ] || return 1
+    [ -e hit ] || { [ $got = 0 ] || verdict 1 "$fault: exit code $got without a fault: $* : $(tail -1 said)"; return 1; }
     hits=$((hits + 1))
     case " $allowed " in *" $got "*) ;; *) verdict 1 "$fault: exit code $got, not $allowed: $* : $(tail -1 said)"; return 0 ;; esac
     [ $got = 0 ] || [ $got = 137 ] || grep -q '^error: ..' said || verdict 1 "$fault: exit code $got without a message: $*"
 }
-# fails NAME PREPARED CALLS STEP COMMAND: for each of CALLS, makes call 1, 1 + STEP, 1 + 2 STEP ... fail in a run `o` that starts as a copy of
+# fails NAME PREPARED CALLS STEP COMMAND: for each of CALLS, makes call 1, 1 + STEP, 1 + 2 STEP ... (of this part) fail in a run `o` that starts as a copy of
 # the folder PREPARED (-: none). Then repeats the command without a fault and compares with the run NAME.
 fails() {
     name=$1 prepared=$2 calls=$3 step=$4 before=$hits; shift 4
     for call in $calls; do
-        what=${call#*:} call=${call%%:*} at=1
+        what=${call#*:} call=${call%%:*} at=$((1 + step * (part - 1)))
         while :; do
             rm -rf o; [ "$prepared" = - ] || cp -a "$prepared" o
             broken "$call:$at:$what" "$@" -o o || break
             if [ $got = 0 ]; then same o "$name" 6; verdict $? "$call:$at:$what: exit code 0, but$why: $*"; fi
             again="$* -o o" ends o "$name" 6 "$call:$at:$what ($got)"
-            at=$((at + step))
+            at=$((at + step * parts))
         done
     done
     total "$name from $prepared, $calls: $((hits - before)) places"
@@ -128,11 +136,11 @@ generates() {                           # generates CALLS STEP COMMAND
     calls=$1 step=$2 before=$hits; shift 2
     "$@" > right 2> said
     for call in $calls; do
-        what=${call#*:} call=${call%%:*} at=1
+        what=${call#*:} call=${call%%:*} at=$((1 + step * (part - 1)))
         while broken "$call:$at:$what" "$@"; do
             [ $got != 0 ] || cmp -s text right
             verdict $? "$call:$at:$what: another text: $*"
-            at=$((at + step))
+            at=$((at + step * parts))
         done
     done
     total "infer_moe $calls: $((hits - before)) places"
@@ -151,10 +159,10 @@ fails two two.4 "rename:killed any:kill" $few "$train" -y auto -ng 2
 fails shards shards.4 "any:kill" $few "$train" -y auto -ng 2
 fails four four.4 "any:kill" $some "$train" -y auto -ng 4
 fails words - "any:kill" $some "$train" $options -tk 300 -x 6 -y auto
-random=12345
+random=$((12344 + part))
 draw() { random=$(((random * 1103515245 + 12345) & 2147483647)); drawn=$((random / 65536 * 32768 % $1)); }       # drawn: 0 to $1 - 1
 before=$hits tries=0
-while [ $tries -lt $((long ? 100 : 6)) ]; do
+while [ $tries -lt $(((long ? 100 : 6) / parts)) ]; do
     tries=$((tries + 1)); draw 60
     rm -rf o
     "$train" $options -x 6 -y auto -o o > said 2>&1 & process=$!
@@ -190,15 +198,14 @@ late() {
     cmp -s straight/model.safetensors "$folder"/model.safetensors; verdict $? "$*: the same weights: $(tail -1 said)"
     rm -rf straight
 }
-late o
-late o -ng 2 -dv cpu
+if [ $part = 1 ]; then late o; late o -ng 2 -dv cpu; fi
 total "a save that is due while another is being written: put off"
 
 # ---- two processes, one of them with a fault -------------------------------------------------------------------------------
 
-port=$((20000 + $$ % 20000)) before=$hits
+port=$((20000 + $$ % 20000 / parts * parts + part)) before=$hits    # none is another part's
 pair() {                                # pair FAULT OF LEVEL: two processes of one rank; OF (0 or 1) has the fault. Sets code0 and code1.
-    port=$((port + 1))
+    port=$((port + parts))
     for i in 0 1; do
         with=; [ $i = $2 ] && with="FAULT=$1 FAULT_HIT=hit LD_PRELOAD=$work/faults.so"
         timeout -s KILL 60 env $with "$train" $options -x 6 -y auto -o o -dv cpu -ng 1 -z $3 -pn 2 -ps 127.0.0.1 -pp $port -pr $i -pt 3 -pw 3 > said.$i 2>&1 &
@@ -210,16 +217,17 @@ pair() {                                # pair FAULT OF LEVEL: two processes of 
 }
 for fault in any:kill $([ $long = 0 ] || echo any:EIO malloc:ENOMEM); do
     for of in 0 1; do for level in 1 3; do
-        at=$((long ? 1 : 5)); name=two; [ $level = 1 ] || name=shards
+        case $fault in malloc*) step=$((long ? 60 : 700)) ;; *) step=$((long ? 8 : 90)) ;; esac
+        at=$(((long ? 1 : 5) + step * (part - 1))) name=two; [ $level = 1 ] || name=shards
         while :; do
             rm -rf o hit; cp -a $name.4 o
             pair ${fault%:*}:$at:${fault#*:} $of $level
-            [ -e hit ] || break
+            [ -e hit ] || { [ "$code0 $code1" = "0 0" ]; verdict $? "no $fault $at in process $of, -z $level: exit codes $code0 and $code1"; break; }
             hits=$((hits + 1)) bad=0
             for code in $code0 $code1; do case $code in 0|3|4|5|7|8) ;; 137) [ $fault = any:kill ] || bad=1 ;; *) bad=1 ;; esac; done
             verdict $bad "$fault $at in process $of, -z $level: exit codes $code0 and $code1: $(tail -qn 1 said.0 said.1)"
             again="$train -y auto -ng 2 -o o" ends o $name 6 "$fault $at in process $of, -z $level"
-            case $fault in malloc*) at=$((at + (long ? 60 : 700))) ;; *) at=$((at + (long ? 8 : 90))) ;; esac
+            at=$((at + step * parts))
         done
     done; done
 done
@@ -282,14 +290,16 @@ flip() {                                # flip FILE TIMES: single bits, somewher
     done
 }
 newest=state/step-00000006
-each=$((long ? 1 : 40))
+each=$(((long ? 1 : 40) * parts))
 for many in $newest/run.json=400 $newest/model.safetensors=240 $newest/optimizer.safetensors=240 tokenizer.json=120 tokens.cache=120 \
     config.json=40 log.jsonl=40; do flip "${many%=*}" $((${many#*=} / each)); done
 total "single bits flipped: $flips"
-cuts=0
+cuts=0 place=0
 for file in $newest/run.json $newest/model.safetensors $newest/optimizer.safetensors tokenizer.json tokens.cache config.json; do
     bytes=$(./tool size words/$file)
     for left in none 0 1 8 $((bytes / 2)) $((bytes - 1)); do
+        place=$((place + 1))
+        [ $((place % parts)) = $((part - 1)) ] || continue
         cuts=$((cuts + 1))
         rm -rf o; cp -a words o
         if [ $left = none ]; then rm o/$file; else ./tool cut o/$file $left; fi
@@ -300,7 +310,7 @@ total "files cut or removed: $cuts"
 
 # A run.json without a seal, as older versions wrote it: its damage may go unnoticed, but nothing crashes.
 tries=0
-while [ $tries -lt $((long ? 400 : 10)) ]; do
+while [ $tries -lt $(((long ? 400 : 10) / parts)) ]; do
     tries=$((tries + 1)) flips=$((flips + 1))
     rm -rf o; cp -a words.4 o
     sed 's/, "crc32c": "[0-9a-f]*"}$/}/' words.4/state/step-00000004/run.json > o/state/step-00000004/run.json

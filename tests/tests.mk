@@ -11,7 +11,8 @@ SHARED  := $B/tests/ops/cases.o $B/tests/ops/cost.o $B/tests/model/trainee.o
 JOBS := $(or $(JOBS),$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
 # Parts that need nothing of each other, so that make -j2 runs two at a time: the longest first. run_tests is two of them.
 TEST_PARTS := test_programs test_groups test_kernels test_smoe test_web test_report test_readers
-.PHONY: run_tests test bench_once $(TEST_PARTS) test_tutorial tutorial test_gpu \
+FAULTS := $(addprefix faults_,1 2 3 4)
+.PHONY: run_tests test bench_once $(TEST_PARTS) $(FAULTS) test_tutorial tutorial test_gpu \
         test_faults faults sanitize races addresses cuda_check emulate quick bench pays race ladder mutate fuzz fuzz_targets platforms ci size
 
 #: make run_tests     the tests;                                          then ./run_tests --help
@@ -48,9 +49,10 @@ ci: mutate platforms fuzz emulate test_tutorial test_faults bench_once $(if $(HA
 bench_once: bench_moe                   # each operation once: none writes outside of its buffers
 	@./bench_moe -t 0 -e m4 > /dev/null && echo "every operation of bench_moe -e m4 ran once"
 ci: EMULATE := fp8 orthogonalize parallel_linear_backward_input
-#: make faults        all faults of tests/faults.sh: failing calls, kills, damage (a quarter of an hour)
-faults: train_moe infer_moe
-	@sh tests/faults.sh -l
+#: make faults        all faults of tests/faults.sh: failing calls, kills, damage (a quarter of an hour; make -j2: half)
+faults: $(FAULTS)
+$(FAULTS): faults_%: train_moe infer_moe
+	@sh tests/faults.sh -l -p $*/4
 #: make test_gpu      the kernels of the GPU, and training steps against the CPU
 # Without a GPU nothing is built first: it fails at once, and says what is missing.
 NO_GPU = $(strip $(if $(HAVE_NVCC),,no nvcc (the CUDA toolkit)$(if $(FIND_GPUS),,$(COMMA) and)) \
