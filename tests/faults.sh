@@ -120,12 +120,19 @@ fails one - "malloc:ENOMEM" $many "$train" $options -x 6 -y auto
 fails one one.4 "malloc:ENOMEM" $many "$train" -y auto
 fails two two.4 "malloc:ENOMEM" $many "$train" -y auto -ng 2
 # without memory for a copy of what is saved: in pieces, while steps wait
-"$train" $options -x 0 > said
-sed -n 's/^|   total  *| *\([0-9.]*\) MB.*/\1/p' said | awk '{ printf "MemAvailable: %d kB\n", $1 * 1100 }' > memory
+little() {                              # little RANKS OPTIONS: so many ranks of a process have what they need, but not for a copy
+    ranks=$1; shift
+    "$train" $options "$@" -x 0 > said
+    sed -n 's/^|   total  *| *\([0-9.]*\) MB.*/\1/p' said | awk -v ranks=$ranks '{ printf "MemAvailable: %d kB\n", $1 * ranks * 1100 }' > memory
+    FAULT_MEMORY=$work/memory LD_PRELOAD=$work/faults.so "$train" $options "$@" -x 0 > said
+    grep -q 'pauses while each checkpoint' said; verdict $? "saves in pieces: $(grep snapshot said)"
+}
 FAULT_MEMORY=$work/memory; export FAULT_MEMORY
-LD_PRELOAD=$work/faults.so "$train" $options -x 0 > said; grep -q 'pauses while each checkpoint' said; verdict $? "saves in pieces: $(grep snapshot said)"
+little 1
 fails one - "write:ENOSPC truncate:EIO fsync:EIO rename:EIO close:EIO any:kill" $few "$train" $options -x 6 -y auto
+little 2 -ng 2 -dv cpu -z 3
 fails shards shards.4 "write:ENOSPC fsync:EIO any:kill" $few "$train" -y auto -ng 2
+little 1
 fails one one.4 "malloc:ENOMEM" $many "$train" -y auto
 unset FAULT_MEMORY
 # permanent faults: a disk that stays full, a broken disk
@@ -242,8 +249,7 @@ while [ $at -le $((long ? 6 : 3)) ]; do
     at=$((at + 1))
 done
 # One process has the memory that the run needs, but not for a copy of what is saved.
-"$train" $options -x 0 -dv cpu -ng 2 > said
-sed -n 's/^|   total  *| *\([0-9.]*\) MB.*/\1/p' said | awk '{ printf "MemAvailable: %d kB\n", $1 * 1100 }' > memory
+little 1 -dv cpu -ng 2
 rm -rf o
 pair "none:1:EIO FAULT_MEMORY=$work/memory" 1 1
 [ "$code0 $code1" = "0 0" ] && grep -q 'steps wait for saves' said.0 && same o two 6
