@@ -20,8 +20,8 @@
  * dx is the gradient of the loss with respect to x and has its shape. Shapes stand in comments, the
  * last dimension contiguous: x (N,C) is x[n*C + c]. A weight (O,I) has one row for each output.
  *
- * train_moe computes the same on GPUs, for more models and forms of data, in several processes.
- * Its losses are those of this file (tests/smoe.sh): train_moe -e m4:z1 -wo adamw -l 1e-3 */
+ * train_moe computes the same on GPUs, for more models and data, in several processes. Same losses:
+ * train_moe -e m4:z1 -wo adamw -l 1e-3 -k cosine -u 50 -q 0.1 -c 0.1 -ra 0.01 (tests/smoe.sh) */
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>

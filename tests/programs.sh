@@ -240,14 +240,14 @@ expect 0 '24 GB (rtx4090): 1 with -ga momentum, .*; 40 GB (a100-40): 1, ' $train
 expect 0 '24 GB (rtx4090): 2, .*, or 1 with -mw 0 -mo bf16, .*; 40 GB (a100-40): 1, ' $train $data -x 0 -gm 141 -e m12:c2048h32d128q4e24k8f1024 -t 1024 -b 4 -ga gradients
 expect 0 '24 GB (rtx4090): not on 1024; .*not on 1024$' $train $data -x 0 -gm 40 -e m2:c32768h256d128e1024k8f32768 -b 1 -t 1024
 # A run that is held below a limit of memory: what is recomputed and sharded changes, and no bit.
-held="$train $data -dv cpu -e m6:c64h2e8k2f64 -t 32 -s 3 -g 4 -x 3 -v 3 -u 1"
+held="$train $data -dv cpu -e m6:c64h2e8k2f64 -t 32 -s 3 -g 4 -x 3 -v 3 -u 1 -wn 0"
 expect 0 fingerprint $held -b 4 -o held
 expect 0 'recomputes norms of 5 and QKV projections of 3 of 6 layers' $held -b 4 -gm 0.0228 -o held1
 same_run held held1 "held below 22.8 MB"
 expect 7 'the 21.4 MB that this run needs; it has 21.3 MB within -gm: 0.1 MB are missing. Backward .* This would fit: -ga momentum: .*, -b 2 -d 128: ' $held -b 4 -ga gradients -gm 0.0213 -o new
 expect 7 'This would fit: -wl 0 -ga momentum: ' $held -b 4 -wl 1 -gm 0.0213 -o new
 expect 0 'ga momentum, chosen by the plan' $held -b 4 -gm 0.0213 -o held5
-sharded="$train $data -dv cpu -ng 2 -e m12:c64h2e16k2f64 -b 1 -t 16 -s 0"
+sharded="$train $data -dv cpu -ng 2 -e m12:c64h2e16k2f64 -b 1 -t 16 -s 0 -wn 0"
 expect 0 'optimizer state sharded over 2 ranks, -z 1; ' $sharded -gm 0.049 -x 1 -o held2
 expect 0 'optimizer state and gradients sharded over 2 ranks, -z 2; ' $sharded -gm 0.0461 -x 1 -o held3
 expect 0 'gradients and weights sharded over 2 ranks, -z 3; ' $sharded -gm 0.0435 -x 1 -o held4
@@ -270,7 +270,7 @@ ok "-sv none: no model, no card, no checkpoint, the same losses" sh -c '[ -z "$(
 same_run kept kept4 "-sv none"
 expect 0 'nothing is saved (-sv none)' $kept -sv none -y 1 -o kept4
 expect 0 'snapshot, host  *|  *none: nothing is saved' $train $data -x 0 -gm h100 -sv none
-disk="$train $data -x 0 -dv cpu -e m6:c64h2e8k2f64 -t 32 -b 4"
+disk="$train $data -x 0 -dv cpu -e m6:c64h2e8k2f64 -t 32 -b 4 -wn 0"
 expect 0 'disk  *|  *22.94 MB at most; [0-9]* MB are free' $disk
 expect 0 'disk  *|  *5.67 MB at most' $disk -sv weights -nk 1 -nb 0
 expect 0 'the saves of this run may take [0-9.]* GB, and /proc/none has 0.0 GB free. Less: -nk 1' $disk -o /proc/none
@@ -490,7 +490,7 @@ expect 2 '-up makes the model of a new run' $train -o mixed -y 1 -up e4k2
 # A folder called as a preset is a folder. Presets are for much text; a plan only says so. Tables do not go with what would break them.
 expect 0 'plain is the model of the folder of this name' $train -i text.txt -j val.txt -e plain -x 0
 expect 2 'race is for 10 million training tokens.* has [0-9]*,.*Without -e' $train -i text.txt -e race -o never
-expect 0 '| preset race: -e m6:[a-z0-9]* .*-k wsd' $train -i text.txt -e race -x 0
+expect 0 '| preset race: -e m6:[a-z0-9]* .*-kd 0.6' $train -i text.txt -e race -x 0
 expect 0 'cpu.* a step of 65536 tokens takes minutes' $train -i text.txt -e race -x 0
 expect 0 'race: no experts in 8 bits' $train -i text.txt -e race -x 0 -gm a100
 expect 0 '-pe  expert-precision | fp8-all' $train -i text.txt -e race -x 0 -gm h100
@@ -668,7 +668,7 @@ rm -rf other foreign moved
 
 # A run that diverges says so, keeps what was there before, and ends with exit code 9.
 cp -r whole wild
-expect 9 'the run has diverged at step 7[0-9], and did not recover' $train -o wild -y 1 -x 120 -l 10 -k constant
+expect 9 'the run has diverged at step 7[0-9], and did not recover' $train -o wild -y 1 -x 120 -l 10 -k constant -c 0.1
 ok "it is said when it is seen, with the way back" grep -q '^warning: step 7[0-9]: the run has DIVERGED: .*checkpoint of step 60, .*train_moe -o wild -y 1 -ys 60 -l 5$' "$said"
 ok "the end says so, too" grep -q '^DIVERGED  *| since step 7[0-9]; .* -ys 60' "$said"
 ok "best/ is that of before" cmp -s wild/best/model.safetensors whole/best/model.safetensors
@@ -681,7 +681,7 @@ expect 2 '-ys 60 .* needs -y 1' $train -o new -ys 60
 expect 0 'resuming .*at step 60' $train -o wild -y 1 -ys 60 -l 1e-3 -x 80
 ok "later checkpoints are gone" [ "$(steps_of wild)" = "60 80 " ]
 ok "and what the log had of them" [ "$(grep -c '"event": "diverged"' wild/log.jsonl)" = 0 ]
-expect 9 'the run has diverged' $train $data $model -b 2 -t 32 -d 256 -x 60 -l 10 -u 0 -k constant -v 30 -s 0 -o wilder
+expect 9 'the run has diverged' $train $data $model -b 2 -t 32 -d 256 -x 60 -l 10 -u 0 -k constant -c 0.1 -v 30 -s 0 -o wilder
 ok "no first validation of a diverged run is the best" [ ! -e wilder/best/model.safetensors ]
 ok "there is no way back but a new start" grep -q 'No checkpoint of before is there. A lower learning rate' "$said"
 rm -rf wild wilder
@@ -941,7 +941,7 @@ pair r22 -x 40 -v 20 -n 20; end_both 0 0 "two processes of two ranks"
 same_run r4 r22 "4 ranks in two processes instead of one"
 ok "only the first process prints" [ ! -s "$work/log2" ]
 ok "the secret is in a file that only its owner reads" [ "$(ls -l r22.secret | cut -c1-10)" = -rw------- ]
-pair r22wild -x 60 -v 100 -l 10 -k constant; end_both 9 9 "two processes whose run diverges"
+pair r22wild -x 60 -v 100 -l 10 -k constant -c 0.1; end_both 9 9 "two processes whose run diverges"
 ok "where the time of the start went is an event" grep -q '"event": "begun", "settings and folder": [0-9.e-]*, .*"ranks": .*"weights": .*"first step": [0-9.]*, "seconds": ' r22/log.jsonl
 ok "a short start is no line" [ "$(grep -c '^the start took' "$work/log")" = 0 ]
 port=$((port + 1))

@@ -34,7 +34,7 @@ logged() { sed -n -e 's/.*"step",.*"loss": \([^,]*\), "norm": \([^,]*\),.*/\1 \2
 compare() {                             # compare WHAT SIZES OPTIONS-OF-TRAIN_MOE...
     what=$1 sizes=$2; shift 2
     build "$sizes" -O3 $openmp && "$work/smoe" "$text" 5 > "$work/a" &&
-    ./train_moe -i "$text" -o "$work/out" -y 0 -dv cpu-f32 -wo adamw -l 1e-3 -x 5 -u 50 -s 0 -nt 0 "$@" > "$work/b" 2>&1 &&
+    ./train_moe -i "$text" -o "$work/out" -y 0 -dv cpu-f32 -wo adamw -l 1e-3 -k cosine -u 50 -q 0.1 -c 0.1 -ra 0.01 -x 5 -s 0 -nt 0 "$@" > "$work/b" 2>&1 &&
     printed "$work/a" > "$work/an" && logged "$work/out/log.jsonl" > "$work/bn" &&
     paste "$work/an" "$work/bn" | awk '
         function far(a, b) { return a > b ? a - b : b - a }

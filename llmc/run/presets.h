@@ -8,7 +8,7 @@ typedef enum { LITTLE_ON_GPU, MUCH_ON_CPU, PLAIN, RACE, SUITS } Suit;   /* littl
 typedef enum { ANY, DESCRIBED, OWN } SuitedModels;
 typedef struct { const char *letter; SuitedModels models; const char *of[SUITS]; } Suited;      /* an option's values */
 
-enum { SUITED = 20 };
+enum { SUITED = 22 };
 extern const Suited suited[SUITED];                     /* the first is -e */
 extern const char *const preset_name[SUITS], *const preset_purpose[SUITS];  /* NULL: not a preset */
 Suit preset_named(const char *word);                    /* SUITS: none is */

@@ -34,7 +34,7 @@ static const Option options[] = {
       "1: resume even if the data changed" },
     { "data",      "ab", "any-bytes",        OPTION_INT,   AT(any_bytes),     "0",                   0,    1,     NULL,
       "1: train on the bytes of files that are no text: archives, pictures, binaries" },
-    { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4:z1",               0,    0,     NULL,
+    { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4:u1z2",             0,    0,     NULL,
       "descriptor such as m4, d12, m12:e64k8f256; a preset, plain or race, for much text on a GPU; or a folder with a "
       "model to train further" },
     { "model",     "nr", "new-rows",     OPTION_INT,   AT(new_rows),      "0",                   0,    1,     NULL,
@@ -66,16 +66,16 @@ static const Option options[] = {
       "many; rates grow with the square root" },
     { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "400",                 -1000, 1e12, NULL,
       "optimizer steps; -1: one epoch, -2: two; 0: print the plan and exit" },
-    { "schedule",  "k",  "schedule",         OPTION_CHOICE, AT(schedule),      "cosine",              0,    0,
+    { "schedule",  "k",  "schedule",         OPTION_CHOICE, AT(schedule),      "wsd",                 0,    0,
       SCHEDULES,   "learning-rate schedule" },
-    { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "6e-3",                0,    10,    NULL,
+    { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "8e-3",                0,    10,    NULL,
       "peak learning rate; with -wo adamw 1e-3 is the default, with -up 3e-4, for a folder's model 2e-5 * "
       "2048 / channels, twice that with -wo muon" },
-    { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "50",                 0,    1e12,  NULL,
+    { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "20",                 0,    1e12,  NULL,
       "steps to reach the peak; the default takes at most an eighth of -x" },
-    { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
+    { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0",                   0,    1,     NULL,
       "final learning rate, as a fraction of the peak" },
-    { "schedule",  "kd", "decay-part",       OPTION_FLOAT, AT(decay_part),    "0.2",                 0.001, 1,   NULL,
+    { "schedule",  "kd", "decay-part",       OPTION_FLOAT, AT(decay_part),    "0.9",                 0.001, 1,   NULL,
       "-k wsd: the last part of the steps, in which the rate falls in a straight line to the final one" },
     { "schedule",  "ft", "further-targets",  OPTION_FLOAT, AT(further),       "0",                   0,    10,    NULL,
       "also learn to predict the second next token, with this weight, and the third, with half of it (try 0.5); both "
@@ -91,7 +91,7 @@ static const Option options[] = {
       "Muon: 1: the update looks one gradient ahead (Nesterov); 0: plain momentum" },
     { "optimizer", "wp", "expert-period",    OPTION_INT,   AT(period),        "1",                1, MUON_PERIODS, NULL,
       "Muon: each expert is updated in every N-th step only, at N times the rate" },
-    { "optimizer", "wn", "row-decay",        OPTION_FLOAT, AT(row_decay),     "0",                   0, 0.99999,  NULL,
+    { "optimizer", "wn", "row-decay",        OPTION_FLOAT, AT(row_decay),     "0.9",                 0, 0.99999,  NULL,
       "Muon: rows of an update (columns, where there are more) are made equally long, by means of their squares with "
       "this decay rate (NorMuon, try 0.9); 0: no" },
     { "optimizer", "ga", "accumulate",       OPTION_CHOICE, AT(accumulate),    "auto", 0, 0, "auto|gradients|momentum",
@@ -100,7 +100,7 @@ static const Option options[] = {
     { "optimizer", "cm", "clip-multiple",    OPTION_FLOAT, AT(most),          "4",                   0,    1e9,   NULL,
       "-ga momentum: a tensor's gradient of a micro-batch is at most this many times as long as its mean; 0: any "
       "length. -cg is then of what AdamW updates" },
-    { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,
+    { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.5",                 0,    10,    NULL,
       "weight decay of matrices" },
     { "optimizer", "ck", "decay-kind",       OPTION_CHOICE, AT(cautious),     "plain", 0, 0, "plain|cautious|squared",
       "cautious: only elements that the update makes smaller decay, too; squared: that, and the decay falls with the "
@@ -131,7 +131,7 @@ static const Option options[] = {
       "dropout of the embedding and of each sub-layer's output" },
     { "optimizer", "mb", "max-bad-steps",    OPTION_INT,   AT(max_bad),       "10",                  1,    1e6,   NULL,
       "stop after N consecutive non-finite gradients" },
-    { "routing",   "ra", "balance",          OPTION_FLOAT, AT(balance),       "0.01",                0,    100,   NULL,
+    { "routing",   "ra", "balance",          OPTION_FLOAT, AT(balance),       "0.003",               0,    100,   NULL,
       "weight of the load-balance loss" },
     { "routing",   "rz", "zloss",            OPTION_FLOAT, AT(z),             "0.001",               0,    100,   NULL,
       "weight of the router z-loss" },
@@ -375,16 +375,20 @@ static int is_possible(const Settings *s, const Device *dev, const char *letter)
     if (!strcmp(letter, "mw") || !strcmp(letter, "mo")) return dev->floatX_size == 2 && !s->ordered;
     return 1;
 }
+/* The options' own are of new models. */
+static const char *const of_folders[][2] = { { "wo", "adamw" }, { "k", "cosine" }, { "kd", "0.2" }, { "u", "50" },
+                                             { "q", "0.1" }, { "wn", "0" }, { "c", "0.1" }, { "ra", "0.01" } };
 void settings_suit(Settings *s, const Device *dev, int64_t tokens) {
     const int large = tokens >= LARGE_TEXT, gpu = dev->is_gpu, folder = is_folder(s->model);
     if (settings_given(s, "v")) options_default(table(s), "vs", "0");
+    for (size_t i = 0; folder && i < sizeof of_folders / sizeof *of_folders; i++)
+        options_default(table(s), of_folders[i][0], of_folders[i][1]);
     if (!s->preset && large && gpu && !settings_given(s, "e")) s->preset = preset_name[PLAIN];
     const Suit suit = s->preset ? preset_named(s->preset) : large ? gpu ? PLAIN : MUCH_ON_CPU : LITTLE_ON_GPU;
     const SuitedModels most = s->preset ? OWN : folder ? ANY : DESCRIBED;
     for (int i = 0; i < SUITED && (s->preset || gpu || large); i++)
         if (suited[i].models <= most && is_possible(s, dev, suited[i].letter))
             options_default(table(s), suited[i].letter, suited[i].of[suit]);
-    if (folder) options_default(table(s), "wo", "adamw");
     if (folder && *s->upcycle) options_default(table(s), "l", "3e-4");
     else if (s->optimizer != MUON) options_default(table(s), "l", !gpu ? "1e-3" : large ? "6e-4" : "2e-3");
 }

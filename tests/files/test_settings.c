@@ -366,10 +366,10 @@ static void suit(Settings *s, const char *arguments, int which, int64_t tokens) 
 static void defaults(void) {
     static const struct { const char *arguments; int on; int64_t tokens; const char *model; Updates optimizer;
                           float lr; int batch; } cases[] = {
-        { "", A_CPU, 1000000, "m4:z1", MUON, 6e-3f, 24 }, { "", A_CPU, 100000000, "m4:z1", MUON, 4e-3f, 32 },
+        { "", A_CPU, 1000000, "m4:u1z2", MUON, 8e-3f, 24 }, { "", A_CPU, 100000000, "m4:z1", MUON, 4e-3f, 32 },
         { "", A_GPU, 1000000, "m6:z1", MUON, 4e-3f, 64 }, { "", A_GPU, 100000000, PLAIN_MODEL, MUON, 5e-3f, 64 },
         { "-wo adamw -e d12",   A_GPU, 100000000, "d12", ADAMW, 6e-4f, 64 },
-        { "-wo adamw -b 3",     A_CPU, 1000000,   "m4:z1", ADAMW, 1e-3f, 3 },
+        { "-wo adamw -b 3",     A_CPU, 1000000,   "m4:u1z2", ADAMW, 1e-3f, 3 },
         { "-wo adamw",          A_GPU, 1000000,   "m6:z1", ADAMW, 2e-3f, 64 },
         { "-l 1e-4 -wo muon",   A_GPU, 100000000, PLAIN_MODEL, MUON, 1e-4f, 64 },
         { "-e tests", A_CPU, 1000000, "tests", ADAMW, 1e-3f, 24 },
@@ -403,6 +403,8 @@ static void preset_defaults(void) {
         { "-e d6",       A_HOPPER, 100000000, NULL,    WSD,    PRECISE,    1, REAL },
         { "-e tests",    A_HOPPER, 100000000, NULL,    COSINE, PRECISE,    1, REAL },
         { "",            A_HOPPER, 1000,      NULL,    COSINE, PRECISE,    1, REAL },
+        { "",            A_CPU,    1000,      NULL,    WSD,    PRECISE,    1, REAL },
+        { "-e tests",    A_CPU,    1000,      NULL,    COSINE, PRECISE,    1, REAL },
         { "",            A_CPU,    100000000, NULL,    COSINE, PRECISE,    1, REAL },
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
@@ -447,8 +449,8 @@ static void fine_tuning_defaults(void) {
         { "-wo adamw", 1, 2048, 4096, 1, 10000, 2e-5f, 8, 2048, -2, 10 },
         { "-wo muon",  1, 2048, 4096, 1, 10000, 4e-5f, 8, 2048, -2, 10 },
         { "-wo adamw", 1, 1024, 1000, 1, 100, 4e-5f, 5, 1000, -2, 4 },
-        { "-wo adamw", 0, 64, 128, 1, 3, 6.4e-4f, 1, 128, -2, 0 },
-        { "-b 3",      0, 8, 4096, 1, 600, 1e-3f, 3, 512, -2, 10 },
+        { "-e tests",  0, 64, 128, 1, 3, 6.4e-4f, 1, 128, -2, 0 },
+        { "-e tests -b 3", 0, 8, 4096, 1, 600, 1e-3f, 3, 512, -2, 10 },
         { "-l 0.5",    1, 2048, 4096, 0, 0, 0.5f, 64, 256, 800, 10 },
         { "-x 50 -wo adamw", 1, 4096, 4096, 1, 1000, 1e-5f, 8, 2048, 50, 5 }, };
     for (size_t i = 0; i < COUNT(cases); i++) {
@@ -457,7 +459,8 @@ static void fine_tuning_defaults(void) {
         settings_fine_tune(&s, cases[i].gpu, cases[i].channels, cases[i].context, cases[i].chats);
         if (cases[i].chats) settings_fit_rows(&s, cases[i].rows);
         check(s.lr == cases[i].lr && s.batch == cases[i].batch && s.seq == cases[i].seq && s.steps == cases[i].steps
-              && s.warmup == cases[i].warmup && !(s.decay > 0) && !(s.dropout > 0),
+              && s.warmup == cases[i].warmup && !(s.decay > 0) && !(s.dropout > 0) && s.schedule == COSINE
+              && !(s.final_lr > 0) && !(s.row_decay > 0) && s.balance > 0.009f,
               "fine-tuning case %zu: -l %g -b %d -t %d -x %lld -u %lld", i, (double)s.lr, s.batch, s.seq,
               (long long)s.steps, (long long)s.warmup);
     }
