@@ -690,8 +690,8 @@ struct Device {
 /* ---- a few tokens: a layer of decoding in five launches -----------------------------------------
  * Operations of Device, several fused into one and rounded as they round (`out` may skip roundings
  * within its sum), for devices where starting them one by one would take longer than the work.
- * fits: can N tokens of C channels and experts of width F, whose weights have this format, use these
- *   (all other widths must be multiples of F or C)? If not, call the operations they are made of.
+ * fits: can N tokens of C channels and experts of width F, weights in this format, use these (all
+ *   other widths must be multiples of F or C)? If not, call the operations they are made of.
  * in: x = rmsnorm_forward(inp, norm); choice = router_forward(x router.weight^T, ...), weight times
  *   router.scale; out (N,K,O) by slot = f(x w[expert]^T + bias[expert]), w (E,O,C), or (E,2O,C) for
  *   a gated f; bias (E,O) or (E,2O), or NULL; plain (N,P) = x plain_w^T; without plain_w P is 0.

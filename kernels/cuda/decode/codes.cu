@@ -1,12 +1,12 @@
 // decode/codes.cu: a layer's products for 2 to 8 tokens whose weights are codes of 8 or 4 bits. For
 // one token, and for numbers, there is layer.cu, with the same order of launches and of waits.
 //
-// Codes are few bytes, so that instructions would take longer than memory: tensor cores multiply. A
-// warp multiplies 16 rows of a weight (a of mma_bf16) with all tokens (columns of b). Each lane reads
-// 16 bytes of two of the rows, a piece, and makes bf16 of them by shifts: a code's bits at the low
-// end of the exponent are its value times a small power of two, and tokens are multiplied by 2^64,
-// so that no product is too small for a float. All of this is exact. (NaN as a code counts as 480:
-// weight_to_codes gives it to whole blocks only, whose scale is NaN, too.)
+// Codes are few bytes, so that instructions would take longer than memory: tensor cores multiply.
+// A warp multiplies 16 rows of a weight (a of mma_bf16) with all tokens (columns of b). Each lane
+// reads 16 bytes of two of the rows, a piece, and makes bf16 of them by shifts: a code's bits at
+// the low end of the exponent are its value times a small power of two, and tokens are multiplied
+// by 2^64, so that no product is too small for a float. All of this is exact. (NaN as a code counts
+// as 480: weight_to_codes gives it to whole blocks only, whose scale is NaN, too.)
 //
 // The order of the reduction is free: a lane's elements are where it finds them in its piece, and
 // tokens are put into that order (prepared). A column of b is a token. For 4 bits it is one of the
@@ -25,7 +25,7 @@ template <Format F> struct Pieces {                         // of two rows, g an
     enum { PER = F == OF_FP8 ? 16 : 32, WIDE = 4 * PER, SCALES = F == OF_FP8 ? 1 : 2 };
     uint4 code[2];
     uint32_t scale[2][SCALES];                              // as in memory
-    // c: the first of the warp's elements. Past the row's end any codes do: tokens have zeros there.
+    // c: the warp's first element. Past the row's end any codes do: tokens have zeros there.
     __device__ void load(const Row (&row)[2], int c, int C) {
         const int t = threadIdx.x % 4, mine = min(c + t * PER, C - PER);
         #pragma unroll
@@ -148,32 +148,86 @@ template <Format F> __device__ static inline void stage(floatX *x, const floatX 
 
 // ---- decode_in ----------------------------------------------------------------------------------
 
-// The same of tokens that are normalized first, each by the warps of a number modulo `tokens`: all
-// of them add up its squares, and each takes a part. first: the first vector's norm.weight, requested.
-template <Format F> __device__ static inline void
-stage_normalized(floatX *x, int tokens, const Vec &first, const InArgs &p) {
-    const int C = p.C, n = threadIdx.x / 32 % tokens, step = THREADS / tokens * VECTOR;
-    const int from = (threadIdx.x / 32 / tokens * 32 + threadIdx.x % 32) * VECTOR;
+// The tokens, normalized unless decode_router did that: each by the warps of a number modulo
+// `tokens`. All of them add up its squares, and each takes a part.
+template <Format F> __device__ static inline void stage_tokens(floatX *x, const InArgs &p) {
+    const int C = p.C, tokens = p.N > 4 ? 8 : p.N > 2 ? 4 : 2, n = threadIdx.x / 32 % tokens;
     const floatX *const inp = p.inp + (size_t)n * C;
     float sum = 0;
-    if (n >= p.N) return;
+    if (p.logits) stage<F>(x, p.inp, p.N, C, p.x_row);
+    if (p.logits || n >= p.N) return;
     #pragma unroll 4
     for (int c = threadIdx.x % 32 * VECTOR; c < C; c += CHUNK) {
         const Vec v = load_vec(inp + c);
         for (int i = 0; i < VECTOR; i++) sum += element(v, i) * element(v, i);
     }
     const float rstd = rsqrtf(__fdividef(warp_sum(sum), (float)C) + p.norm.eps);
+    const int first = threadIdx.x / 32 / tokens * 32 + threadIdx.x % 32;
     #pragma unroll 1
-    for (int c = from; c < p.x_row; c += step) {
+    for (int c = first * VECTOR; c < p.x_row; c += THREADS / tokens * VECTOR) {
         uint4 v = {};
-        const Vec weight = c == from ? first : load_vec(p.norm.weight + min(c, C - VECTOR));
-        if (c < C) v = prepared<F>(normalized(load_vec(inp + c), rstd, weight));
+        if (c < C) v = prepared<F>(normalized(load_vec(inp + c), rstd, load_vec(p.norm.weight + c)));
         *(uint4 *)(x + n * p.x_row + c) = v;
     }
 }
 
-// Reads each row of the chosen experts and of the plain product once for all tokens. With a router,
-// of which decode_router has made the logits, block 0 stores the choice and does nothing else.
+// A tile: 16 rows of an expert's weight or of plain_w; a gated one has 8 of gate and of up.
+template <bool gated> struct Tile {
+    bool plain, pairs;
+    int a, o, height, width;                                // index in active, first output, outputs, all outputs
+    __device__ Tile(const InArgs &p, int unit, int routed) {
+        const int rows = gated ? ROWS / 2 : ROWS, tiles = (p.O + rows - 1) / rows;
+        plain = unit >= routed, pairs = gated && !plain, height = pairs ? ROWS / 2 : ROWS, width = plain ? p.P : p.O;
+        a = plain ? 0 : unit / tiles, o = (unit - (plain ? routed : a * tiles)) * height;
+    }
+    __device__ int expert(const InShared &s, const InArgs &p) const {
+        return plain || !p.router.weight ? 0 : s.active[a];
+    }
+    template <Format F> __device__ void rows(Row (&row)[2], const InShared &s, const InArgs &p) const {
+        const int g = threadIdx.x % 32 / 4, e = expert(s, p), all = pairs ? 2 * width : width;
+        const int first = min(o + g, width - 1), second = pairs ? first + width : min(o + ROWS / 2 + g, width - 1);
+        row[0] = row_of<F>(plain ? p.plain_w : p.w, e, first, all, p.C);
+        row[1] = row_of<F>(plain ? p.plain_w : p.w, e, second, all, p.C);
+    }
+    // The results, from the sums of the group's warps, by its threads.
+    template <Format F> __device__ void store(const Sums &from, const InShared &s, const InArgs &p) const {
+        const int warp = threadIdx.x / GROUP * SPLIT, e = expert(s, p);
+        #pragma unroll 1
+        for (int i = threadIdx.x % GROUP; i < height * p.N; i += GROUP) {
+            const int r = i % height, n = i / height, out = o + r;
+            const int to = out >= width ? -1 : plain || !p.router.weight ? n : s.slot[a * p.N + n];
+            auto pre = [&](int second) {
+                const real x = R(X(sum_of<F, SPLIT>(from, warp, r + second * (ROWS / 2), n)));
+                if (!p.bias || plain) return x;
+                return R(X(x + R(p.bias[(size_t)e * width * (pairs ? 2 : 1) + out + second * width])));
+            };
+            if (to < 0) continue;
+            (plain ? p.plain : p.out)[(size_t)to * width + out] =
+                X(pairs ? gated_act(pre(0), pre(1), p.f) : activated(pre(0), plain ? IDENTITY : p.f));
+        }
+    }
+};
+// The experts of all tokens to s.active and s.slot, by a block, from the logits; how many.
+__device__ static inline int choose_experts(const InShared &s, bool stores_choice, const InArgs &p) {
+    #pragma unroll 1
+    for (int i = threadIdx.x; i < p.N * p.router.E; i += THREADS) s.logits[i] = p.logits[i];
+    __syncthreads();
+    rank_experts(s, p);
+    if (stores_choice && threadIdx.x / 32 < p.N) store_choice(s, p, threadIdx.x / 32, false);
+    return active_experts(s.active, s.slot, s.expert, p.N, p.router.K);
+}
+
+// The chosen experts' rows of decode_out's weight, for L2.
+__device__ static inline void prefetch_next(const InShared &s, int count, const InArgs &p) {
+    const int choosing = p.router.weight ? 1 : 0;
+    #pragma unroll 1
+    for (int a = 0; a < count && p.next.at; a++)
+        prefetch((const char *)p.next.at + (choosing ? s.active[a] : 0) * p.next_bytes, (unsigned)(p.next_bytes / 128),
+                 (blockIdx.x - choosing) * THREADS + threadIdx.x, (gridDim.x - choosing) * THREADS);
+}
+
+// Reads each row of the chosen experts and of the plain product once for all tokens. With a router
+// block 0 stores the choice and does nothing else.
 template <Format F, int GROUPS, bool gated> static __global__ __launch_bounds__(THREADS, 2)
 void decode_in_codes_kernel(const InArgs p) {
     typedef Pieces<F> P;
@@ -181,112 +235,75 @@ void decode_in_codes_kernel(const InArgs p) {
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ Sums sums[2];
     const InShared s(shared, p);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, N = p.N, C = p.C;
-    const bool choosing = p.router.weight, stores_choice = choosing && !blockIdx.x;
-    const int group = warp / SPLIT, groups = WARPS / SPLIT, stride = (gridDim.x - choosing) * groups;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, N = p.N, C = p.C, choosing = p.router.weight ? 1 : 0;
     const int rows = gated ? ROWS / 2 : ROWS, tiles = (p.O + rows - 1) / rows, plain_tiles = (p.P + ROWS - 1) / ROWS;
     const int parts = (C + PARTS * SPLIT * P::WIDE - 1) / (PARTS * SPLIT * P::WIDE);
-    int unit = (blockIdx.x - choosing) * groups + group, part = 0, buffer = 0, routed = tiles, tokens = 1;
-    P w[PARTS];                                             // requested while the ones before are used
+    const int stride = (gridDim.x - choosing) * (WARPS / SPLIT);
+    int unit = (blockIdx.x - choosing) * (WARPS / SPLIT) + warp / SPLIT, part = 0, buffer = 0, routed = tiles;
+    Array<P, PARTS> w;                                      // requested while the ones before are used
     Row row[2];
-    Vec norm = {};
-    auto expert_of = [&](int a) { return choosing ? s.active[a] : 0; };
-    auto rows_of = [&](int u) {
-        const bool plain = u >= routed, pairs = gated && !plain;
-        const int a = plain ? 0 : u / tiles, tile = u - (plain ? routed : a * tiles), width = plain ? p.P : p.O;
-        const int o = pairs ? tile * (ROWS / 2) + g : min(tile * ROWS + g, width - 1);
-        const int second = pairs ? o + width : min(o + ROWS / 2, width - 1), e = plain ? 0 : expert_of(a);
-        row[0] = row_of<F>(plain ? p.plain_w : p.w, e, o, pairs ? 2 * width : width, C);
-        row[1] = row_of<F>(plain ? p.plain_w : p.w, e, second, pairs ? 2 * width : width, C);
-    };
     auto at = [&](int of, int i) { return ((of * PARTS + i) * SPLIT + warp % SPLIT) * P::WIDE; };
-    auto request = [&](int of) {
+    auto request = [&](int unit, int of) {
+        if (unit >= routed + plain_tiles) return;
+        if (!of) Tile<gated>(p, unit, routed).template rows<F>(row, s, p);
         #pragma unroll
-        for (int i = 0; i < PARTS; i++) w[i].load(row, at(of, i), C);
+        for (int i = 0; i < PARTS; i++) w.x[i].load(row, at(of, i), C);
     };
-
     // What does not depend on the kernel before.
-    let_next_start();                                               // decode_out reads the choice after its wait
-    while (tokens < N) tokens *= 2;
-    if (!p.logits) norm = load_vec(p.norm.weight + min((warp / tokens * 32 + lane) * VECTOR, C - VECTOR));
-    if (!choosing && unit < tiles + plain_tiles) {
-        rows_of(unit);
-        request(0);
-    }
+    let_next_start();                                       // decode_out reads the choice after its wait
+    if (!choosing) request(unit, 0);
     wait_for_previous();
-
     if (choosing) {
-        #pragma unroll 1
-        for (int i = threadIdx.x; i < N * p.router.E; i += THREADS) s.logits[i] = p.logits[i];
-        __syncthreads();
-        rank_experts(s, p);
-        if (stores_choice) {
-            if (warp < N) store_choice(s, p, warp, false);
-            return;
-        }
-        routed = active_experts(s.active, s.slot, s.expert, N, p.router.K) * tiles;
-        if (unit < routed + plain_tiles) {
-            rows_of(unit);
-            request(0);
-        }
+        routed = choose_experts(s, !blockIdx.x, p) * tiles;
+        if (!blockIdx.x) return;
+        request(unit, 0);
     }
-    if (p.logits) stage<F>(s.x, p.inp, N, C, p.x_row);
-    else stage_normalized<F>(s.x, tokens, norm, p);
+    stage_tokens<F>(s.x, p);
     __syncthreads();
-
-    const int units = routed + plain_tiles;
     float sum[2][4] = {};
     const floatX *x[GROUPS], *const zeros = s.x + p.x_row - ZEROS;
     #pragma unroll
-    for (int k = 0; k < GROUPS; k++) x[k] = in_column<F>() ? s.x + token_of<F>(k, N) * p.x_row + t * P::PER : zeros;
+    for (int k = 0; k < GROUPS; k++)
+        x[k] = in_column<F>() ? s.x + token_of<F>(k, N) * p.x_row + lane % 4 * P::PER : zeros;
     #pragma unroll 1
-    while (unit < units) {
+    while (unit < routed + plain_tiles) {
         const bool ends = part + 1 == parts;
         const int after = ends ? unit + stride : unit, next = ends ? 0 : part + 1;
-        P now[PARTS];
-        #pragma unroll
-        for (int i = 0; i < PARTS; i++) now[i] = w[i];
-        if (ends && after < units) rows_of(after);
-        if (after < units) request(next);
+        const Array<P, PARTS> now = w;
+        request(after, next);
         #pragma unroll
         for (int i = 0; i < PARTS; i++) {
             const int c = at(part, i);
-            multiply<F, GROUPS>(sum, now[i], [&](int k, int j) {
+            multiply<F, GROUPS>(sum, now.x[i], [&](int k, int j) {
                 return *(const uint4 *)((c < C ? x[k] + (in_column<F>() ? c : 0) : zeros) + 8 * j);
             }, [](int) { return 1.0f; });
         }
         if (ends) {
             put_sums<F, GROUPS>(sums[buffer], sum);
-            named_barrier_sync(1 + group, GROUP);
-            const bool plain = unit >= routed, pairs = gated && !plain;
-            const int a = plain ? 0 : unit / tiles, height = pairs ? ROWS / 2 : ROWS, width = plain ? p.P : p.O;
-            const int first = (unit - (plain ? routed : a * tiles)) * height, e = plain || !p.bias ? 0 : expert_of(a);
-            #pragma unroll 1
-            for (int i = threadIdx.x % GROUP; i < height * N; i += GROUP) {
-                const int r = i % height, n = i / height, o = first + r;
-                const int to = o >= width ? -1 : plain || !choosing ? n : s.slot[a * N + n];
-                auto pre = [&](int second) {
-                    const real x = R(X(sum_of<F, SPLIT>(sums[buffer], group * SPLIT, r + second * (ROWS / 2), n)));
-                    if (!p.bias || plain) return x;
-                    return R(X(x + R(p.bias[(size_t)e * width * (pairs ? 2 : 1) + o + second * width])));
-                };
-                if (to < 0) continue;
-                floatX *const out = (plain ? p.plain : p.out) + (size_t)to * width + o;
-                *out = X(pairs ? gated_act(pre(0), pre(1), p.f) : activated(pre(0), plain ? IDENTITY : p.f));
-            }
+            named_barrier_sync(1 + warp / SPLIT, GROUP);
+            Tile<gated>(p, unit, routed).template store<F>(sums[buffer], s, p);
             buffer = 1 - buffer;
         }
         unit = after, part = next;
     }
-    if (!p.next.at) return;
-    #pragma unroll 1
-    for (int a = 0; a < routed / tiles; a++)
-        prefetch((const char *)p.next.at + expert_of(a) * p.next_bytes, (unsigned)(p.next_bytes / 128),
-                 (blockIdx.x - choosing) * THREADS + threadIdx.x, (gridDim.x - choosing) * THREADS);
+    prefetch_next(s, routed / tiles, p);
 }
 
 // ---- decode_out ---------------------------------------------------------------------------------
 
+// The end of decode_out, a thread for each (row, token).
+template <Format F> __device__ static inline void
+store_columns(const Sums &sums, const float *weight, const int *expert, const OutArgs &p) {
+    const int n = threadIdx.x / ROWS, o = blockIdx.x * ROWS + threadIdx.x % ROWS, K = p.K;
+    const bool choosing = p.choice.expert;
+    const size_t to = (size_t)n * p.O + o;
+    if (n >= p.N || o >= p.O) return;
+    real total = sum_of<F, WARPS>(sums, 0, threadIdx.x % ROWS, n) + (p.bias ? R(p.bias[o]) : 0);
+    #pragma unroll 1
+    for (int i = n * K; i < (n + 1) * K && p.expert_bias; i++)
+        total += (choosing ? weight[i] : 1) * R(p.expert_bias[(size_t)(choosing ? expert[i] : 0) * p.O + o]);
+    p.out[to] = X(R(p.residual[to]) + p.scale * R(X(total)));
+}
 // A block computes 16 columns of the result for all tokens: a sum over the pieces of all active
 // experts' rows, in which products are multiplied by the token's weight. inverse: 2^32 / pieces of
 // a row, rounded up; 0: there is one.
@@ -304,14 +321,14 @@ void decode_out_codes_kernel(const OutArgs p, unsigned inverse) {
     const int pieces = (C + P::WIDE - 1) / P::WIDE, tile = blockIdx.x * ROWS;
     const int o = min(tile + g, p.O - 1), second = min(o + ROWS / 2, p.O - 1);
     int all = pieces;
-    P w[PARTS];
+    Array<P, PARTS> w;
     auto index_of = [&](int u) { return inverse ? (int)__umulhi(u, inverse) : u; };     // of piece u's expert in active
     auto request = [&](int from) {
         #pragma unroll
-        for (int i = 0; i < PARTS; i++) {
+        for (int i = 0; i < PARTS && from < all; i++) {
             const int u = min(from + i * WARPS + warp, all - 1), a = index_of(u), e = choosing ? active[a] : 0;
             const Row row[2] = { row_of<F>(p.w, e, o, p.O, C), row_of<F>(p.w, e, second, p.O, C) };
-            w[i].load(row, (u - a * pieces) * P::WIDE, C);
+            w.x[i].load(row, (u - a * pieces) * P::WIDE, C);
         }
     };
     let_next_start();
@@ -324,25 +341,17 @@ void decode_out_codes_kernel(const OutArgs p, unsigned inverse) {
         all = active_experts(active, slot, expert, N, p.K) * pieces;
         request(0);
     }
-    // What the end needs, a thread for each (row, token).
-    const int r = threadIdx.x % ROWS, n = threadIdx.x / ROWS;
-    const bool ends = n < N && tile + r < p.O;
-    const size_t to = (size_t)n * p.O + tile + r;
-    const real old = ends ? R(p.residual[to]) : 0, bias = ends && p.bias ? R(p.bias[tile + r]) : 0;
-
     float sum[2][4] = {};
     #pragma unroll 1
     for (int from = 0; from < all; from += PARTS * WARPS) {
-        P now[PARTS];
-        #pragma unroll
-        for (int i = 0; i < PARTS; i++) now[i] = w[i];
-        if (from + PARTS * WARPS < all) request(from + PARTS * WARPS);
+        const Array<P, PARTS> now = w;
+        request(from + PARTS * WARPS);
         #pragma unroll
         for (int i = 0; i < PARTS; i++) {
             const int u = from + i * WARPS + warp, a = index_of(u), c = (u - a * pieces) * P::WIDE + t * P::PER;
             const uint32_t keep = u < all && c < C && in_column<F>() ? ~0u : 0;
             auto slot_of = [&](int n) { return n >= N || u >= all ? -1 : choosing ? slot[a * N + n] : n; };
-            multiply<F, GROUPS>(sum, now[i], [&](int k, int j) {
+            multiply<F, GROUPS>(sum, now.x[i], [&](int k, int j) {
                 const floatX *const x = p.inp + (size_t)max(slot_of(token_of<F>(k, N)), 0) * C + min(c, C - P::PER);
                 const uint4 v = prepared<F>(load_vec(x + 8 * j));
                 return uint4{ v.x & keep, v.y & keep, v.z & keep, v.w & keep };
@@ -351,12 +360,7 @@ void decode_out_codes_kernel(const OutArgs p, unsigned inverse) {
     }
     put_sums<F, GROUPS>(sums, sum);
     __syncthreads();
-    if (!ends) return;
-    real total = sum_of<F, WARPS>(sums, 0, r, n) + bias;
-    #pragma unroll 1
-    for (int i = n * p.K; i < (n + 1) * p.K && p.expert_bias; i++)
-        total += (choosing ? weight[i] : 1) * R(p.expert_bias[(size_t)(choosing ? expert[i] : 0) * p.O + tile + r]);
-    p.out[to] = X(old + p.scale * R(X(total)));
+    store_columns<F>(sums, weight, expert, p);
 }
 
 // ---- launches -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// decode/layer.cuh: what products of a few tokens share: of numbers (layer.cu), of codes (codes.cu).
+// decode/layer.cuh: what layer.cu and codes.cu share, products with numbers and with codes.
 #pragma once
 #include "kernels/cuda/expert.cuh"
 #include "kernels/cuda/ptx.cuh"
