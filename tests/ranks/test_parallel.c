@@ -1,8 +1,8 @@
 /* test_parallel.c: several ranks, as threads on the CPU, train one model. A step has the same loss,
  * balance and gradient on any number of ranks, whether or not they shard the optimizer's state. A
  * checkpoint of one number of ranks is bit for bit that of another. A bad gradient on one rank is
- * skipped by all. The trainer on several ranks and processes: tests/programs.sh. With -q, for
- * the thread sanitizer (a tenth of the speed), grids have fewer rows; all ways to exchange stay. */
+ * skipped by all. The trainer on several ranks and processes: tests/programs.sh. Under the thread
+ * sanitizer (a tenth of the speed) grids have fewer rows; all ways to exchange stay. */
 #define _GNU_SOURCE
 #include "tests/test.h"
 #include "processes.h"
@@ -23,6 +23,12 @@
 #include <unistd.h>
 #if defined(__GLIBC__)
 #include <malloc.h>
+#endif
+
+#ifdef __SANITIZE_THREAD__
+enum { SLOW = 1 };
+#else
+enum { SLOW = 0 };
 #endif
 
 /* STEPS: until a model has learned. SHORT: all that a step leaves for later ones (weights ahead,
@@ -316,7 +322,7 @@ static void any_number_of_ranks(void) {
         { "cpu-f64",  "d2:c48h4f96",               1, 0, 1e-7, 0.95f, 0, 0 },
         { "cpu-f64",  "m3:c20h4d4q2e4k2f12v2g1t2p1", 1, 1, 1e-7, 0.95f, 0, 1 },
     };
-    for (size_t i = 0; i < COUNT(runs); i += quick ? 3 : 1) {
+    for (size_t i = 0; i < COUNT(runs); i += SLOW ? 3 : 1) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .micro_batches = runs[i].micro_batches,
                      .recompute = recompute_numbered(runs[i].recompute), .steps = STEPS, .ranks = 1,
                      .momentum = runs[i].momentum, .period = runs[i].period, .filled = runs[i].filled,
@@ -377,7 +383,7 @@ static void same_bits(void) {
         { "cpu-f32",  "m5:c16h4d4e4k2f12a4x2u1v1", { { 4, 3, 1, 2, 4 } }, 0, 0.95f, 0 },
         { "cpu-f32",  "m5:c20h4d4e4k2f12u1v2g1t3p1", { { 4, 3, 1, 2, 4 } }, 0.1f, 0.95f, 0 },
     };
-    for (size_t i = 0; i < COUNT(runs); i += quick ? 2 : 1) {
+    for (size_t i = 0; i < COUNT(runs); i += SLOW ? 2 : 1) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .dropout = runs[i].dropout,
                      .momentum = runs[i].momentum, .period = runs[i].period, .micro_batches = SEQUENCES, .steps = SHORT,
                      .row_decay = runs[i].momentum > 0 && i < 7 ? 0.9f : 0, .ranks = 1, .ordered = 1,
@@ -405,9 +411,9 @@ static void same_bits_in_8_bits(void) {
     Team one = { .device = "cpu-f32", .model = "m5:c128h4e2k1f128n0", .fp8 = FP8_ALL, .micro_batches = SEQUENCES,
                  .steps = 3, .ranks = 1, .ordered = 1 };
     run(&one);
-    for (int level = quick ? 3 : 1; level <= 3; level++) same_bits_as(&one, 2, 0, level, level == 3);
+    for (int level = SLOW ? 3 : 1; level <= 3; level++) same_bits_as(&one, 2, 0, level, level == 3);
     one.recompute = recompute_numbered(2);
-    if (!quick) same_bits_as(&one, 2, 0, 3, 0);
+    if (!SLOW) same_bits_as(&one, 2, 0, 3, 0);
     team_free(&one);
 }
 
@@ -533,7 +539,7 @@ static void saved_alike(void) {
         { "cpu-f32", "m2:c24h4d10e5k2f20s1n0u1", 1, 0, 1, 0.95f, 0 },
         { "cpu-f32", "m2:c20h4d4e5k2f20v1g1t2p1", 0, 0, 0, 0.95f, 0 },
         { "cpu-bf16", "m2:c16h4d4e32k2f16a4x2", 0, 0, 0, 0.9f, 1 } };
-    for (size_t i = 0; i < COUNT(runs); i += quick ? 3 : 1) {
+    for (size_t i = 0; i < COUNT(runs); i += SLOW ? 3 : 1) {
         char *name = text_format("alike-%zu", i), *first = scratch_path(name);
         Team one = { .device = runs[i].device, .model = runs[i].model, .pairs = runs[i].pairs, .oss = runs[i].oss,
                      .latents = runs[i].latents, .momentum = runs[i].momentum, .ranks = 1, .steps = 2, .to = first,
@@ -560,7 +566,7 @@ static void absorbed(void) {
     static const struct { const char *model; int micro_batches, period; } runs[] = {
         { "m2:c16h4d4e32k4f16a4x2u1", 1, 0 }, { "m4:c16h4d4e5k2f12", 3, 2 }, { "u3:c16h4d4e4k2f12a4x2", 1, 0 },
         { "d2:c16h4f20", 3, 0 }, { "m3:c20h4d4q2e4k2f12v2g1t2p1", 1, 0 } };
-    for (size_t i = 0; i < COUNT(runs); i += quick ? 2 : 1) {
+    for (size_t i = 0; i < COUNT(runs); i += SLOW ? 2 : 1) {
         Team one = { .device = "cpu-f64", .model = runs[i].model, .micro_batches = runs[i].micro_batches,
                      .steps = SHORT, .ranks = 1, .momentum = 0.9f, .plain = 1, .absorbs = 1, .most = 1,
                      .period = runs[i].period, .row_decay = runs[i].period ? 0.9f : 0 };
@@ -804,11 +810,11 @@ void test_parallel(void) {
     PART(resumed_elsewhere("cpu-bf16", 2e-2, 0, REAL)); PART(resumed_elsewhere("cpu-f64", 1e-7, 0.95f, REAL));
     PART(resumed_elsewhere("cpu-f32", 2e-2, 0.95f, INT8)); PART(drawn_alike()); PART(saved_alike());
     PART(saved_by_none());
-    if (!quick) PART(no_rank_has_all());                    /* a sanitizer's memory counts, too */
+    if (!SLOW) PART(no_rank_has_all());                    /* a sanitizer's memory counts, too */
     PART(skipped_together(0, 0)); PART(skipped_together(0.95f, 0));
     PART(skipped_together(0.9f, 1)); PART(absorbed()); PART(absorbed_elsewhere(REAL));
     PART(absorbed_elsewhere(INT8)); PART(absorbed_not_at_all()); PART(absorbed_alike(device_find("cpu-f32")));
-    if (!quick) PART(absorbed_alike(device_find("cpu-bf16")));
+    if (!SLOW) PART(absorbed_alike(device_find("cpu-bf16")));
     const Device *dev;
     for (int i = 0; (dev = device_list(i)); i++)
         if (dev->is_gpu && is_tested(dev) && dev->count() > 1) {
