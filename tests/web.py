@@ -379,7 +379,7 @@ def test_answers(server, folder):
           f"several choices are the texts of infer_moe -r: {there!r} {several}")
     said = server.generate(**how, n=2)[2]
     check([text_of(said, i) for i in (0, 1)] == [c["text"][4:] for c in several], "one after another in a stream")
-    said = server.complete(prompt=["The ", "One ", [84, 119, 111]], max_tokens=3, seed=1)["choices"]
+    said = server.complete(prompt=["The ", "One ", [84, 119, 111]], max_tokens=20, seed=1)["choices"]
     check([c["index"] for c in said] == [0, 1, 2] and len({c["text"] for c in said}) > 1, f"several prompts, as text and tokens: {said}")
     said = server.generate(prompt="x" * 100, max_tokens=0, truncation="auto")[2]
     check(said[0]["dropped"] == 36 and ended(said) == [("length", "length")], f"a prompt longer than the context: {said[0]}")

@@ -19,25 +19,48 @@ int attention_to_past(Model *m, int l) {
 /* Of an attention expert. */
 static int heads_width(const Config *c) { return c->kv_heads * c->head_size * (is_mixture(c) ? 1 : c->query_heads); }
 
-/* One token of each sequence, in layers that are not too wide and have nothing more than these. */
-int layers_decode(const Model *m) {
+/* A GPU reads codes of all of its weights again for each of so many groups of tokens, rather than
+ * to widen all experts. */
+enum { AT_ONCE = 8, CODED_GROUPS = 6 };
+
+static int fits(const Model *m, int N) {
     const Config *c = &m->config;
     const DecodeOperations *decode = m->dev->decode;
-    const int N = m->batch.N, C = c->channels, mixtures = config_mixtures(c);
+    const int C = c->channels, mixtures = config_mixtures(c);
     const Format all = m->codes ? c->weights : OF_FLOATX, experts = m->codes && c->experts_in ? c->experts_in : all;
-    return decode && m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced
-        && !c->kv_rank && !(c->key_shift && c->head_size % 8)
-        && (!mixtures || decode->fits(N, C, c->width, c->experts, c->topk, experts))
+    return (!mixtures || decode->fits(N, C, c->width, c->experts, c->topk, experts))
         && (mixtures == c->layers || decode->fits(N, C, config_dense_width(c), 1, 1, all))
         && (!c->shared_width || decode->fits(N, C, c->shared_width, 1, 1, all))
         && decode->fits(N, C, heads_width(c), c->attention_experts, c->attention_topk, all);
+}
+/* One token of each sequence, in layers that are not too wide and have nothing more than these. */
+int layers_decode(const Model *m) {
+    const Config *c = &m->config;
+    const int N = m->batch.N;
+    if (!m->dev->decode || m->mode != MODEL_INFER || !m->cache || m->batch.T != 1 || m->forced || c->kv_rank
+        || (c->key_shift && c->head_size % 8)) return 0;
+    if (fits(m, N)) return N;
+    for (int n = AT_ONCE; n && m->codes; n /= 2) if (fits(m, n)) return N <= CODED_GROUPS * n ? n : 0;
+    return 0;
 }
 
 /* A weight, as numbers or as the codes that are kept of it. */
 static Weight weight_of(const floatX *numbers, const Weight *codes) {
     return codes ? *codes : (Weight){ .at = numbers };
 }
+/* Of the tokens from this one on. */
+static Choice choice_from(const Model *m, const Route *r, int first) {
+    const size_t slots = (size_t)first * (size_t)r->K;
+    if (!r->expert) return (Choice){ 0 };
+    return (Choice){ r->expert + slots, real_at(m, r->weight, slots) };
+}
 static LayerCodes codes_of(const Model *m, int l) { return m->lc ? m->lc[l] : (LayerCodes){ 0 }; }
+
+/* How many tokens are in the group that begins with this one. */
+static int group_from(const Model *m, int first) {
+    const int left = m->batch.N - first;
+    return left < m->decodes ? left : m->decodes;
+}
 
 static void attention_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
     const Device *dev = m->dev;
@@ -48,7 +71,6 @@ static void attention_layer_decode(Model *m, int l, floatX *out, const floatX *r
     const int H = heads_width(c);
     const Router router = { .weight = p->att_router, .bias = a->att.bias, .scores = c->scores,
                             .E = c->attention_experts, .K = c->attention_topk };
-    const Choice choice = { a->att.expert, a->att.weight };
     const LayerCodes k = codes_of(m, l);
     const Weight output = weight_of(p->output, k.output);
     const NewHeads heads = { p->query_bias, p->kv_bias, p->value_gate ? NULL : p->value_embed, m->batch.tokens,
@@ -56,9 +78,11 @@ static void attention_layer_decode(Model *m, int l, floatX *out, const floatX *r
                              p->sink, m->own_keys[l] };
 
     /* 1 to 3. */
-    dev->decode->in(a->q, a->kv, choice, resid, norm_of(m, p->att_norm), router,
-                   weight_of(p->query, k.query), NULL, weight_of(p->kv, k.kv), output,
-                   (size_t)C * (size_t)H, IDENTITY, N, C, H, 2*G*D);
+    for (int n = 0; n < N; n += m->decodes)
+        dev->decode->in(float_at(m, a->q, (size_t)n * (size_t)(Q*G*D)), float_at(m, a->kv, (size_t)n * (size_t)(2*G*D)),
+                        choice_from(m, &a->att, n), float_at(m, resid, (size_t)n * (size_t)C), norm_of(m, p->att_norm),
+                        router, weight_of(p->query, k.query), NULL, weight_of(p->kv, k.kv), output,
+                        (size_t)C * (size_t)H, IDENTITY, group_from(m, n), C, H, 2*G*D);
     if (p->value_gate) {
         dev->rmsnorm_forward(a->att_normed, a->att_rstd, resid, norm_of(m, p->att_norm), N, C);
         values_add(m, l, a->att_normed);
@@ -67,25 +91,33 @@ static void attention_layer_decode(Model *m, int l, floatX *out, const floatX *r
     dev->decode->attention(a->mixed, m->cache[l], a->q, a->kv, &heads, m->rope, m->batch.position, m->cache_row,
                           config_window(c, l), head_order(c), m->batch.B, m->cache_capacity, G, Q, D);
     /* 6, 7. */
-    dev->decode->out(out, resid, a->mixed, choice, output, NULL, p->att_bias, (float)c->residual_scale, N, router.E,
-                    router.K, H, C);
+    for (int n = 0; n < N; n += m->decodes) {
+        const size_t from = (size_t)n * (size_t)C, heads_from = (size_t)n * (size_t)(Q*G*D);
+        dev->decode->out(float_at(m, out, from), float_at(m, resid, from), float_at(m, a->mixed, heads_from),
+                         choice_from(m, &a->att, n), output, NULL, p->att_bias, (float)c->residual_scale,
+                         group_from(m, n), router.E, router.K, H, C);
+    }
 }
 
 /* out = resid + what experts or, with router.weight NULL, one MLP make of norm(x). */
 typedef struct { Weight up, down; const floatX *up_bias, *down_bias; int F; } Weights;
 static void mlp_decode(Model *m, int l, floatX *out, const floatX *resid, const floatX *x, Router router, Choice choice,
-                       Weights w, const floatX *bias) {
+                       Weights w, const floatX *bias, int N) {
     const Device *dev = m->dev;
     const Config *c = &m->config;
-    const int N = m->batch.N, C = c->channels, F = w.F;
+    const int C = c->channels, F = w.F;
     const Norm norm = norm_of(m, m->lp[l].mlp_norm);
     dev->decode->in(m->s.act, NULL, choice, x, norm, router, w.up, w.up_bias, (Weight){ 0 }, w.down,
                    (size_t)C * (size_t)F, c->activation, N, C, F, 0);
     dev->decode->out(out, resid, m->s.act, choice, w.down, w.down_bias, bias, (float)c->residual_scale, N,
                      router.E, router.K, F, C);
 }
-static void moe_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
+/* Of N tokens from the one of number `first` on. */
+static void moe_layer_decode(Model *m, int l, int first, int N) {
     const Config *c = &m->config;
+    const size_t from = (size_t)first * (size_t)c->channels;
+    const floatX *const resid = float_at(m, m->acts[l].mid, from);
+    floatX *const out = float_at(m, m->acts[l].out, from);
     const LayerParams *p = &m->lp[l];
     const Route *r = &m->acts[l].mlp, *gate = &m->acts[l].gate;
     const LayerCodes k = codes_of(m, l);
@@ -95,26 +127,30 @@ static void moe_layer_decode(Model *m, int l, floatX *out, const floatX *resid) 
                              c->shared_width };
     const Router none = { .E = 1, .K = 1 };
     const Choice all = { 0 };
-    if (!config_has_experts(c, l)) { mlp_decode(m, l, out, resid, resid, none, all, weights, NULL); return; }
+    if (!config_has_experts(c, l)) { mlp_decode(m, l, out, resid, resid, none, all, weights, NULL, N); return; }
 
     /* 1 to 6. */
     const Router router = { p->router, r->bias, c->scores, r->E, r->K, r->groups, (float)c->route_scale,
                             p->router_bias };
-    mlp_decode(m, l, out, resid, resid, router, (Choice){ r->expert, r->weight }, weights, p->mlp_bias);
+    mlp_decode(m, l, out, resid, resid, router, choice_from(m, r, first), weights, p->mlp_bias, N);
 
     /* A shared expert. Its gate is a router that has one expert. */
     if (!c->shared_width) return;
     const Router gating = { .weight = p->shared_gate, .scores = SIGMOID_EACH, .E = 1, .K = 1 };
-    if (c->shared_gate) mlp_decode(m, l, out, out, resid, gating, (Choice){ gate->expert, gate->weight }, shared, NULL);
-    else                mlp_decode(m, l, out, out, resid, none, all, shared, NULL);
+    if (c->shared_gate) mlp_decode(m, l, out, out, resid, gating, choice_from(m, gate, first), shared, NULL, N);
+    else                mlp_decode(m, l, out, out, resid, none, all, shared, NULL, N);
 }
 
 void layer_decode(Model *m, int l, const floatX *resid) {
     attention_layer_decode(m, l, m->acts[l].mid, resid);
-    moe_layer_decode(m, l, m->acts[l].out, m->acts[l].mid);
+    for (int n = 0; n < m->batch.N; n += m->decodes) moe_layer_decode(m, l, n, group_from(m, n));
 }
 void head_decode(Model *m, floatX *logits, Norm norm) {
-    m->dev->decode->in(logits, NULL, (Choice){ 0 }, m->acts[m->config.layers - 1].out, norm, (Router){ .E = 1, .K = 1 },
-                      weight_of(m->p.head, m->head_codes), NULL, (Weight){ 0 }, (Weight){ 0 }, 0, IDENTITY,
-                      m->batch.N, m->config.channels, m->config.vocab, 0);
+    const Config *c = &m->config;
+    const floatX *const x = m->acts[c->layers - 1].out;
+    for (size_t n = 0; n < (size_t)m->batch.N; n += (size_t)m->decodes)
+        m->dev->decode->in(float_at(m, logits, n * (size_t)c->vocab), NULL, (Choice){ 0 },
+                           float_at(m, x, n * (size_t)c->channels), norm, (Router){ .E = 1, .K = 1 },
+                           weight_of(m->p.head, m->head_codes), NULL, (Weight){ 0 }, (Weight){ 0 }, 0, IDENTITY,
+                           group_from(m, (int)n), c->channels, c->vocab, 0);
 }

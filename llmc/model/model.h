@@ -197,7 +197,7 @@ struct Model {
     Dtype     product_gradients;        /* and what those may be that are one product */
     Taker     taker;
     int       routers;                  /* 2 a layer, or fewer */
-    int       decodes;                  /* 1: the last forward pass was by layer_decode.c */
+    int       decodes;                  /* the last forward pass was by layer_decode.c, of so many tokens at a time */
     int       from, to;         /* its layers are from .. to - 1: all, unless they are spread over devices (relay.h) */
     /* called before each half of a layer in passes of more tokens than one. 0: this pass is given
      * up, which sets stopped; what it computes then means nothing. NULL: nothing is called */

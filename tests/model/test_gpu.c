@@ -225,7 +225,10 @@ static void decoding_codes(const Device *dev) {
         { "m1:c2304h4d128e1k1f96a1n0", 1, OF_FP8, OF_FLOATX },       /* rows of many chunks */
         { "m1:c2880h6d64q2e4k4f160a1n0", 1, OF_FLOATX, OF_MXFP4 },
         { "m1:c1120h10q2e5k5f96a1n0",  4, OF_FP8, OF_MXFP4 },
-        { "m1:c256h4e4k4f128a1n0",     20, OF_FP8, OF_MXFP4 },       /* more than its kernels take */
+        { "m1:c256h4e4k4f128a1n0",     20, OF_FP8, OF_MXFP4 },       /* in groups of 8 tokens */
+        { "m2:c256h8e4k4f128a4x4s1",  9,  OF_FP8, OF_FLOATX },
+        { "m1:c256h4e4k4f128a1n0",     7,  OF_FLOATX, OF_MXFP4 },    /* in groups of 4 */
+        { "m1:c256h4e4k4f128a1n0",     50, OF_FP8, OF_MXFP4 },       /* more than that */
     };
     const int bf16 = dev->floatX_size == 2;
     for (size_t i = 0; i < (quick ? 2 : sizeof cases / sizeof *cases); i++) {
