@@ -61,7 +61,7 @@ int  encoded_logits_backward(Model *m, int first, int rows, Write how);
 
 /* layer_decode.c: when text is generated. attention_to_past, in step 5. 1: that is done */
 int  attention_to_past(Model *m, int l);
-/* Of how many tokens at a time layer_decode and head_decode can do the pass of this batch; 0: they cannot. */
+/* How many tokens at a time layer_decode and head_decode can do of this batch; 0: they cannot. */
 int  layers_decode(const Model *m);
 void layer_decode(Model *m, int l, const floatX *resid);    /* from the stream before the layer to its out */
 void head_decode(Model *m, OUT floatX *logits, Norm norm);  /* (N,V), before they are divided or capped */
