@@ -37,7 +37,6 @@
 //   decode_in      x (N,C) | scores (N,E) | expert (S) | logits (N,E) | active (S) | slot (S,N)
 //   decode_out     products (rows,S) | weight (S) | expert (S) | active (S) | slot (S,N)
 #include "layer.cuh"
-#include "kernels/codes.h"
 
 enum {
     MAX_TOKENS = 4,                 // with more, tensor cores are faster
@@ -324,7 +323,6 @@ template <Format F> struct Piece {
     enum { PER = F == OF_FP8 ? 16 : 32, BLOCK = 8, BLOCKS = PER / BLOCK, WIDE = 32 * PER };
     uint4 code;
     float scale;
-    __device__ void clear(void) { code = { 0, 0, 0, 0 }, scale = 0; }
     __device__ void load(Row row, int c) {
         code = *(const uint4 *)(row.at + (F == OF_FP8 ? c : c / 2));
         if (F == OF_FP8) scale = ((const float *)row.scale)[c / FP8_BLOCK];
@@ -346,7 +344,6 @@ template <Format F> struct Piece {
 template <> struct Piece<OF_FLOATX> {
     enum { PER = VECTOR, BLOCK = VECTOR, BLOCKS = 1, WIDE = CHUNK };
     Vec w;
-    __device__ void clear(void) { w = Vec{}; }
     __device__ void load(Row row, int c) { w = load_vec((const floatX *)row.at + c); }
     __device__ void widen(float (&x)[BLOCK], int) const { for (int i = 0; i < BLOCK; i++) x[i] = element(w, i); }
 };
