@@ -192,48 +192,6 @@ __device__ static inline void store_choice(const InShared &s, const InArgs &p, i
     #pragma unroll 1
     for (int k = lane; k < r.K && r.scale > 0; k += 32) weight[k] *= r.scale;
 }
-// The same, of up to 32 * BY_KEYS experts whose logits decode_router has made, if those are all
-// that counts. Every warp reads them for itself. The best is found by one instruction.
-enum { BY_KEYS = 4 };
-__device__ static inline bool by_keys(const Router &r) { return by_logit(r) && r.E <= 32 * BY_KEYS && r.K <= 32; }
-__device__ static inline int best_experts(int &chosen, const floatX (&logit)[BY_KEYS], int E, int count) {
-    const int lane = threadIdx.x % 32;
-    unsigned key[BY_KEYS], best = 0;
-    #pragma unroll
-    for (int i = 0; i < BY_KEYS; i++) {
-        const int e = i * 32 + lane;
-        key[i] = e < E ? key_of(logit[i], e) : 0;
-    }
-    chosen = 0;
-    #pragma unroll 1
-    for (int k = 0; k < count; k++) {
-        best = 0;
-        #pragma unroll
-        for (int i = 0; i < BY_KEYS; i++) best = max(best, key[i]);
-        best = __reduce_max_sync(ALL, best);
-        if (lane == k) chosen = 0xffff - (best & 0xffff);
-        #pragma unroll
-        for (int i = 0; i < BY_KEYS; i++) if (key[i] == best) key[i] = 0;
-    }
-    return 0xffff - (best & 0xffff);
-}
-// The same by every warp for itself, from the logits of decode_router: chosen, and the last one.
-__device__ static inline int choose_by_keys(int &chosen, int count, const InShared &s, bool stores_choice,
-                                            const InArgs &p) {
-    const int lane = threadIdx.x % 32, E = p.router.E;
-    floatX logit[BY_KEYS];
-    #pragma unroll
-    for (int i = 0; i < BY_KEYS; i++) logit[i] = p.logits[min(i * 32 + lane, E - 1)];
-    const int e = best_experts(chosen, logit, E, count);
-    if (stores_choice && threadIdx.x < 32) {                            // for store_choice
-        #pragma unroll
-        for (int i = 0; i < BY_KEYS; i++) if (i * 32 + lane < E) s.logits[i * 32 + lane] = logit[i];
-        if (lane < count) s.expert[lane] = chosen;
-        __syncwarp();
-    }
-    return e;
-}
-
 template <class Kernel> static void allow_shared(Kernel *kernel, size_t bytes) {
     if (bytes <= 32 << 10) return;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
