@@ -95,6 +95,7 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { OWN,                "value_embedding_interval",        NULL,              OPTION,     AT(value_embeddings),   0 },
     { OWN,                "value_embedding_gate",            NULL,              OPTION,     AT(value_gate),         0 },
     { OWN,                "key_shift_interval",              NULL,              OPTION,     AT(key_shift),          0 },
+    { OWN,                "attention_window",                NULL,              OPTION,     AT(window),             0 },
     { OWN,                "bigram_table_factor",             NULL,              OPTION,     AT(bigram),             0 },
     { OWN,                "stream_scalars",                  NULL,              OPTION,     AT(stream_scalars),     0 },
     { OWN,                "final_logit_softcapping",         NULL,              OPTIONAL_DOUBLE, AT(logit_cap),     0 },
@@ -413,6 +414,7 @@ static int read_windows(Config *c, const JsonValue *root, const Reader *r) {
     const JsonValue *types = r->family & LISTED ? member(root, "layer_types") : NULL, *type = json_first(types);
     Error *e = r->e;
     int window, most;
+    if (r->family & OWN) config_set_own_window(c, c->window);
     if (!(r->family & WINDOWED)) return 1;
     if (!integer_of(&window, root, "sliding_window",
                     r->family & MIX || json_get(root, "sliding_window") ? 0 : r->family & GPT ? 128 : 4096, e)

@@ -88,7 +88,7 @@ static const struct { Family family; const char *name, *architecture; int must, 
       { .context = 196608, .kv_heads = 8, .head_size = 128, .experts = 256, .topk = 8, .rope_theta = 5e6 } },
     { FAMILY_SMOE, "smoe", "SmoeForCausalLM", 0,
       HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_JOINT_NORM | HAS_CHOICE_BIAS
-      | HAS_ROUTE_SCALE | HAS_OUTPUT_BIAS | HAS_OWN | HAS_BLOCK_EPS | HAS_ODD_HEADS, ~0,
+      | HAS_ROUTE_SCALE | HAS_OUTPUT_BIAS | HAS_OWN | HAS_BLOCK_EPS | HAS_ODD_HEADS | HAS_WINDOW, ~0,
       { .experts = 8, .topk = 2 } },
 };
 enum { ROWS = sizeof rows / sizeof *rows };
@@ -118,7 +118,7 @@ static int features(const Config *c) {
     if (c->embed_scale > 0 || c->residual_scale > 0 || c->attention_scale > 0 || c->logit_divisor > 0) f |= HAS_SCALES;
     if (c->route_scale > 0)                   f |= HAS_ROUTE_SCALE;
     if (c->groups > 1)                        f |= c->groups_by_best ? HAS_GROUPS_BY_BEST : HAS_GROUPS;
-    if (windows(c))                           f |= windows(c) == c->layers ? HAS_WINDOW : HAS_SOME_WINDOWS;
+    if (windows(c))                           f |= config_own_window(c) ? HAS_WINDOW : HAS_SOME_WINDOWS;
     if (c->kv_rank)                           f |= HAS_LATENTS;
     else if (c->rotated && c->rotated < c->head_size) f |= HAS_PARTIAL;
     if (c->rope_pairs)                        f |= HAS_PAIRS;

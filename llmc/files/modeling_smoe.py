@@ -26,7 +26,7 @@ class SmoeConfig(PretrainedConfig):
                  head_dim=None, num_local_experts=8, num_experts_per_tok=2, num_attention_experts=1, num_attention_experts_per_tok=1,
                  shared_intermediate_size=0, router_scores="topk-softmax", router_choice_bias=0,
                  routed_scaling_factor=0.0, hidden_act="silu", universal=False, output_bias=False, qk_norm=0,
-                 value_embedding_interval=0, value_embedding_gate=0, key_shift_interval=0,
+                 value_embedding_interval=0, value_embedding_gate=0, key_shift_interval=0, attention_window=0,
                  bigram_table_factor=0, stream_scalars=0, final_logit_softcapping=0.0, rope_theta=10000.0, rope_parameters=None, **others):
         self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
         self.max_position_embeddings, self.intermediate_size = max_position_embeddings, intermediate_size
@@ -43,6 +43,7 @@ class SmoeConfig(PretrainedConfig):
         self.output_bias, self.qk_norm = output_bias, qk_norm                       # qk_norm 1: of every head, 2: of all heads together
         self.value_embedding_interval, self.value_embedding_gate = value_embedding_interval, value_embedding_gate
         self.key_shift_interval = key_shift_interval        # the last layer and each n-th before it; 0: none
+        self.attention_window = attention_window            # keys that a query sees in the other layers, itself included; 0: all
         self.bigram_table_factor, self.stream_scalars = bigram_table_factor, stream_scalars     # rows over the vocabulary's; 0 or 1
         self.final_logit_softcapping = final_logit_softcapping
         self.rope_theta = (rope_parameters or {}).get("rope_theta", rope_theta)
@@ -224,6 +225,8 @@ class SmoeAttention(nn.Module):
             k, v = cache.update(k, v, layer)
         if c.key_shift_interval and (c.num_hidden_layers - 1 - self.layer) % c.key_shift_interval == 0:
             k = shifted(k, position)
+        elif c.attention_window:
+            mask = mask & ~torch.ones_like(mask).tril(mask.shape[-1] - T - c.attention_window)
         # of a mixture the heads are (expert, G): head h has keys h % G; else h // Q
         k, v = (y.repeat(1, Q, 1, 1) if mixture else y.repeat_interleave(Q, 1) for y in (k, v))
         heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)

@@ -16,7 +16,7 @@ int scores_by_name(const char *name, Scores *s) {
 /* ---- descriptor ------------------------------------------------------------------------------ */
 
 /* As config_descriptor prints them. Those from s on may be 0, printed where that is no default. */
-static const char letters[] = "chdqaxekfsnzuvgjtpliyw";
+static const char letters[] = "chdqaxekfsnzuvgjotpliyw";
 static int may_be_zero(char letter) { return strchr(letters, letter) >= strchr(letters, 's'); }
 static const struct { const char *what, *otherwise; } fields[] = {      /* in the order of the letters */
     { "channels, the width of the residual stream",                  "128 with 4 layers, else 64 per layer" },
@@ -35,6 +35,7 @@ static const struct { const char *what, *otherwise; } fields[] = {      /* in th
     { "value embeddings in every v-th layer from the end",           "0: none" },
     { "1: gates of the value embeddings, by kv head",                "0: none" },
     { "half of keys from the token before: every j-th layer from the end", "0: none" },
+    { "keys that a query sees, itself included, in layers without j",   "0: all" },
     { "a table for pairs of tokens, t times the vocabulary's rows",  "0: none" },
     { "1: scalars of the stream and of its beginning, for each layer", "0: none" },
     { "cap of the logits: l tanh(x / l)",                            "0: none" },
@@ -139,6 +140,7 @@ int config_parse(Config *c, const char *text, Error *e) {
     c->value_embeddings = FIELD('v', 0);
     c->value_gate = FIELD('g', 0);
     c->key_shift = FIELD('j', 0);
+    config_set_own_window(c, FIELD('o', 0));
     c->bigram = FIELD('t', 0);
     c->stream_scalars = FIELD('p', 0);
     c->logit_cap = FIELD('l', 0);
@@ -185,7 +187,7 @@ void config_descriptor(const Config *c, char text[128]) {
               : *l == 'n' ? (int)c->qk_norm : *l == 'z' ? c->zero_output
               : *l == 'u' ? !c->tied : *l == 'v' ? c->value_embeddings : *l == 'l' ? (int)c->logit_cap
               : *l == 'g' ? c->value_gate : *l == 'j' ? c->key_shift : *l == 't' ? c->bigram
-              : *l == 'p' ? c->stream_scalars
+              : *l == 'p' ? c->stream_scalars : *l == 'o' ? config_own_window(c)
               : *l == 'i' ? hundredths(c->init_fan) : *l == 'y' ? hundredths(c->init_embed)
                           : hundredths(c->route_scale);
         if (!v && may_be_zero(*l) && *l != 'n') continue;
@@ -231,6 +233,8 @@ static int additions_fit(const Config *c, Error *e) {
     if (c->key_shift < 0 || (c->key_shift && c->head_size % 4))
         return error_set(e, "keys of which half is the token before's (j) need heads of a multiple of 4");
     if (c->stream_scalars < 0 || c->stream_scalars > 1) return error_set(e, "scalars of the stream (p) are 0 or 1");
+    if (c->window < 0 || (c->window && c->layers > MOST_LISTED))
+        return error_set(e, "windows (o) are for at most %d layers", MOST_LISTED);
     if (config_mixes(c) && c->universal)
         return error_set(e, "a table of bigrams (t) and scalars of the stream (p) need blocks with weights of their "
                             "own");
@@ -317,6 +321,16 @@ int config_has_values(const Config *c, int l) {
 
 static int has(const Layers *s, int l) { return l < MOST_LISTED && s->bits[l / 64] >> (l % 64) & 1; }
 void layers_add(Layers *s, int l) { s->bits[l / 64] |= (uint64_t)1 << (l % 64); }
+void config_set_own_window(Config *c, int keys) {
+    c->window = keys;
+    c->windowed = (Layers){ 0 };
+    for (int l = 0; keys && l < c->layers && l < MOST_LISTED; l++)
+        if (!config_shifts_keys(c, l)) layers_add(&c->windowed, l);
+}
+int config_own_window(const Config *c) {
+    for (int l = 0; l < c->layers; l++) if (has(&c->windowed, l) == config_shifts_keys(c, l)) return 0;
+    return c->window;
+}
 int config_window(const Config *c, int l) { return has(&c->windowed, l) ? c->window : 0; }
 static int is_dense(const Config *c, int l) { return has(&c->dense, l); }
 double config_unseen(const Config *c, int l, int T) {

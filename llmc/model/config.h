@@ -115,6 +115,11 @@ static inline int config_gate_inputs(const Config *c) { return c->channels < GAT
 static inline int config_mixes(const Config *c) { return c->bigram || c->stream_scalars; }  /* the stream (mix.h) */
 void layers_add(Layers *s, int l);                  /* l < MOST_LISTED */
 int config_window(const Config *c, int l);          /* of layer l */
+/* A window for all layers that shift no keys, which is smoe's form (field o): those that do find
+ * what followed a token far back, the others need only neighbours. The second returns it; 0: there
+ * is none, or other layers have it. */
+void config_set_own_window(Config *c, int keys);
+int config_own_window(const Config *c);
 double config_unseen(const Config *c, int l, int T);    /* keys before the window: twice the mean over a row of T */
 int config_has_experts(const Config *c, int l);     /* is the MLP of layer l a mixture? */
 int config_width(const Config *c, int l);           /* F of layer l */

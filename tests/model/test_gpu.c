@@ -21,7 +21,7 @@ static const struct { const char *descriptor; int scores, activation, recompute;
     { "m2:c20h2d10e3k2f14a3x2n0",    TOPK_SOFTMAX, SWIGLU, 0, 0 },          /* no size is a multiple of 8 */
     { "m2:c64h6d32q2e8k2f64a8x3n1l5v1w200", TOPK_SOFTMAX, SWIGLU, 0, 0 },   /* the ingredients of a recipe */
     { "d2:c128h4q1f192n1l5v2",     TOPK_SOFTMAX, RELU2,  2, 0.1f },
-    { "d3:c128h4q2f192n1v2g1j2t5p1",   TOPK_SOFTMAX, SWIGLU, 0, 0.1f },         /* tables and scalars */
+    { "d3:c128h4q2f192n1v2g1j2o7t5p1",   TOPK_SOFTMAX, SWIGLU, 0, 0.1f },         /* tables and scalars */
     { "m3:c72h4d20q2e4k2f64a4x2v1g1j1t3p1", TOPK_SOFTMAX, SWIGLU, 1, 0 },
     { "m1:c128h4e4k2f256a4x2n0",     TOPK_SOFTMAX, SWIGLU, 2, 0.1f },     /* these in 8 bits, the last with its head */
     { "m1:c256h4d64q2e6k3f128s1n0",  SIGMOID_TOPK, SWIGLU, 0, 0 },

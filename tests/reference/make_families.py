@@ -145,7 +145,7 @@ MODELS = {
         torch.float64, None),
     "smoe_tables": (SmoeConfig(**{**SMOE, "head_dim": 8}, num_hidden_layers=3, intermediate_size=7, num_local_experts=5,
         num_experts_per_tok=2, qk_norm=1, value_embedding_interval=2, value_embedding_gate=1, bigram_table_factor=2,
-        stream_scalars=1, key_shift_interval=2, tie_word_embeddings=True), torch.float32, None),
+        stream_scalars=1, key_shift_interval=2, attention_window=7, tie_word_embeddings=True), torch.float32, None),
 }
 TOKENS = 64
 
