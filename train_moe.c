@@ -60,9 +60,6 @@ static void send_step(Run *r) {
     const float scale = 1.0f / (float)r->counted;
     schedule_further((double)step / (double)s->steps, (double)s->further, r->model.further_weight);
     model_scale_loss(&r->model, (double)scale);
-    if (s->optimizer == MUON)
-        r->optimizer.muon.momentum = (float)schedule_momentum((double)step / (double)s->steps, (double)s->end_momentum,
-                                                              (double)s->momentum);
     optimizer_set(&r->optimizer, &r->model, adamw(r, step));
 }
 static void micro_batch(void *run) {

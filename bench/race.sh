@@ -5,9 +5,9 @@
 # Steps are chosen for each distance from a run of 40 that are timed; with -x they are given, and there is one distance. FOLDER (out-race): all
 # runs, race.txt and race.svg, which have the curves of bench/results/race-*.txt, too; runs that are complete are kept. By environment:
 #   RACE_DATA=data/linux  TOKENS=16384      the text: a folder of train.txt and val.txt, and -tk; or of train.bin, val.bin and tokenizer.json
-#   DEVICE=cuda  BATCH=64  SEQ=1024  VAL=20  TIMED=40           other values are another race, and race.txt says so
+#   DEVICE=cuda  BATCH=128  SEQ=1024  VAL=10  TIMED=40           other values are another race, and race.txt says so
 set -eu
-RACE_DATA=${RACE_DATA:-data/linux} TOKENS=${TOKENS:-16384} DEVICE=${DEVICE:-cuda} BATCH=${BATCH:-64} SEQ=${SEQ:-1024} VAL=${VAL:-20} TIMED=${TIMED:-40}
+RACE_DATA=${RACE_DATA:-data/linux} TOKENS=${TOKENS:-16384} DEVICE=${DEVICE:-cuda} BATCH=${BATCH:-128} SEQ=${SEQ:-1024} VAL=${VAL:-10} TIMED=${TIMED:-40}
 train=${TRAIN_MOE:-./train_moe} tools=$(dirname -- "$0") folder=out-race distances= steps= label= staged=
 stop() { echo "$0: $*" >&2; exit 1; }
 usage() { echo "$0: $*. usage: $0 [-n SECONDS]... [-o FOLDER] [OPTION VALUE]... (see its head and docs/race.md)" >&2; exit 2; }

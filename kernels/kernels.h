@@ -134,10 +134,8 @@ typedef struct {
     size_t muon_offset;                 /* of a matrix, or a part of one: in Muon's buffers */
     size_t squares;                     /* of a matrix: where its mean squares begin (muon_scale) */
     size_t norms;                       /* of a tensor: where its mean norm is, for files */
-    int    betas;                       /* which of AdamW's: BETAS_... */
+    int    is_table;                    /* of which a batch reads few rows: it has AdamW's betas of tables */
 } Segment;
-/* Of all tensors; of tables, of which a batch reads few rows; of embedding and head. */
-enum { BETAS_ALL, BETAS_TABLE, BETAS_ENDS };
 typedef struct { float beta1, beta2, eps; double fix1, fix2; } AdamBetas;
 typedef struct {
     float lr, beta1, beta2, eps, decay; /* decay: decoupled; multiplied by the segment's decay */
@@ -145,7 +143,7 @@ typedef struct {
     int   cautious;                     /* 1: only elements that the update makes smaller decay, too */
     double fix1, fix2;                  /* 1 / (1 - beta^t) at update t = 1, 2, ...: m and v start at zero */
     uint64_t key;                       /* of this update's stochastic rounding */
-    AdamBetas table, ends;              /* instead of those above, for segments of such tensors */
+    AdamBetas table;                    /* instead of those above, for tables */
 } AdamW;
 
 /* ==== types of generation, ingredients and the device ========================================= */

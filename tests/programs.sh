@@ -493,8 +493,12 @@ expect 2 'race is for 10 million training tokens.* has [0-9]*,.*Without -e' $tra
 expect 0 '| preset race: -e m6:[a-z0-9]* .*-kd 0.6' $train -i text.txt -e race -x 0
 expect 0 'cpu.* a step of 65536 tokens takes minutes' $train -i text.txt -e race -x 0
 expect 0 'race: no experts in 8 bits' $train -i text.txt -e race -x 0 -gm a100
-expect 0 '-pe  expert-precision | fp8-all' $train -i text.txt -e race -x 0 -gm h100
+expect 0 '-pe  expert-precision | fp8-head' $train -i text.txt -e race -x 0 -gm h100
 expect 0 'table of bigrams  .* rows of 768; ' $train -i text.txt -e race -x 0 -gm h100
+mkdir -p long && truncate -s 200000000 long/train.bin && truncate -s 4000 long/val.bin
+printf '\377\077' | dd of=long/train.bin conv=notrunc 2> dd.log
+expect 0 '-d   total  *| 131072' $train -i long -e race -x 0 -gm h100
+rm -r long
 expect 0 'DOES NOT FIT: .* missing.*t[0-9]* for t200 in -e: ' $train -i text.txt -e m2:c2048e2f64t200 -b 1 -t 32 -x 0 -gm 1.5
 expect 0 'reads the text [0-9.]* times, and tables' $train -i text.txt -j val.txt -tk 300 -e d1:c32h2f32v1t2 -b 40 -t 32 -d 1280 -x 60 -v 60 -m 1 -s 0 -o tables
 expect 3 '-nr 1: which rows of its table of bigrams' $train -i text.txt -j val.txt -e tables -tk more.json -nr 1 -o never

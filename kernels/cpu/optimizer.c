@@ -34,8 +34,7 @@ static void adamw(floatX *weight, real *master, void *m, void *v, Dtype moments,
     const int cautious = a->cautious;
     const AdamBetas of_all = { a->beta1, a->beta2, a->eps, a->fix1, a->fix2 };
     for (int s = 0; s < count; s++) {
-        const AdamBetas *b = segments[s].betas == BETAS_TABLE ? &a->table
-            : segments[s].betas == BETAS_ENDS ? &a->ends : &of_all;
+        const AdamBetas *b = segments[s].is_table ? &a->table : &of_all;
         const real b1 = (real)b->beta1, b2 = (real)b->beta2, eps = (real)b->eps;
         const real fix1 = (real)b->fix1, fix2 = (real)b->fix2;
         const size_t from = segments[s].offset, to = from + segments[s].count;

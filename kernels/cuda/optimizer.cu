@@ -158,8 +158,7 @@ template<class M> static __global__ void adamw_kernel(floatX *weight, real *mast
                  [&](int, const Segment &s, size_t first, size_t n) {
         const size_t from = s.offset + first, to = from + n;
         const bool fours = aligned && (s.shift | s.shift_m | s.shift_v) % 4 == 0 && (s.gradient - s.offset) % 4 == 0;
-        const AdamBetas b = s.betas == BETAS_TABLE ? a.table : s.betas == BETAS_ENDS ? a.ends
-            : AdamBetas{ a.beta1, a.beta2, a.eps, a.fix1, a.fix2 };
+        const AdamBetas b = s.is_table ? a.table : AdamBetas{ a.beta1, a.beta2, a.eps, a.fix1, a.fix2 };
         u.lr = a.lr * s.rate, u.b1 = b.beta1, u.b2 = b.beta2, u.eps = b.eps;
         u.fix1 = (real)b.fix1, u.fix2 = (real)b.fix2;
         const real shrink = 1 - u.lr * a.decay * s.decay;

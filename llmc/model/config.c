@@ -16,7 +16,7 @@ int scores_by_name(const char *name, Scores *s) {
 /* ---- descriptor ------------------------------------------------------------------------------ */
 
 /* As config_descriptor prints them. Those from s on may be 0, printed where that is no default. */
-static const char letters[] = "chdqaxekfsnzuvgjotpliyw";
+static const char letters[] = "chdqaxekfsnzuvgjotpliywr";
 static int may_be_zero(char letter) { return strchr(letters, letter) >= strchr(letters, 's'); }
 static const struct { const char *what, *otherwise; } fields[] = {      /* in the order of the letters */
     { "channels, the width of the residual stream",                  "128 with 4 layers, else 64 per layer" },
@@ -42,6 +42,7 @@ static const struct { const char *what, *otherwise; } fields[] = {      /* in th
     { "initial scale of matrices over sqrt(inputs), in hundredths",  "0: all 0.02" },
     { "initial scale of the embedding, in hundredths",               "0: 0.02" },
     { "scale of the routed experts' weights, in hundredths",         "0: 1" },
+    { "base of the rotary positions, in thousands",                  "0: 10" },
 };
 _Static_assert(sizeof fields / sizeof *fields == sizeof letters - 1, "a row for each letter");
 
@@ -147,6 +148,7 @@ int config_parse(Config *c, const char *text, Error *e) {
     c->init_fan = FIELD('i', 0) / 100.0;
     c->init_embed = FIELD('y', 0) / 100.0;
     c->route_scale = FIELD('w', 0) / 100.0;
+    if (FIELD('r', 0)) c->rope_theta = FIELD('r', 0) * 1000.0;
     c->output_bias = c->attention_experts > 1 && c->experts > 1 && !c->shared_width;
     Error why;
     if (!choose_heads(c, text, value, small, e)) return 0;
@@ -175,6 +177,10 @@ int config_upcycle(Config *c, const char *given, Error *e) {
 #undef GIVEN
 
 static int hundredths(double x) { return (int)(x * 100 + 0.5); }
+static int thousands(double base) {                         /* 0: as without the field, or no whole number of them */
+    const int n = base < 1e9 ? (int)(base / 1000) : 0;
+    return n != 10 && n * 1000.0 == base ? n : 0;
+}
 void config_descriptor(const Config *c, char text[128]) {
     const int dense = c->experts == 1 && c->attention_experts == 1;
     int n = snprintf(text, 128, "%c%d:", c->universal ? 'u' : dense ? 'd' : 'm', c->layers);
@@ -189,7 +195,7 @@ void config_descriptor(const Config *c, char text[128]) {
               : *l == 'g' ? c->value_gate : *l == 'j' ? c->key_shift : *l == 't' ? c->bigram
               : *l == 'p' ? c->stream_scalars : *l == 'o' ? config_own_window(c)
               : *l == 'i' ? hundredths(c->init_fan) : *l == 'y' ? hundredths(c->init_embed)
-                          : hundredths(c->route_scale);
+              : *l == 'w' ? hundredths(c->route_scale) : thousands(c->rope_theta);
         if (!v && may_be_zero(*l) && *l != 'n') continue;
         n += snprintf(text + n, 128 - (size_t)n, "%c%d", *l, v);
     }

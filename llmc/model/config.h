@@ -88,9 +88,10 @@ typedef struct {
  * all, d head size, q kv heads (= heads per attention expert), a attention experts, x of them per
  * token, e experts, k per token, f expert width, s shared experts; n query and key norm (1; n0:
  * none), z1 zero output matrices (z2: and head), u1 untied head, v value embeddings every v layers,
- * g1 gates of these, t rows of the table of bigrams over V, p1 scalars of the stream, l cap of
- * logits; in hundredths: i initial scale by fan-in, y of the embedding, w scale of the
- * routed experts' weights. 0 and a message when it cannot be. vocab and context are left 0. */
+ * g1 gates of these, j shifted keys every j layers, o window of the others, t rows of the table of
+ * bigrams over V, p1 scalars of the stream, l cap of logits; in hundredths: i initial scale by
+ * fan-in, y of the embedding, w scale of the routed experts' weights; r base of the positions in
+ * thousands. 0 and a message when it cannot be. vocab and context are left 0. */
 int  config_parse(Config *c, const char *descriptor, Error *e);
 void config_explain(Text *out);                             /* descriptors, for people: a table of the fields */
 /* A dense model becomes a mixture of e experts, k a token, as wide as its MLP: "e8k2", also with f,
@@ -115,9 +116,8 @@ static inline int config_gate_inputs(const Config *c) { return c->channels < GAT
 static inline int config_mixes(const Config *c) { return c->bigram || c->stream_scalars; }  /* the stream (mix.h) */
 void layers_add(Layers *s, int l);                  /* l < MOST_LISTED */
 int config_window(const Config *c, int l);          /* of layer l */
-/* A window for all layers that shift no keys, which is smoe's form (field o): those that do find
- * what followed a token far back, the others need only neighbours. The second returns it; 0: there
- * is none, or other layers have it. */
+/* A window of all layers that shift no keys, as smoe has it (field o): those that do look far back.
+ * The second returns it; 0: there is none, or other layers have one. */
 void config_set_own_window(Config *c, int keys);
 int config_own_window(const Config *c);
 double config_unseen(const Config *c, int l, int T);    /* keys before the window: twice the mean over a row of T */

@@ -16,9 +16,8 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptio
     const int shards = m->dp.level ? m->dp.shards : 1;
     const int has_master = master && m->dev->floatX_size < m->dev->real_size;
     *o = (Optimizer){ .tensors = m->manifest.count, .kinds = has_master ? STATE_KINDS : STATE_KINDS - 1,
-                      .moments = moments, .muon.options = muon, .muon.momentum = muon.momentum,
-                      .tables = TABLE_RATES, .shards = shards,
-                      .shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0 };
+                      .moments = moments, .muon.options = muon, .tables = TABLE_RATES,
+                      .shards = shards, .shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0 };
     arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, bytes_of(o, m, STATE_M));
     arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, bytes_of(o, m, STATE_V));
     if (moments == INT8) arena_add(&m->arena, MEM_OPTIMIZER, "codes of m", &o->codes, bytes_of(o, m, STATE_CODES));
@@ -68,10 +67,6 @@ void optimizer_start(Optimizer *o, Model *m) {
 
 #define TABLE_BETAS ((AdamBetas){ .beta1 = 0.75f, .beta2 = 0.95f, .eps = 1e-15f })
 static double fix(float beta, int updates) { return 1 / (1 - pow((double)beta, updates)); }
-static AdamBetas fixed(AdamBetas b, int updates) {
-    b.fix1 = fix(b.beta1, updates), b.fix2 = fix(b.beta2, updates);
-    return b;
-}
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
@@ -79,13 +74,11 @@ void optimizer_set(Optimizer *o, Model *m, AdamW a) {
     o->updates++;
     if (m->dp.level >= 3) a.key = random_key(a.key, (uint64_t)o->shard);    /* each rank counts its elements from 0 */
     a.fix1 = fix(a.beta1, o->updates), a.fix2 = fix(a.beta2, o->updates);
-    a.table = fixed(TABLE_BETAS, o->updates);
-    a.ends = fixed((AdamBetas){ .beta1 = o->end_betas[0] > 0 ? o->end_betas[0] : a.beta1, .eps = a.eps,
-                                .beta2 = o->end_betas[1] > 0 ? o->end_betas[1] : a.beta2 }, o->updates);
+    a.table = TABLE_BETAS;
+    a.table.fix1 = fix(a.table.beta1, o->updates), a.table.fix2 = fix(a.table.beta2, o->updates);
     m->dev->upload(o->settings, &a, sizeof a);
     const MuonOptions *u = &o->muon.options;
-    const float momentum = o->muon.momentum;
-    const Muon muon = { a.lr, momentum, a.decay, a.clip, u->plain ? 1 : momentum, a.cautious, a.key, u->second,
+    const Muon muon = { a.lr, u->momentum, a.decay, a.clip, u->plain ? 1 : u->momentum, a.cautious, a.key, u->second,
                         u->most };
     if (u->momentum > 0) m->dev->upload(o->muon.settings, &muon, sizeof muon);
     if (u->absorbs) absorb_begin(o, m);

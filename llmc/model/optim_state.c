@@ -110,9 +110,8 @@ Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
     s.decay = rules[t->kind].decay;
     if (o->muon.options.momentum > 0) s.rate = t->rank > 2 ? rules[t->kind].experts : rules[t->kind].rate;
     if (muon_slice(o, t, 0) >= 0) s.rate *= (float)o->muon.options.period;
-    s.betas = t->kind == TENSOR_VALUES || t->kind == TENSOR_BIGRAM ? BETAS_TABLE
-        : t->kind == TENSOR_EMBEDDING || t->kind == TENSOR_HEAD ? BETAS_ENDS : BETAS_ALL;
-    if (s.betas == BETAS_TABLE) s.rate = t->kind == TENSOR_VALUES ? o->tables.values : o->tables.bigrams;
+    s.is_table = t->kind == TENSOR_VALUES || t->kind == TENSOR_BIGRAM;
+    if (s.is_table) s.rate = t->kind == TENSOR_VALUES ? o->tables.values : o->tables.bigrams;
     const size_t v = before_range(o, &m->manifest, t->range, o->shards);
     if (muon_in_range(o, &m->manifest, t->range))
         s.shift_v = s.offset - s.shift - (v + left_to_adamw(o, &m->manifest, t->range, i) + (s.offset - t->offset));

@@ -32,7 +32,6 @@ enum { MATRIX_SHAPES = 16 + 4 * MUON_PERIODS };
 
 typedef struct {
     MuonOptions  options;               /* they stay: a thread that saves reads them */
-    float        momentum;              /* of this update; at first that of the options */
     Muon        *settings;    /* of this update, on the device */
     MatrixShape  shapes[MATRIX_SHAPES];
     int          shape_count;
@@ -66,7 +65,6 @@ typedef struct {
     MatrixOptimizer muon;
     Absorb   absorb;
     TableRates tables;
-    float    end_betas[2];    /* AdamW's beta1 and beta2 for embedding and head; 0: those of all */
     int      tensors;
     int      kinds;           /* of state that it has: STATE_KINDS, or without the last, the master copy */
     int      shards, shard;   /* how many ranks the state is sharded over (parallel.h), and which shard this is */

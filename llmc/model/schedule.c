@@ -19,11 +19,6 @@ void schedule_further(double done, double first, float weight[2]) {
     weight[1] = (float)(sooner > 0 ? first / 2 * sooner : 0);
 }
 
-double schedule_momentum(double done, double ends, double between) {
-    const double rises = done / 0.25, falls = (1 - done) / 0.04, part = rises < falls ? rises : falls;
-    return ends > 0 && part < 1 ? ends + (between - ends) * part : between;
-}
-
 int stages_parse(Stages *s, const char *text, Error *e) {
     *s = (Stages){ .count = 1, .most = 1, .times = { 1 } };
     if (!*text) return 1;

@@ -17,11 +17,6 @@ double schedule_rate(Schedule s, long step, long steps, long warmup, double fina
  * Source: modded-nanogpt, github.com/KellerJordan/modded-nanogpt */
 void schedule_further(double done, double first, float weight[2]);
 
-/* Muon's momentum: `ends` at the beginning and at the end of a run, and between them `between`, to
- * which it rises in the first quarter, and from which it falls in the last 4 %. ends 0: constant.
- * Source: as schedule_further. */
-double schedule_momentum(double done, double ends, double between);
-
 /* A run has stages of equally many steps; those of stage i have times[i] times the tokens of the
  * first stage's. count is 1 without stages. Source: as schedule_further. */
 enum { MOST_STAGES = 8 };

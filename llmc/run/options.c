@@ -18,6 +18,8 @@ static int is_text(const Option *o) { return o->kind == OPTION_TEXT || o->kind =
 /* What old command lines, settings and checkpoints still name. values NULL: a whole option. */
 static const struct { const char *letter, *name, *values, *instead; } removed[] = {
     { "tb", "tensorboard", NULL, "scripts/tensorboard.py makes event files from the log of a run" },
+    { "we", "end-momentum", NULL, "no gain" }, { "e1", "end-beta1", NULL, "no gain" },
+    { "e2", "end-beta2", NULL, "no gain" },
     { "rt", "rounding", "stochastic|up|down",
       "-rt nearest costs no loss; -rt off rounds nothing. The last version with it is c776785" }, };
 enum { REMOVED = sizeof removed / sizeof *removed };

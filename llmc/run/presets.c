@@ -9,7 +9,7 @@ const char *const preset_purpose[SUITS] = {
 };
 const Suited suited[SUITED] = {
     /*                  little on a GPU, much on a CPU, PLAIN, RACE */
-    { "e",  DESCRIBED, { "m6:z1",  "m4:z1",  "m6:c512e128k4f256", "m6:c768h6e96k4f256l15v1g1t5j3" } },
+    { "e",  DESCRIBED, { "m6:z1",  "m4:z1",  "m6:c512h4e128k4f256r100", "m6:c768h6e96k4f256l15v1g1t10j3o256r100" } },
     { "b",  ANY,       { "64",     "32",     "64",      "64" } },
     { "t",  ANY,       { "256",    "128",    "1024",    "1024" } },
     { "d",  ANY,       { "0",      "0",      "65536",   "65536" } },
@@ -18,6 +18,7 @@ const Suited suited[SUITED] = {
     { "kd", DESCRIBED, { "0.2",    "0.2",    "0.6",     "0.6" } },
     { "l",  ANY,       { "4e-3",   "4e-3",   "5e-3",    "5e-3" } },
     { "u",  DESCRIBED, { "50",     "50",     "20",      "20" } },
+    { "ft", OWN,       { "0",      "0",      "0.5",     "0.5" } },
     { "q",  ANY,       { "0",      "0.1",    "0.1",     "0.1" } },
     { "wm", ANY,       { "0.9",    "0.9",    "0.9",     "0.9" } },
     { "wp", ANY,       { "1",      "1",      "2",       "2" } },
@@ -28,10 +29,11 @@ const Suited suited[SUITED] = {
     { "dr", ANY,       { "0.3",    "0",      "0",       "0" } },
     { "mw", OWN,       { "1",      "1",      "0",       "0" } },
     { "mo", OWN,       { "f32",    "f32",    "bf16",    "bf16" } },
-    { "pe", OWN,       { "bf16",   "bf16",   "fp8-all", "fp8-all" } },
+    { "pe", OWN,       { "bf16",   "bf16",   "fp8-head", "fp8-head" } },
     { "v",  ANY,       { "25",     "200",    "250",     "250" } },
     { "s",  ANY,       { "400",    "400",    "1000",    "1000" } },
 };
+const char *const lengthened[LENGTHENED][2] = { { "d", "131072" }, { "l", "6e-3" } };
 
 Suit preset_named(const char *word) {
     Suit i = PLAIN;

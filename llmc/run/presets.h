@@ -8,7 +8,10 @@ typedef enum { LITTLE_ON_GPU, MUCH_ON_CPU, PLAIN, RACE, SUITS } Suit;   /* littl
 typedef enum { ANY, DESCRIBED, OWN } SuitedModels;
 typedef struct { const char *letter; SuitedModels models; const char *of[SUITS]; } Suited;      /* an option's values */
 
-enum { SUITED = 22 };
+enum { SUITED = 23 };
 extern const Suited suited[SUITED];                     /* the first is -e */
+/* Options of presets for so many tokens: fewer, larger steps then learn as much in less time. */
+enum { LONG_TEXT = 100000000, LENGTHENED = 2 };
+extern const char *const lengthened[LENGTHENED][2];
 extern const char *const preset_name[SUITS], *const preset_purpose[SUITS];  /* NULL: not a preset */
 Suit preset_named(const char *word);                    /* SUITS: none is */

@@ -280,7 +280,6 @@ void run_plan(Run *r) {
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
     optimizer_plan(&r->optimizer, &r->model, s->master, s->moments, settings_muon(s));
     r->memory = r->model.arena.total + samples_memory(r, &r->model);
-    r->optimizer.end_betas[0] = s->end_beta1, r->optimizer.end_betas[1] = s->end_beta2;
     r->optimizer.tables = (TableRates){ s->value_rate, s->bigram_rate };
 }
 

@@ -84,9 +84,6 @@ static const Option options[] = {
       "what updates the layers' matrices; embedding, head, norms, biases and routers are always updated by adamw" },
     { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.8",                0.01, 0.99999, NULL,
       "Muon: decay rate of the momentum" },
-    { "optimizer", "we", "end-momentum",     OPTION_FLOAT, AT(end_momentum),  "0",                   0, 0.99999,  NULL,
-      "Muon: momentum at the beginning and the end of a run (try 0.85 with -wm 0.95), from which it rises in the first "
-      "quarter and to which it falls in the last 4 %; 0: -wm all the time" },
     { "optimizer", "wl", "lookahead",        OPTION_INT,   AT(ahead),         "1",                   0,    1,     NULL,
       "Muon: 1: the update looks one gradient ahead (Nesterov); 0: plain momentum" },
     { "optimizer", "wp", "expert-period",    OPTION_INT,   AT(period),        "1",                1, MUON_PERIODS, NULL,
@@ -111,10 +108,6 @@ static const Option options[] = {
       "AdamW: decay rate of the first moment" },
     { "optimizer", "w2", "beta2",            OPTION_FLOAT, AT(beta2),         "0.99",                0,   0.99999, NULL,
       "AdamW: decay rate of the second moment" },
-    { "optimizer", "e1", "end-beta1",        OPTION_FLOAT, AT(end_beta1),     "0",                   0,   0.99999, NULL,
-      "AdamW: the first of these for embedding and head (try 0.75); 0: -w1" },
-    { "optimizer", "e2", "end-beta2",        OPTION_FLOAT, AT(end_beta2),     "0",                   0,   0.99999, NULL,
-      "AdamW: the second (try 0.95); 0: -w2" },
     { "optimizer", "wv", "value-rate",       OPTION_FLOAT, AT(value_rate),    "75",                  0,    1e6,   NULL,
       "multiple of the learning rate for tables of values (field v)" },
     { "optimizer", "wb", "bigram-rate",      OPTION_FLOAT, AT(bigram_rate),   "0.3",                  0,    1e6,   NULL,
@@ -358,7 +351,8 @@ void settings_preset(const char *name, Text *out) {
 }
 static void explain_presets(Text *out) {
     text_add(out, "\nTwo words stand for a model and for options with which it learns fast, on a GPU, from %d million "
-             "tokens or more.\nOptions given beside them take precedence (docs/recipe.md).\n", LARGE_TEXT / 1000000);
+             "tokens or more.\nFrom %d million on they are with -d %s -l %s. Options given beside them take precedence "
+             "(docs/recipe.md).\n", LARGE_TEXT / 1000000, LONG_TEXT / 1000000, lengthened[0][1], lengthened[1][1]);
     for (Suit i = PLAIN; i < SUITS; i++) {
         text_add(out, "\n  %-6s %s\n         ", preset_name[i], preset_purpose[i]);
         settings_preset(preset_name[i], out);
@@ -389,6 +383,8 @@ void settings_suit(Settings *s, const Device *dev, int64_t tokens) {
     for (int i = 0; i < SUITED && (s->preset || gpu || large); i++)
         if (suited[i].models <= most && is_possible(s, dev, suited[i].letter))
             options_default(table(s), suited[i].letter, suited[i].of[suit]);
+    for (int i = 0; i < LENGTHENED && s->preset && tokens >= LONG_TEXT; i++)
+        options_default(table(s), lengthened[i][0], lengthened[i][1]);
     if (folder && *s->upcycle) options_default(table(s), "l", "3e-4");
     else if (s->optimizer != MUON) options_default(table(s), "l", !gpu ? "1e-3" : large ? "6e-4" : "2e-3");
 }

@@ -8,7 +8,7 @@
 #include "llmc/model/schedule.h"
 #include "options.h"
 
-enum { SETTINGS = 92 };
+enum { SETTINGS = 89 };
 /* Values of choices, in the order of their words in the table. */
 typedef enum { ADAMW, MUON } Updates;
 typedef enum { IN_GRADIENTS_IF_FIT, IN_GRADIENTS, IN_MOMENTUM } Accumulate;
@@ -37,8 +37,7 @@ typedef struct {
     int64_t     warmup;
     Updates     optimizer;
     DecayKind   cautious;
-    float       momentum, end_momentum, decay, clip, beta1, beta2, dropout, value_rate, bigram_rate, row_decay,
-                end_beta1, end_beta2;
+    float       momentum, decay, clip, beta1, beta2, dropout, value_rate, bigram_rate, row_decay;
     int         ahead, period, master, max_bad;
     Accumulate  accumulate;
     float       most;

@@ -31,7 +31,7 @@ static void configs(void) {
         { "m2:c16h4q2e8k2f12a1s2n0",   TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_GRANITE_SHARED },
         { "d3:c16h6d8q2f12n0", TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_MISTRAL }, /* 6 heads do not divide 16 channels */
         { "d2:c16h4f20l15v2n0",        TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_SMOE },
-        { "d3:c16h4f20v2g1j2o5t5p1",       TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_SMOE },
+        { "d3:c16h4f20v2g1j2o5t5p1r500",       TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_SMOE },
         { "m2:c16h4q2e8k2f12t2",       TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_SMOE },
         { "m2:c16h4q2e8k2f12a1w250n0", SIGMOID_EACH, SWIGLU, 1, 1e-6, FAMILY_SMOE },
         { "m2:c16h6d4q2e4k2f12a4x3z2i75y100n0", TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_SMOE },

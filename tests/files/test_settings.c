@@ -57,15 +57,6 @@ static void stages(void) {
     }
 }
 
-static void momenta(void) {
-    static const struct { double done, momentum; } points[] = {
-        { 0, 0.85 }, { 0.125, 0.9 }, { 0.25, 0.95 }, { 0.9, 0.95 }, { 0.98, 0.9 }, { 1, 0.85 } };
-    for (size_t i = 0; i < COUNT(points); i++) {
-        check_error(fabs(schedule_momentum(points[i].done, 0.85, 0.95) - points[i].momentum), 1e-12,
-                    "momentum when %g of a run is done", points[i].done);
-        check_error(fabs(schedule_momentum(points[i].done, 0, 0.95) - 0.95), 0, "constant momentum");
-    }
-}
 /* What a batch is in each stage, and that what was before a step adds up. */
 static void batch_stages(void) {
     static const char *const wrong[] = { "2:3", "1:", "1::2", "1:0", "1:-2", "1:x", "1,2", "1:2:3:4:5:6:7:8:9",
@@ -362,12 +353,12 @@ static void suit(Settings *s, const char *arguments, int which, int64_t tokens) 
 }
 
 /* What is given stays; the rest suits the machine and the text. */
-#define PLAIN_MODEL "m6:c512e128k4f256"
+#define PLAIN_MODEL "m6:c512h4e128k4f256r100"
 static void defaults(void) {
     static const struct { const char *arguments; int on; int64_t tokens; const char *model; Updates optimizer;
                           float lr; int batch; } cases[] = {
         { "", A_CPU, 1000000, "m4:u1z2", MUON, 8e-3f, 24 }, { "", A_CPU, 100000000, "m4:z1", MUON, 4e-3f, 32 },
-        { "", A_GPU, 1000000, "m6:z1", MUON, 4e-3f, 64 }, { "", A_GPU, 100000000, PLAIN_MODEL, MUON, 5e-3f, 64 },
+        { "", A_GPU, 1000000, "m6:z1", MUON, 4e-3f, 64 }, { "", A_GPU, 100000000, PLAIN_MODEL, MUON, 6e-3f, 64 },
         { "-wo adamw -e d12",   A_GPU, 100000000, "d12", ADAMW, 6e-4f, 64 },
         { "-wo adamw -b 3",     A_CPU, 1000000,   "m4:u1z2", ADAMW, 1e-3f, 3 },
         { "-wo adamw",          A_GPU, 1000000,   "m6:z1", ADAMW, 2e-3f, 64 },
@@ -390,15 +381,15 @@ static void defaults(void) {
 static void preset_defaults(void) {
     static const struct { const char *arguments; int on; int64_t tokens; const char *preset; Schedule schedule;
                           Precision precision; int master; Dtype moments; } cases[] = {
-        { "",            A_HOPPER, 100000000, "plain", WSD,    FP8_ALWAYS, 0, FLOATX },
-        { "-e plain",    A_HOPPER, 100000000, "plain", WSD,    FP8_ALWAYS, 0, FLOATX },
-        { "-e race",     A_HOPPER, 100000000, "race",  WSD,    FP8_ALWAYS, 0, FLOATX },
-        { "-e race",     A_HOPPER, 1000,      "race",  WSD,    FP8_ALWAYS, 0, FLOATX },
+        { "",            A_HOPPER, 100000000, "plain", WSD,    FP8_AND_HEAD, 0, FLOATX },
+        { "-e plain",    A_HOPPER, 100000000, "plain", WSD,    FP8_AND_HEAD, 0, FLOATX },
+        { "-e race",     A_HOPPER, 100000000, "race",  WSD,    FP8_AND_HEAD, 0, FLOATX },
+        { "-e race",     A_HOPPER, 1000,      "race",  WSD,    FP8_AND_HEAD, 0, FLOATX },
         { "-e race",     A_GPU,    100000000, "race",  WSD,    PRECISE,    0, FLOATX },
         { "-e race",     A_CPU,    100000000, "race",  WSD,    PRECISE,    1, REAL },
-        { "-e race -k cosine -mw 1", A_HOPPER, 100000000, "race", COSINE, FP8_ALWAYS, 1, FLOATX },
+        { "-e race -k cosine -mw 1", A_HOPPER, 100000000, "race", COSINE, FP8_AND_HEAD, 1, FLOATX },
         { "-e race -pe fp8", A_CPU, 100000000, "race", WSD,    FP8_IF_FASTER, 1, REAL },
-        { "-e race -rp 1",   A_HOPPER, 100000000, "race", WSD, FP8_ALWAYS, 1, REAL },
+        { "-e race -rp 1",   A_HOPPER, 100000000, "race", WSD, FP8_AND_HEAD, 1, REAL },
         { "-fa gelu",    A_HOPPER, 100000000, "plain", WSD,    PRECISE,    0, FLOATX },
         { "-e d6",       A_HOPPER, 100000000, NULL,    WSD,    PRECISE,    1, REAL },
         { "-e tests",    A_HOPPER, 100000000, NULL,    COSINE, PRECISE,    1, REAL },
@@ -415,6 +406,10 @@ static void preset_defaults(void) {
         check(s.schedule == cases[i].schedule && s.precision == cases[i].precision && s.master == cases[i].master
               && s.moments == cases[i].moments, "\"%s\", machine %d: -k %d -pe %d -mw %d -mo %d", cases[i].arguments,
               cases[i].on, (int)s.schedule, (int)s.precision, s.master, (int)s.moments);
+        const int longer = s.preset && cases[i].tokens >= LONG_TEXT;
+        check(!s.preset || (s.total == (longer ? 131072 : 65536) && s.lr == (longer ? 6e-3f : 5e-3f)),
+              "\"%s\", %lld tokens: -d %lld -l %g", cases[i].arguments, (long long)cases[i].tokens,
+              (long long)s.total, (double)s.lr);
     }
 }
 /* A preset's command line is the preset, and so is the file of settings of its run. */
@@ -424,9 +419,9 @@ static void preset_words(void) {
         Settings of_word, of_options, of_file;
         Text options = { 0 }, by_word = { 0 }, by_options = { 0 }, by_file = { 0 }, file = { 0 };
         char arguments[8] = "-e ";
-        suit(&of_word, strcat(arguments, word), A_HOPPER, 100000000);
+        suit(&of_word, strcat(arguments, word), A_HOPPER, LONG_TEXT - 1);
         settings_preset(word, &options);
-        suit(&of_options, options.at, A_HOPPER, 100000000);
+        suit(&of_options, options.at, A_HOPPER, LONG_TEXT - 1);
         settings_json(&of_word, &by_word), settings_json(&of_options, &by_options);
         check(!strcmp(by_word.at, by_options.at), "%s is %s", word, options.at);
         settings_write(&of_word, &file);
@@ -466,7 +461,7 @@ static void fine_tuning_defaults(void) {
     }
 }
 void test_settings(void) {
-    PART(schedules()); PART(stages()); PART(batch_stages()); PART(momenta()); PART(sampling()); PART(odd_logits());
+    PART(schedules()); PART(stages()); PART(batch_stages()); PART(sampling()); PART(odd_logits());
     PART(windows()); PART(options()); PART(defaults());
     PART(preset_defaults()); PART(preset_words());
     PART(fine_tuning_defaults());

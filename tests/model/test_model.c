@@ -652,7 +652,7 @@ static void descriptors(void) {
     static const char *const good[] = { "m4", "d12", "u12", "m6", "m12:e64k8f256", "m12:c768h12e64k8f256s1a8x2",
         "m16:c2048e64k8f1024a1", "d4:q2", "m12:a8n1z2i100u1v2l20w250y100", "m12:a8n0x2q3", "m4:n2", "d12:n1z1u1",
         "m4:n0u0", "d12:v2g1j3o9t5p1l20" };
-    static const char *const bad[] = { "", "x4", "m", "m0", "m4:", "m4:e", "m4:e8e9", "m4:k9", "m4:r3", "m4:z3",
+    static const char *const bad[] = { "", "x4", "m", "m0", "m4:", "m4:e", "m4:e8e9", "m4:k9", "m4:m3", "m4:z3",
         "m4:a8n2", "m4:a1b1", "d4:w200", "u4:v1", "m4:c100h3", "m4:h5", "m4:q3h4", "m4:d3", "m4:e8k0", "d4:s1", "m4x",
         "m99999", "m4:c99999999999", "m4:c-8", "m4:a1x2", "d4:q3", "u4:t2", "u4:p1", "m4:g1", "m4:v1g2", "m4:p2" };
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {

@@ -233,31 +233,6 @@ static void rows_alike(void) {
     for (int i = 0; i < 2; i++) trainee_close(&t[i]);
 }
 
-/* -e1, -e2: the first means of embedding and head are 1 - beta of the gradient; others' stay. */
-static void end_betas(void) {
-    const Config c = config_of("m2:c16h4d4e4k2f12a4x2n0u1");
-    Trainee t[2];
-    for (int i = 0; i < 2; i++) {
-        open_trainee(&t[i], "cpu-f64", &c, (TraineeOptions){ .B = 4, .T = 16, .seed = 3 }, 0);
-        if (i) t[i].o.end_betas[0] = 0.5f, t[i].o.end_betas[1] = 0.75f;
-        trainee_do(&t[i], 0);
-    }
-    for (int i = 0; i < t[0].m.manifest.count; i++) {
-        const TensorKind kind = t[0].m.manifest.at[i].kind;
-        const int end = kind == TENSOR_EMBEDDING || kind == TENSOR_HEAD;
-        const double wanted[2] = { end ? 0.5 / 0.1 : 1, end ? 0.25 / 0.01 : 1 };
-        for (int which = STATE_M; which <= STATE_V; which++) {
-            double *x[2] = { state_of(&t[0], which, i), state_of(&t[1], which, i) }, wrong = 0;
-            for (size_t n = 0; n < t[0].m.manifest.at[i].count; n++)
-                wrong = fmax(wrong, fabs(x[1][n] - wanted[which] * x[0][n]) - 1e-5 * fabs(x[1][n]));
-            check(wrong <= 0, "%s: %c is %g times as large, but for %g", t[0].m.manifest.at[i].name, "mv"[which],
-                  wanted[which], wrong);
-            free(x[0]), free(x[1]);
-        }
-    }
-    for (int i = 0; i < 2; i++) trainee_close(&t[i]);
-}
-
 static void threads(float momentum) {
 #ifdef _OPENMP
     static const char *const devices[] = { "cpu-f32", "cpu-bf16" };
@@ -330,7 +305,6 @@ void test_train(void) {
     PART(lookahead());
     PART(experts_by_slices());
     PART(rows_alike());
-    PART(end_betas());
     PART(threads(0));
     PART(threads(0.95f));
     PART(replaying());

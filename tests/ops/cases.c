@@ -1215,7 +1215,7 @@ static void segments(Case *c, size_t n, int count) {
         *s = i == count - 1 ? (Segment){ .offset = n - n / 2, .count = n / 2 }
                             : (Segment){ .offset = at, .count = i == 1 ? 0 : part, .decay = i % 3 != 2 };
         s->gradient = s->offset, s->dtype = c->gradients, s->rate = i % 4 ? 1 : 0.5f;
-        s->betas = i % 3;
+        s->is_table = i % 2;
         at += s->count;
     }
     bytes(c, "segments", c->segment, (size_t)count * sizeof *c->segment);
@@ -1251,9 +1251,6 @@ static Case *adamw(const Shape *s, int master, Dtype moments, Dtype gradients, f
     c->adamw.fix1 = 1 / (1 - pow((double)c->adamw.beta1, c->updates));
     c->adamw.fix2 = 1 / (1 - pow((double)c->adamw.beta2, c->updates));
     c->adamw.table = (AdamBetas){ .beta1 = 0.7f, .beta2 = 0.8f, .eps = 1e-3f };
-    c->adamw.ends = (AdamBetas){ .beta1 = 0.5f, .beta2 = 0.9f, .eps = 1e-3f };
-    c->adamw.ends.fix1 = 1 / (1 - pow((double)c->adamw.ends.beta1, c->updates));
-    c->adamw.ends.fix2 = 1 / (1 - pow((double)c->adamw.ends.beta2, c->updates));
     c->adamw.table.fix1 = 1 / (1 - pow((double)c->adamw.table.beta1, c->updates));
     c->adamw.table.fix2 = 1 / (1 - pow((double)c->adamw.table.beta2, c->updates));
     c->unchanged = !(norm < 1e30);

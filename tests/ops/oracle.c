@@ -632,8 +632,7 @@ static void naive_adamw(const Case *c, double **v) {
         for (size_t i = c->segment[s].offset; i < c->segment[s].offset + c->segment[s].count; i++) {
             const double lr = (double)c->adamw.lr * (double)c->segment[s].rate;
             const AdamBetas own = { c->adamw.beta1, c->adamw.beta2, c->adamw.eps, 0, 0 };
-            const int b = c->segment[s].betas;
-            const AdamBetas a = b == BETAS_TABLE ? c->adamw.table : b ? c->adamw.ends : own;
+            const AdamBetas a = c->segment[s].is_table ? c->adamw.table : own;
             const double b1 = (double)a.beta1, b2 = (double)a.beta2;
             double g = v[4][i] * shrink, w = v[1] ? v[1][i] : v[0][i];
             v[2][i] = b1 * v[2][i] + (1 - b1) * g;
