@@ -178,7 +178,7 @@ int config_upcycle(Config *c, const char *given, Error *e) {
 
 static int hundredths(double x) { return (int)(x * 100 + 0.5); }
 static int thousands(double base) {                         /* 0: as without the field, or no whole number of them */
-    const int n = base < 1e9 ? (int)(base / 1000) : 0;
+    const int n = base <= SIZE_LIMIT * 1000.0 ? (int)(base / 1000) : 0;
     return n != 10 && n * 1000.0 == base ? n : 0;
 }
 void config_descriptor(const Config *c, char text[128]) {
