@@ -85,7 +85,7 @@ static const Option options[] = {
     { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.8",                0.01, 0.99999, NULL,
       "Muon: decay rate of the momentum" },
     { "optimizer", "wl", "lookahead",        OPTION_INT,   AT(ahead),         "1",                   0,    1,     NULL,
-      "Muon: 1: the update looks one gradient ahead (Nesterov); 0: plain momentum" },
+      "Muon: 1: the update looks one gradient ahead (Nesterov); 0: plain momentum; try a lower -wm, 0.6 for 0.8" },
     { "optimizer", "wp", "expert-period",    OPTION_INT,   AT(period),        "1",                1, MUON_PERIODS, NULL,
       "Muon: each expert is updated in every N-th step only, at N times the rate" },
     { "optimizer", "wn", "row-decay",        OPTION_FLOAT, AT(row_decay),     "0.9",                 0, 0.99999,  NULL,
