@@ -98,11 +98,6 @@ static int any_dense(const Config *c) {
     for (int l = 0; l < MOST_LISTED / 64; l++) any |= c->dense.bits[l] != 0;
     return any && c->experts > 1;
 }
-static int windows(const Config *c) {                       /* layers that have one */
-    int n = 0;
-    for (int l = 0; l < c->layers; l++) n += config_window(c, l) > 0;
-    return n;
-}
 static int features(const Config *c) {
     const int heads = c->kv_heads * c->query_heads, mixture = c->experts > 1;
     const int symmetric = c->experts == c->attention_experts && c->topk == c->attention_topk;
@@ -118,7 +113,7 @@ static int features(const Config *c) {
     if (c->embed_scale > 0 || c->residual_scale > 0 || c->attention_scale > 0 || c->logit_divisor > 0) f |= HAS_SCALES;
     if (c->route_scale > 0)                   f |= HAS_ROUTE_SCALE;
     if (c->groups > 1)                        f |= c->groups_by_best ? HAS_GROUPS_BY_BEST : HAS_GROUPS;
-    if (windows(c))                           f |= config_own_window(c) ? HAS_WINDOW : HAS_SOME_WINDOWS;
+    if (c->window)                            f |= config_own_window(c) ? HAS_WINDOW : HAS_SOME_WINDOWS;
     if (c->kv_rank)                           f |= HAS_LATENTS;
     else if (c->rotated && c->rotated < c->head_size) f |= HAS_PARTIAL;
     if (c->rope_pairs)                        f |= HAS_PAIRS;

@@ -240,7 +240,7 @@ static int additions_fit(const Config *c, Error *e) {
         return error_set(e, "keys of which half is the token before's (j) need heads of a multiple of 4");
     if (c->stream_scalars < 0 || c->stream_scalars > 1) return error_set(e, "scalars of the stream (p) are 0 or 1");
     if (c->window < 0 || (c->window && c->layers > MOST_LISTED))
-        return error_set(e, "windows (o) are for at most %d layers", MOST_LISTED);
+        return error_set(e, "a window (o) has at least one key, in models of at most %d layers", MOST_LISTED);
     if (config_mixes(c) && c->universal)
         return error_set(e, "a table of bigrams (t) and scalars of the stream (p) need blocks with weights of their "
                             "own");

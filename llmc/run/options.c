@@ -15,22 +15,22 @@ static int chosen(const char *choices, const char *text) {
 }
 static int is_text(const Option *o) { return o->kind == OPTION_TEXT || o->kind == OPTION_CHOICE; }
 
+#define LOST "it gained nothing; the last version with it is 0e76f454"
 /* What old command lines, settings and checkpoints still name. values NULL: a whole option. */
 static const struct { const char *letter, *name, *values, *instead; } removed[] = {
     { "tb", "tensorboard", NULL, "scripts/tensorboard.py makes event files from the log of a run" },
-    { "we", "end-momentum", NULL, "no gain" }, { "e1", "end-beta1", NULL, "no gain" },
-    { "e2", "end-beta2", NULL, "no gain" },
+    { "we", "end-momentum", NULL, LOST }, { "e1", "end-beta1", NULL, LOST }, { "e2", "end-beta2", NULL, LOST },
     { "rt", "rounding", "stochastic|up|down",
       "-rt nearest costs no loss; -rt off rounds nothing. The last version with it is c776785" }, };
 enum { REMOVED = sizeof removed / sizeof *removed };
 
 int option_removed(const char *option, int in_use) {
-    static int warned;
+    static int warned[REMOVED];
     const size_t n = strcspn(option, "=");
     for (int i = 0; i < REMOVED; i++) {
         const int is_name = !strncmp(option, removed[i].name, n) && !removed[i].name[n];
         if (removed[i].values || (strcmp(option, removed[i].letter) && !is_name)) continue;
-        if (in_use && !warned++)
+        if (in_use && !warned[i]++)
             warn("-%s (--%s) was removed and is ignored: %s", removed[i].letter, removed[i].name, removed[i].instead);
         return 1;
     }

@@ -33,7 +33,12 @@ const Suited suited[SUITED] = {
     { "v",  ANY,       { "25",     "200",    "250",     "250" } },
     { "s",  ANY,       { "400",    "400",    "1000",    "1000" } },
 };
-const char *const lengthened[LENGTHENED][2] = { { "d", "131072" }, { "l", "6e-3" } };
+const char *preset_value(int i, Suit suit, int64_t tokens) {
+    static const char *const longer[][2] = { { "d", "131072" }, { "l", "6e-3" } };
+    for (size_t j = 0; j < sizeof longer / sizeof *longer && suit >= PLAIN && tokens >= LONG_TEXT; j++)
+        if (!strcmp(suited[i].letter, longer[j][0])) return longer[j][1];
+    return suited[i].of[suit];
+}
 
 Suit preset_named(const char *word) {
     Suit i = PLAIN;

@@ -635,11 +635,11 @@ static void print_chat(const Run *r) {
     }
     free(text.at);
 }
-static void print_preset(const Settings *s) {
+static void print_preset(const Run *r) {
     Text options = { 0 };
-    if (!s->preset) return;
-    settings_preset(s->preset, &options);
-    line("| preset %s: %s", s->preset, options.at);
+    if (!r->s.preset) return;
+    settings_preset(r->s.preset, data_tokens(r->data, DATA_TRAIN), &options);
+    line("| preset %s: %s", r->s.preset, options.at);
     free(options.at);
 }
 /* Tables of what follows tokens and pairs learn a text that is read again better than any other. */
@@ -660,7 +660,7 @@ void run_print_plan(const Run *r) {
     char descriptor[128];
     config_descriptor(c, descriptor);
     rule();
-    print_preset(&r->s);
+    print_preset(r);
     settings_print(&r->s);
     line("| data: %s", data_description(r->data));
     line("|   training tokens     | %lld   validation tokens %lld",

@@ -341,9 +341,9 @@ int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
 
 /* ---- presets, and what else suits ------------------------------------------------------------ */
 
-void settings_preset(const char *name, Text *out) {
+void settings_preset(const char *name, int64_t tokens, Text *out) {
     for (int i = 0; i < SUITED; i++) {
-        const char *value = suited[i].of[preset_named(name)], *letter = suited[i].letter;
+        const char *value = preset_value(i, preset_named(name), tokens), *letter = suited[i].letter;
         const Option *row = option_row(table(&(Settings){ 0 }), letter);
         if (strcmp(value, row->init) && strcmp(row->group, "reports"))
             text_add(out, "%s-%s %s", i ? " " : "", letter, value);
@@ -351,11 +351,11 @@ void settings_preset(const char *name, Text *out) {
 }
 static void explain_presets(Text *out) {
     text_add(out, "\nTwo words stand for a model and for options with which it learns fast, on a GPU, from %d million "
-             "tokens or more.\nFrom %d million on they are with -d %s -l %s. Options given beside them take precedence "
-             "(docs/recipe.md).\n", LARGE_TEXT / 1000000, LONG_TEXT / 1000000, lengthened[0][1], lengthened[1][1]);
+             "tokens or more.\nWith %d million or more their steps are larger: the start-up table says how. Options "
+             "given beside them take\nprecedence (docs/recipe.md).\n", LARGE_TEXT / 1000000, LONG_TEXT / 1000000);
     for (Suit i = PLAIN; i < SUITS; i++) {
         text_add(out, "\n  %-6s %s\n         ", preset_name[i], preset_purpose[i]);
-        settings_preset(preset_name[i], out);
+        settings_preset(preset_name[i], LARGE_TEXT, out);
         text_add(out, "\n");
     }
 }
@@ -382,9 +382,7 @@ void settings_suit(Settings *s, const Device *dev, int64_t tokens) {
     const SuitedModels most = s->preset ? OWN : folder ? ANY : DESCRIBED;
     for (int i = 0; i < SUITED && (s->preset || gpu || large); i++)
         if (suited[i].models <= most && is_possible(s, dev, suited[i].letter))
-            options_default(table(s), suited[i].letter, suited[i].of[suit]);
-    for (int i = 0; i < LENGTHENED && s->preset && tokens >= LONG_TEXT; i++)
-        options_default(table(s), lengthened[i][0], lengthened[i][1]);
+            options_default(table(s), suited[i].letter, preset_value(i, suit, s->preset ? tokens : 0));
     if (folder && *s->upcycle) options_default(table(s), "l", "3e-4");
     else if (s->optimizer != MUON) options_default(table(s), "l", !gpu ? "1e-3" : large ? "6e-4" : "2e-3");
 }

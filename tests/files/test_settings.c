@@ -419,9 +419,9 @@ static void preset_words(void) {
         Settings of_word, of_options, of_file;
         Text options = { 0 }, by_word = { 0 }, by_options = { 0 }, by_file = { 0 }, file = { 0 };
         char arguments[8] = "-e ";
-        suit(&of_word, strcat(arguments, word), A_HOPPER, LONG_TEXT - 1);
-        settings_preset(word, &options);
-        suit(&of_options, options.at, A_HOPPER, LONG_TEXT - 1);
+        suit(&of_word, strcat(arguments, word), A_HOPPER, 100000000);
+        settings_preset(word, 100000000, &options);
+        suit(&of_options, options.at, A_HOPPER, 100000000);
         settings_json(&of_word, &by_word), settings_json(&of_options, &by_options);
         check(!strcmp(by_word.at, by_options.at), "%s is %s", word, options.at);
         settings_write(&of_word, &file);
