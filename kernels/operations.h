@@ -84,7 +84,7 @@ OPERATION(mix_forward, (floatX *x, Mix mix, int N, int C), (x, mix, N, C), 0,
     times(N, C) * (2 + (mix.first != NULL) + (mix.extra != NULL)) * unit.fx, "N=%d C=%d", N, C)
 OPERATION(mix_backward, (floatX *d, floatX *dfirst, floatX *dextra, real *dscalars, const floatX *out, Mix mix, int N,
     int C), (d, dfirst, dextra, dscalars, out, mix, N, C), 0,
-    times(N, C) * (2 + (mix.first ? 4 : 0) + (mix.extra ? 3 : 0)) * unit.fx, "N=%d C=%d", N, C)
+    times(N, C) * (1 + (mix.first ? 5 : 0) + (mix.extra ? 3 : 0)) * unit.fx, "N=%d C=%d", N, C)
 OPERATION(bigram_rows, (int *row, int *before, int *seen, const int *token, const int *position, const int *at, int N,
     int T, int rows), (row, before, seen, token, position, at, N, T, rows), 0, 16.0 * N, "N=%d", N)
 OPERATION(flip_signs, (floatX *x, const int *token, const int *before, int N, int C), (x, token, before, N, C), 0,

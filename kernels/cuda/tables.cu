@@ -75,7 +75,7 @@ template<int W> __device__ static inline void add_multiple(floatX *to, real fact
     store(to, pack(sum));
 }
 // A block has every gridDim.x-th group of 256 units, and a row of `partial` (gridDim.x, 3). Moves
-// 3 N C elements, and 3 more for each of first and extra.
+// N C elements, 5 N C more with first, 3 N C more with extra.
 enum { MIX_THREADS = 256 };
 template<int W> static __global__ void __launch_bounds__(MIX_THREADS) mix_backward_kernel(MixGradients to,
         real *partial, const floatX *out, Mix m, size_t units) {
@@ -84,21 +84,21 @@ template<int W> static __global__ void __launch_bounds__(MIX_THREADS) mix_backwa
     let_next_start();
     for (size_t i = global_index() * W; i < units * W; i += (size_t)gridDim.x * MIX_THREADS * W) {
         Reals<W> d = unpack(load<W>(to.d + i)), first = {}, extra = {};
-        const Reals<W> y = unpack(load<W>(out + i));
-        if (m.first) first = unpack(load<W>(m.first + i));
         if (m.extra) extra = unpack(load<W>(m.extra + i));
+        for (int j = 0; j < W; j++) of_extra += d.x[j] * extra.x[j];
+        if (to.extra) add_multiple<W>(to.extra + i, f.extra, d);
+        if (!m.first) continue;                                 // the factor of x is 1
+        first = unpack(load<W>(m.first + i));
+        const Reals<W> y = unpack(load<W>(out + i));
         for (int j = 0; j < W; j++) {
             of_x += d.x[j] * (y.x[j] - f.first * first.x[j] - f.extra * extra.x[j]);
             of_first += d.x[j] * first.x[j];
-            of_extra += d.x[j] * extra.x[j];
         }
         if (to.first) add_multiple<W>(to.first + i, f.first, d);
-        if (to.extra) add_multiple<W>(to.extra + i, f.extra, d);
-        if (!m.first) continue;
         for (int j = 0; j < W; j++) d.x[j] *= f.x;
         store(to.d + i, pack(d));
     }
-    of_x = block_sum<MIX_THREADS / 32>(m.first ? of_x : 0);
+    of_x = block_sum<MIX_THREADS / 32>(of_x);
     of_first = block_sum<MIX_THREADS / 32>(of_first);
     of_extra = block_sum<MIX_THREADS / 32>(of_extra);
     if (threadIdx.x < 3) partial[3 * blockIdx.x + threadIdx.x] = threadIdx.x ? threadIdx.x == 1 ? of_first : of_extra
