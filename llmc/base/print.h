@@ -7,8 +7,10 @@
 
 #if defined(__GNUC__)
 #define PRINTF(f, a) __attribute__((format(printf, f, a)))
+#define UNUSED __attribute__((unused))  /* a parameter that other functions of the same type need */
 #else
 #define PRINTF(f, a)
+#define UNUSED
 #endif
 
 /* UTF-8, strict: no surrogates, overlong forms or codes above U+10FFFF. */

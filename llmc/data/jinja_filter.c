@@ -12,14 +12,11 @@ static Value call_method(Work *w, Value v, const char *name, const Args *a) {
 static Value filter_method(Work *w, Value v, const char *name, const Args *a) {
     return call_method(w, v, !strcmp(name, "trim") ? "strip" : name, a);
 }
-static Value filter_string(Work *w, Value v, const char *name, const Args *a) {
-    (void)a;
-    (void)name;
+static Value filter_string(Work *w, Value v, UNUSED const char *name, UNUSED const Args *a) {
     return value_string(value_text(w, &v));
 }
-static Value filter_format(Work *w, Value v, const char *name, const Args *a) {
+static Value filter_format(Work *w, Value v, UNUSED const char *name, const Args *a) {
     Value all = value_list(w, TUPLE);
-    (void)name;
     if (a->named) work_fail(w, "format with names is not implemented");
     for (int i = 0; i < a->n; i++) list_add(w, all.is.list, a->at[i]);
     return str_format(w, value_text(w, &v), &all);
@@ -90,10 +87,9 @@ static Value filter_int(Work *w, Value v, const char *name, const Args *a) {
         if (fabs(x) < 9e15) return value_int((int64_t)x);
     return otherwise ? *otherwise : value_int(0);
 }
-static Value filter_float(Work *w, Value v, const char *name, const Args *a) {
+static Value filter_float(Work *w, Value v, UNUSED const char *name, const Args *a) {
     const Value *otherwise = arg(a, 0, "default");
     double x;
-    (void)name;
     need_defined(w, &v);
     if (v.kind == FLOAT) return v;
     if (v.kind == INTEGER || v.kind == BOOLEAN) return VALUE(FLOAT, number, (double)v.is.integer);
@@ -110,8 +106,7 @@ static Value filter_round(Work *w, Value v, const char *name, const Args *a) {
         return VALUE(FLOAT, number, (str_is(method->is.string, "ceil") ? ceil(x * scale) : floor(x * scale)) / scale);
     return VALUE(FLOAT, number, nearbyint(x * scale) / scale);
 }
-static Value filter_abs(Work *w, Value v, const char *name, const Args *a) {
-    (void)a;
+static Value filter_abs(Work *w, Value v, const char *name, UNUSED const Args *a) {
     if (v.kind == FLOAT) return VALUE(FLOAT, number, fabs(v.is.number));
     const int64_t i = need_int(w, &v, name);
     return value_int(i < 0 && i > INT64_MIN ? -i : i);
@@ -132,47 +127,37 @@ static Value deep_attribute(Work *w, Value v, const Value *path) {
         s = str_part(s, n + 1, s.bytes - n - 1);
     }
 }
-static Value filter_default(Work *w, Value v, const char *name, const Args *a) {
+static Value filter_default(UNUSED Work *w, Value v, UNUSED const char *name, const Args *a) {
     const Value *otherwise = arg(a, 0, "default_value"), *falsy = arg(a, 1, "boolean");
-    (void)w;
-    (void)name;
     if (v.kind == UNDEFINED || (falsy && value_truth(falsy) && !value_truth(&v)))
         return otherwise ? *otherwise : value_string(str_of(""));
     return v;
 }
-static Value filter_length(Work *w, Value v, const char *name, const Args *a) {
-    (void)name;
-    (void)a;
+static Value filter_length(Work *w, Value v, UNUSED const char *name, UNUSED const Args *a) {
     return value_int((int64_t)value_length(w, &v));
 }
-static Value filter_list(Work *w, Value v, const char *name, const Args *a) {
+static Value filter_list(Work *w, Value v, UNUSED const char *name, UNUSED const Args *a) {
     const Value items = value_items(w, &v);
     Value all = value_list(w, LIST);
-    (void)name;
-    (void)a;
     for (size_t i = 0; i < items.is.list->n; i++) list_add(w, all.is.list, items.is.list->at[i]);
     return all;
 }
-static Value filter_end(Work *w, Value v, const char *name, const Args *a) {
+static Value filter_end(Work *w, Value v, const char *name, UNUSED const Args *a) {
     const Value items = value_items(w, &v);
     const size_t n = items.is.list->n;
-    (void)a;
     return n ? items.is.list->at[*name == 'f' ? 0 : n - 1] : value_undefined(w, "there is no %s element", name);
 }
-static Value filter_reverse(Work *w, Value v, const char *name, const Args *a) {
+static Value filter_reverse(Work *w, Value v, UNUSED const char *name, UNUSED const Args *a) {
     const Value items = value_items(w, &v);
     Value all = value_list(w, LIST);
-    (void)name;
-    (void)a;
     for (size_t i = items.is.list->n; i-- > 0; ) list_add(w, all.is.list, items.is.list->at[i]);
     if (v.kind != STRING) return all;
     const Args one = { .at = &all, .n = 1 };
     return method_call(w, &(Method){ value_string(str_of("")), "join" }, &one);
 }
-static Value filter_join(Work *w, Value v, const char *name, const Args *a) {
+static Value filter_join(Work *w, Value v, UNUSED const char *name, const Args *a) {
     const Value items = value_items(w, &v), *by = arg(a, 0, "d"), *attribute = arg(a, 1, "attribute");
     Out o = { 0 };
-    (void)name;
     out_begin(w, &o);
     for (size_t i = 0; i < items.is.list->n; i++) {
         const Value one = attribute ? deep_attribute(w, items.is.list->at[i], attribute) : items.is.list->at[i];
@@ -181,8 +166,7 @@ static Value filter_join(Work *w, Value v, const char *name, const Args *a) {
     }
     return value_string(out_end(w));
 }
-static Value filter_items(Work *w, Value v, const char *name, const Args *a) {
-    (void)a;
+static Value filter_items(Work *w, Value v, const char *name, UNUSED const Args *a) {
     if (v.kind == UNDEFINED) return value_list(w, LIST);
     if (v.kind != DICT) work_fail(w, "%s: expected a dict, found a %s", name, value_kind(&v));
     return method_call(w, &(Method){ v, "items" }, &(Args){ 0 });
@@ -249,11 +233,10 @@ static Value sorted_by(Work *w, const List *items, const List *keys, int reverse
     }
     return all;
 }
-static Value filter_sort(Work *w, Value v, const char *name, const Args *a) {
+static Value filter_sort(Work *w, Value v, UNUSED const char *name, const Args *a) {
     const Value items = value_items(w, &v), *reverse = arg(a, 0, "reverse"), *sensitive = arg(a, 1, "case_sensitive"),
         *attribute = arg(a, 2, "attribute");
     Value keys = value_list(w, LIST);
-    (void)name;
     for (size_t i = 0; i < items.is.list->n; i++)
         list_add(w, keys.is.list, sort_key(w, items.is.list->at[i], attribute, sensitive));
     return sorted_by(w, items.is.list, keys.is.list, reverse && value_truth(reverse));
@@ -267,11 +250,10 @@ static Value filter_dictsort(Work *w, Value v, const char *name, const Args *a) 
         list_add(w, keys.is.list, sort_key(w, items.is.list->at[i], &which, sensitive));
     return sorted_by(w, items.is.list, keys.is.list, reverse && value_truth(reverse));
 }
-static Value filter_unique(Work *w, Value v, const char *name, const Args *a) {
+static Value filter_unique(Work *w, Value v, UNUSED const char *name, const Args *a) {
     const Value items = value_items(w, &v), *sensitive = arg(a, 0, "case_sensitive"), *attribute = arg(a, 1,
             "attribute");
     Value all = value_list(w, LIST), keys = value_list(w, LIST);
-    (void)name;
     for (size_t i = 0; i < items.is.list->n; i++) {
         const Value key = sort_key(w, items.is.list->at[i], attribute, sensitive);
         if (value_has(w, &keys, &key)) continue;

@@ -109,10 +109,9 @@ static Value method_split(Work *w, Str s, const char *name, const Args *a) {
     if (*name == 'r' && n >= 0) work_fail(w, "rsplit at white space with a limit is not implemented");
     return split_white(w, s, n);
 }
-static Value method_splitlines(Work *w, Str s, const char *name, const Args *a) {
+static Value method_splitlines(Work *w, Str s, UNUSED const char *name, const Args *a) {
     Value parts = value_list(w, LIST);
     const int keep = arg(a, 0, "keepends") && value_truth(arg(a, 0, "keepends"));
-    (void)name;
     for (size_t from = 0, at = 0; at < s.bytes; ) {
         while (at < s.bytes && s.at[at] != '\n' && s.at[at] != '\r') at++;
         const size_t n = at < s.bytes ? s.at[at] == '\r' && at + 1 < s.bytes && s.at[at + 1] == '\n' ? 2 : 1 : 0;
@@ -200,10 +199,9 @@ static void need_ascii_case(Work *w, uint32_t c, const char *name) {
         || (c >= 0xFB00 && c <= 0xFB17) || (c >= 0xFF21 && c <= 0xFF5A) || (c >= 0x10400 && c <= 0x1E943))
         work_fail(w, "%s: the case of letters outside ASCII cannot be changed", name);
 }
-static Value method_case(Work *w, Str s, const char *name, const Args *a) {
+static Value method_case(Work *w, Str s, const char *name, UNUSED const Args *a) {
     const int upper = *name == 'u', lower = *name == 'l', title = *name == 't';
     Out o = { 0 };
-    (void)a;
     out_begin(w, &o);
     for (size_t i = 0, n, in_word = 0; i < s.bytes; i += n) {
         const uint32_t c = character(s, i, &n);
@@ -218,9 +216,8 @@ static Value method_case(Work *w, Str s, const char *name, const Args *a) {
     }
     return value_string(out_end(w));
 }
-static Value method_is(Work *w, Str s, const char *name, const Args *a) {
+static Value method_is(Work *w, Str s, const char *name, UNUSED const Args *a) {
     int ok = s.bytes > 0, cased = 0;
-    (void)a;
     for (size_t i = 0, n; ok && i < s.bytes; i += n) {
         const uint32_t c = character(s, i, &n);
         const int digit = c >= '0' && c <= '9', lower = c >= 'a' && c <= 'z', upper = c >= 'A' && c <= 'Z';

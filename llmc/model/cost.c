@@ -50,14 +50,14 @@ static void count_with_products(const Device *d, floatX *dresid, real *dnorm, re
 /* ---- a device on which nothing happens ------------------------------------------------------- */
 
 /* Addresses that nobody reads: pages that this process may not touch begin there. */
-static void *nowhere(size_t bytes) { (void)bytes; return (void *)(uintptr_t)4096; }
-static void forget(void *p) { (void)p; }
-static void drop(void *dst, const void *host, size_t bytes) { (void)dst, (void)host, (void)bytes; }
-static void zeros(void *host, const void *src, size_t bytes) { (void)src; memset(host, 0, bytes); }
-static void drop_doubles(floatX *dst, const double *host, size_t n) { (void)dst, (void)host, (void)n; }
-static void zero_doubles(double *host, const floatX *src, size_t n) { (void)src; memset(host, 0, n * sizeof *host); }
-static void drop_reals(real *dst, const double *host, size_t n) { (void)dst, (void)host, (void)n; }
-static void zero_reals(double *host, const real *src, size_t n) { (void)src; memset(host, 0, n * sizeof *host); }
+static void *nowhere(UNUSED size_t bytes) { return (void *)(uintptr_t)4096; }
+static void forget(UNUSED void *p) { }
+static void drop(UNUSED void *dst, UNUSED const void *host, UNUSED size_t bytes) { }
+static void zeros(void *host, UNUSED const void *src, size_t bytes) { memset(host, 0, bytes); }
+static void drop_doubles(UNUSED floatX *dst, UNUSED const double *host, UNUSED size_t n) { }
+static void zero_doubles(double *host, UNUSED const floatX *src, size_t n) { memset(host, 0, n * sizeof *host); }
+static void drop_reals(UNUSED real *dst, UNUSED const double *host, UNUSED size_t n) { }
+static void zero_reals(double *host, UNUSED const real *src, size_t n) { memset(host, 0, n * sizeof *host); }
 static void nothing(void) { }
 
 static Device counting(const Device *dev) {

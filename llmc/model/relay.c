@@ -60,7 +60,7 @@ static int on(Stage *s, int (*work)(Model *m, void *context), void *context) {
     pthread_mutex_unlock(&s->lock);
     return wait_for(s);
 }
-static int nothing(Model *m, void *context) { (void)m, (void)context; return 1; }
+static int nothing(UNUSED Model *m, UNUSED void *context) { return 1; }
 static int start(Relay *r, int device, int first) {
     Stage *s = &r->at[device];
     s->relay = r, s->which = r->dev->is_gpu ? first + device : 0;
@@ -202,7 +202,7 @@ static void bring(Relay *r, Model *last) {
 
 /* ---- planning, and what the model of the last device calls ----------------------------------- */
 
-static int allocate(Model *m, void *context) { (void)context; return model_allocate(m); }
+static int allocate(Model *m, UNUSED void *context) { return model_allocate(m); }
 /* Pretended devices have one memory. */
 static int allocate_all(Relay *r, const Model *last) {
     size_t together = last->arena.total;
@@ -213,7 +213,7 @@ static int allocate_all(Relay *r, const Model *last) {
     }
     return relay_each(r, allocate, NULL);
 }
-static int release(Model *m, void *context) { (void)context; model_free(m); return 1; }
+static int release(Model *m, UNUSED void *context) { model_free(m); return 1; }
 static void free_all(Relay *r) {
     relay_each(r, release, NULL);
     free(r->stream), free(r->tokens);

@@ -210,12 +210,10 @@ void group_gather(Group *group, double *all, double x, double low, double high) 
     for (int r = 0; r < group->size; r++) all[r] = checked(all[r], low, high);
 }
 
-static void larger(void *x, const void *y, size_t bytes) {
-    (void)bytes;                                            /* one int */
+static void larger(void *x, const void *y, UNUSED size_t bytes) {      /* of one int */
     if (*(const int *)y > *(int *)x) *(int *)x = *(const int *)y;
 }
-static void smaller(void *x, const void *y, size_t bytes) {
-    (void)bytes;
+static void smaller(void *x, const void *y, UNUSED size_t bytes) {
     if (*(const int *)y < *(int *)x) *(int *)x = *(const int *)y;
 }
 int group_max(Group *group, int x, int high) {

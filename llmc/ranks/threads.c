@@ -12,7 +12,7 @@
 
 #define SPINS "10000"
 
-void threads_settle(char **argv) {
+void threads_settle(UNUSED char **argv) {
 #if defined(_OPENMP) && defined(__linux__)
     char path[PATH_MAX];
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY") || setenv("GOMP_SPINCOUNT", SPINS, 1)) return;
@@ -22,8 +22,6 @@ void threads_settle(char **argv) {
         execv(path, argv);
     }
     execv("/proc/self/exe", argv);                          /* returns only on failure, which is harmless */
-#else
-    (void)argv;
 #endif
 }
 
@@ -78,7 +76,7 @@ static void spin_less(int less) {
     else if (pthread_create(&holder, NULL, hold_idle_team, &threads)) idle_wanted = 0;
 }
 #else
-static void spin_less(int less) { (void)less; }
+static void spin_less(UNUSED int less) { }
 #endif
 
 double threads_follow_load(void) {

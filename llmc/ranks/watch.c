@@ -127,9 +127,8 @@ static void heartbeat(ProcessGroup *g, RankStatus *statuses) {
 }
 
 /* A process connects although the run is complete. An Admit (introductions.h). */
-static int refuse_latecomer(void *group, int fd, const Greeting *greeting, const Hello *h, const char *settings,
-                            Error *why) {
-    (void)fd; (void)greeting; (void)h; (void)settings;
+static int refuse_latecomer(void *group, UNUSED int fd, UNUSED const Greeting *greeting, UNUSED const Hello *h,
+                            UNUSED const char *settings, Error *why) {
     return error_set(why, "this run already has all its %d processes: was one started twice?",
                      ((ProcessGroup *)group)->processes);
 }

@@ -179,15 +179,13 @@ static double number(const JsonValue *object, const char *key) { return json_dou
 static void set_end(Summary *r, Json *doc) { json_free(r->end); r->end = doc; }      /* NULL: the run continued */
 
 /* Each reads what it knows of an event; 1: it keeps the document. */
-static int take_start(Summary *r, Json *doc, double step) {
-    (void)step;
+static int take_start(Summary *r, Json *doc, UNUSED double step) {
     json_free(r->start);
     r->start = doc;
     set_end(r, NULL);
     return 1;
 }
-static int take_end(Summary *r, Json *doc, double step) {
-    (void)step;
+static int take_end(Summary *r, Json *doc, UNUSED double step) {
     set_end(r, doc);
     return 1;
 }
@@ -235,13 +233,11 @@ static int take_val_short(Summary *r, Json *doc, double step) {
     r->short_tokens = number(json_root(doc), "tokens");
     return 0;
 }
-static int take_diverged(Summary *r, Json *doc, double step) {
-    (void)doc;
+static int take_diverged(Summary *r, UNUSED Json *doc, double step) {
     r->diverged = step;
     return 0;
 }
-static int take_recovered(Summary *r, Json *doc, double step) {
-    (void)doc, (void)step;
+static int take_recovered(Summary *r, UNUSED Json *doc, UNUSED double step) {
     r->diverged = NAN;
     return 0;
 }
