@@ -158,23 +158,21 @@ static const JsonValue *find_key(const JsonValue *root, int i) {
 static int one_value(const JsonValue *root, int i, Error *e) {
     const JsonValue *v = member(root, keys[i].key), *other = keys[i].alias ? member(root, keys[i].alias) : NULL;
     return !v || !other || json_double(v, 0) == json_double(other, 0)
-        || error_set(e, "config.json: \"%s\" and \"%s\" mean the same, but differ", keys[i].key, keys[i].alias);
+        || error_set(e, "\"%s\" and \"%s\" mean the same, but differ", keys[i].key, keys[i].alias);
 }
 
 /* The readers of numbers. key: for messages. */
 static int read_integer(int *to, const char *key, const JsonValue *v, double otherwise, Error *e) {
     int64_t number = (int64_t)otherwise;
-    Error why;
-    if (!v && otherwise == REQUIRED) return error_set(e, "config.json: \"%s\" is missing", key);
-    if (v && !json_read_int(v, key, 0, SIZE_LIMIT, &number, &why)) return error_set(e, "config.json: %.900s", why.text);
+    if (!v && otherwise == REQUIRED) return error_set(e, "\"%s\" is missing", key);
+    if (v && !json_read_int(v, key, 0, SIZE_LIMIT, &number, e)) return 0;
     *to = (int)number;
     return 1;
 }
 static int read_real(double *to, const char *key, const JsonValue *v, double otherwise, Error *e) {
-    Error why;
     *to = otherwise;
-    if (!v && otherwise == REQUIRED) return error_set(e, "config.json: \"%s\" is missing", key);
-    return !v || json_read_double(v, key, -1e308, 1e308, to, &why) || error_set(e, "config.json: %.900s", why.text);
+    if (!v && otherwise == REQUIRED) return error_set(e, "\"%s\" is missing", key);
+    return !v || json_read_double(v, key, -1e308, 1e308, to, e);
 }
 static int integer_of(int *to, const JsonValue *object, const char *key, double otherwise, Error *e) {
     return read_integer(to, key, member(object, key), otherwise, e);
@@ -196,8 +194,8 @@ static int read_name(Config *c, int i, const JsonValue *v, const Reader *r) {
     if (is_score && scores_by_name(name, &c->scores)) return 1;
     for (Activation a = SWIGLU; a <= last && !is_score; a++)
         if (!strcmp(name, activation_names[a])) return c->activation = a, 1;
-    return error_set(r->e, "config.json: \"%s\" is \"%s\", which this program does not know in a %s",
-                     keys[i].key, name, family_name(r->family));
+    return error_set(r->e, "\"%s\" is \"%s\", which this program does not know in a %s", keys[i].key, name,
+                     family_name(r->family));
 }
 static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
     const char *key = keys[i].key;
@@ -209,24 +207,22 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
     if (kind == SCORE || kind == ACTIVATION) return read_name(c, i, v, r);
     if (is_flag(i)) {
         if (v && !json_is(v, JSON_BOOL) && !json_is(v, JSON_NULL))
-            return error_set(r->e, "config.json: \"%s\" must be true or false", key);
+            return error_set(r->e, "\"%s\" must be true or false", key);
         *integer = flag_of(v, otherwise != 0);
     } else if (is_double(kind) ? !read_real(field, key, v, otherwise, r->e)
                                : !read_integer(integer, key, v, kind == PADDED ? c->vocab : otherwise, r->e)) return 0;
     if ((kind == MULTIPLIER || kind == OF_SCORES) && !(*(double *)field > 0))
-        return error_set(r->e, "config.json: \"%s\" is %g, no positive number", key, *(double *)field);
+        return error_set(r->e, "\"%s\" is %g, no positive number", key, *(double *)field);
     switch (kind) {
     case HEADS: r->heads = *integer; break;
     case SHARED:                                            /* a number of experts that are one in memory */
-        if ((double)*integer * c->width > SIZE_LIMIT)
-            return error_set(r->e, "config.json: \"%s\" is %d", key, *integer);
+        if ((double)*integer * c->width > SIZE_LIMIT) return error_set(r->e, "\"%s\" is %d", key, *integer);
         *integer *= c->width;
         break;
-    case RANK: return *integer || error_set(r->e, "config.json: \"%s\" is 0; null is none", key);
+    case RANK: return *integer || error_set(r->e, "\"%s\" is 0; null is none", key);
     case UNROTATED: *integer += c->rotated; break;          /* the head without what positions rotate */
     case PADDED:
-        if (*integer < c->vocab)
-            return error_set(r->e, "config.json: \"%s\" is %d, less than \"vocab_size\"", key, *integer);
+        if (*integer < c->vocab) return error_set(r->e, "\"%s\" is %d, less than \"vocab_size\"", key, *integer);
         *integer -= c->vocab;
         c->vocab += *integer;
         break;
@@ -254,25 +250,24 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
     int kind = 0;
     while (kind <= ROPE_YARN && strcmp(type, rope_names[kind])) kind++;
     if (!v && r->family & GPT && json_get(root, "rope_scaling"))
-        return error_set(e, "config.json: \"rope_scaling\" is null: Transformers 4 then scales nothing, 5 takes yarn; "
-                         "write {\"rope_type\": \"default\"} or what it should be");
+        return error_set(e, "\"rope_scaling\" is null: Transformers 4 then scales nothing, 5 takes yarn; write "
+                         "{\"rope_type\": \"default\"} or what it should be");
     if (!v && r->family & GPT) {                            /* what its class has where nothing is said */
         *s = (RopeScaling){ ROPE_YARN, 1, 32, 1, 32, 4096, rope_mscale(32, 1), 0 };
         return 1;
     }
     if (strcmp(type, json_string(json_get(v, "type"), type)))
-        return error_set(e, "config.json: \"type\" and \"rope_type\" of the scaled positions differ");
+        return error_set(e, "\"type\" and \"rope_type\" of the scaled positions differ");
     if (v && v == json_get(root, "rope_scaling") && member(v, "rope_theta")
         && json_double(member(root, "rope_theta"), 0) != c->rope_theta)
-        return error_set(e, "config.json: \"rope_theta\" of \"rope_scaling\", which only Transformers 5 reads, is not "
-                         "the one beside \"rope_scaling\"; remove the wrong one, and write the other beside it");
+        return error_set(e, "\"rope_theta\" of \"rope_scaling\", which only Transformers 5 reads, is not the one "
+                         "beside \"rope_scaling\"; remove the wrong one, and write the other beside it");
     if (kind > ROPE_YARN)
-        return error_set(e, "config.json: rope_type \"%.60s\"; this program knows default, linear, llama3 and yarn. "
-                            "Others need their frequencies in llmc/model/rope.c", type);
+        return error_set(e, "rope_type \"%.60s\"; this program knows default, linear, llama3 and yarn. Others need "
+                         "their frequencies in llmc/model/rope.c", type);
     s->kind = kind;
     if (s->kind && r->family & (JET | OWN))
-        return error_set(e, "config.json: rope_type \"%s\", which a %s does not have here", type,
-                         family_name(r->family));
+        return error_set(e, "rope_type \"%s\", which a %s does not have here", type, family_name(r->family));
     if (!real_of(&s->original, v, "original_max_position_embeddings", c->context, e)
         || !real_of(&s->factor, v, "factor",
                     s->kind == ROPE_YARN ? c->context / s->original : s->kind ? REQUIRED : 1, e)) return 0;
@@ -288,7 +283,7 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
     s->exact = s->kind == ROPE_YARN && !flag_of(json_get(v, "truncate"), 1);
     if (s->kind && !(s->factor > 0 && s->original > 0 && s->low >= 0 && s->high >= s->low && s->attention >= 0
                      && s->factor < 1e9 && s->scores >= 0 && s->scores <= 1e6))
-        return error_set(e, "config.json: a factor of rope_type \"%s\" is impossible", type);
+        return error_set(e, "a factor of rope_type \"%s\" is impossible", type);
     if (s->kind == ROPE_PLAIN) *s = (RopeScaling){ 0 };
     if (s->kind == ROPE_LINEAR) s->original = 0;
     int dim = c->head_size;
@@ -296,13 +291,13 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
     if (!real_of(&part, member(v, "partial_rotary_factor") ? v : root, "partial_rotary_factor",
                  r->family == FAMILY_GLM ? 0.5 : (double)dim / c->head_size, e)) return 0;
     if (part != 1 && !(r->family & PARTIAL))
-        return error_set(e, "config.json: \"partial_rotary_factor\" is %g; of a %s this program rotates whole heads",
-                         part, family_name(r->family));
+        return error_set(e, "\"partial_rotary_factor\" is %g; of a %s this program rotates whole heads", part,
+                         family_name(r->family));
     if (r->family & MLA) return 1;
     c->rotated = part > 0 && part < 1 ? (int)(c->head_size * part + 1e-6) : 0;
     if (!(part > 0 && part <= 1) || c->rotated % 2 || (part < 1 && !c->rotated))
-        return error_set(e, "config.json: \"partial_rotary_factor\" %g of heads of %d is no even number of dimensions",
-                         part, c->head_size);
+        return error_set(e, "\"partial_rotary_factor\" %g of heads of %d is no even number of dimensions", part,
+                         c->head_size);
     return 1;
 }
 
@@ -344,23 +339,22 @@ static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
                                          r->family & DS3 ? 3 : r->family & (GLM | LIT) ? 1 : 0, e)) return 0;
     const JsonValue *types = r->family & LIT ? member(root, "mlp_layer_types") : NULL, *type = json_first(types);
     if ((r->family & LIT && !types && first != 1) || (r->family & SOL && first))
-        return error_set(e, "config.json: \"first_k_dense_replace\" is %d; Transformers ignores it in a %s%s", first,
+        return error_set(e, "\"first_k_dense_replace\" is %d; Transformers ignores it in a %s%s", first,
                          family_name(r->family), r->family & LIT ? ", where \"mlp_layer_types\" says it" : "");
     if (r->family & ERN && !(integer_of(&start, root, "moe_layer_start_index", 1, e)
                              && integer_of(&interval, root, "moe_layer_interval", 1, e)
                              && (json_int(member(root, "moe_layer_end_index"), -1) == -1
                                  || integer_of(&end, root, "moe_layer_end_index", -1, e)))) return 0;
-    if (step < 1 || interval < 1) return error_set(e, "config.json: every 0-th layer has experts");
+    if (step < 1 || interval < 1) return error_set(e, "every 0-th layer has experts");
     for (int l = 0; l < c->layers; l++, type = type ? type->next : NULL) {
         const char *name = json_string(type, "");
         if (types && strcmp(name, "dense") && strcmp(name, "sparse"))
-            return error_set(e, "config.json: \"mlp_layer_types\" of layer %d is \"%.60s\"; dense and sparse are known",
-                             l, name);
+            return error_set(e, "\"mlp_layer_types\" of layer %d is \"%.60s\"; dense and sparse are known", l, name);
         if (types ? *name == 'd' : (l + 1) % step || l < first
             || (r->family & ERN && ((l + 1) % interval || l < start || (end >= 0 && l > end)))) {
             if (l >= MOST_LISTED)
-                return error_set(e, "config.json: layer %d has no experts; only the first %d may differ (MOST_LISTED "
-                                 "in llmc/model/config.h)", l, MOST_LISTED);
+                return error_set(e, "layer %d has no experts; only the first %d may differ (MOST_LISTED in "
+                                 "llmc/model/config.h)", l, MOST_LISTED);
             layers_add(&c->dense, l);
         }
     }
@@ -368,14 +362,13 @@ static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
     for (const JsonValue *v = json_first(dense); v; v = v->next) {
         int l;
         if (!read_integer(&l, "mlp_only_layers", v, REQUIRED, e)) return 0;
-        if (l >= MOST_LISTED)
-            return error_set(e, "config.json: \"mlp_only_layers\" has %d; at most %d here", l, MOST_LISTED - 1);
+        if (l >= MOST_LISTED) return error_set(e, "\"mlp_only_layers\" has %d; at most %d here", l, MOST_LISTED - 1);
         if (l < c->layers) layers_add(&c->dense, l);
     }
     const int mixtures = config_mixtures(c);
-    if (!mixtures) return error_set(e, "config.json: no layer of this %s has experts", family_name(r->family));
+    if (!mixtures) return error_set(e, "no layer of this %s has experts", family_name(r->family));
     if (mixtures == c->layers) c->dense_width = 0;
-    else if (c->dense_width < 1) return error_set(e, "config.json: \"intermediate_size\" is missing");
+    else if (c->dense_width < 1) return error_set(e, "\"intermediate_size\" is missing");
     return 1;
 }
 
@@ -420,20 +413,19 @@ static int read_windows(Config *c, const JsonValue *root, const Reader *r) {
                     r->family & MIX || json_get(root, "sliding_window") ? 0 : r->family & GPT ? 128 : 4096, e)
         || !integer_of(&most, root, "max_window_layers", r->family & DOT ? 62 : 28, e)) return 0;
     if (r->family & (QW2 | QW3 | QWENS) && !json_bool(json_get(root, "use_sliding_window"), 0)) window = 0;
-    else if (!window && member(root, "sliding_window"))
-        return error_set(e, "config.json: \"sliding_window\" is 0; null is none");
+    else if (!window && member(root, "sliding_window")) return error_set(e, "\"sliding_window\" is 0; null is none");
     for (int l = 0; l < c->layers; l++, type = type ? type->next : NULL) {
         const char *name = json_string(type, "");
         if (types && strcmp(name, "full_attention") && strcmp(name, "sliding_attention"))
-            return error_set(e, "config.json: \"layer_types\" of layer %d is \"%.60s\"; this program knows "
-                             "full_attention and sliding_attention", l, name);
+            return error_set(e, "\"layer_types\" of layer %d is \"%.60s\"; this program knows full_attention and "
+                             "sliding_attention", l, name);
         if (!is_windowed(r, type, most, l)) continue;
         if (types && !window)
-            return error_set(e, "config.json: layer %d is of sliding_attention, but there is no \"sliding_window\"", l);
+            return error_set(e, "layer %d is of sliding_attention, but there is no \"sliding_window\"", l);
         if (window >= c->context || !window) continue;
         if (l >= MOST_LISTED)
-            return error_set(e, "config.json: layer %d has a window; only the first %d may (MOST_LISTED in "
-                             "llmc/model/config.h)", l, MOST_LISTED);
+            return error_set(e, "layer %d has a window; only the first %d may (MOST_LISTED in llmc/model/config.h)", l,
+                             MOST_LISTED);
         layers_add(&c->windowed, l);
         c->window = window;
     }
@@ -519,17 +511,15 @@ static int is_known(const JsonValue *v, Family f) {
 static int refuse_other_keys(const JsonValue *root, const Reader *r) {
     for (const JsonValue *v = json_first(root); v; v = v->next)
         if (!is_known(v, r->family))
-            return error_set(r->e, "config.json: \"%.100s\" is not known of a %s, and might change what it computes. "
-                             "If it does not, remove it from the file", v->key, family_name(r->family));
+            return error_set(r->e, "\"%.100s\" is not known of a %s, and might change what it computes. If it does "
+                             "not, remove it from the file", v->key, family_name(r->family));
     static const char *const betas[] = { "layernorm_full_attention_beta", "layernorm_linear_attention_beta",
                                          "layernorm_mlp_beta" };
     for (size_t i = 0; i < sizeof betas / sizeof *betas && r->family & MMX; i++)
         if (json_double(json_get(root, betas[i]), 1) != 1)
-            return error_set(r->e, "config.json: \"%s\" is not 1, and of a minimax_m2 this program knows no other",
-                             betas[i]);
+            return error_set(r->e, "\"%s\" is not 1, and of a minimax_m2 this program knows no other", betas[i]);
     for (const JsonValue *v = r->family & MMX ? json_first(json_get(root, "attn_type_list")) : NULL; v; v = v->next)
-        if (json_int(v, 0) != 1)
-            return error_set(r->e, "config.json: \"attn_type_list\" has other layers than 1, full attention");
+        if (json_int(v, 0) != 1) return error_set(r->e, "\"attn_type_list\" has other layers than 1, full attention");
     for (const JsonValue *v = json_first(rope_of(root)); v; v = v->next) {
         static const char *const known[] = { "rope_type", "type", "rope_theta", "factor", "low_freq_factor",
             "high_freq_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale",
@@ -537,8 +527,7 @@ static int refuse_other_keys(const JsonValue *root, const Reader *r) {
         size_t i = 0;
         while (i < sizeof known / sizeof *known && strcmp(v->key, known[i])) i++;
         if (i == sizeof known / sizeof *known && !is_empty(v))
-            return error_set(r->e, "config.json: \"%.100s\" of the scaled positions is not known to this program",
-                             v->key);
+            return error_set(r->e, "\"%.100s\" of the scaled positions is not known to this program", v->key);
     }
     return 1;
 }
@@ -548,8 +537,8 @@ static int refuse_names(const JsonValue *root, const Reader *r) {
         if (json_is(v, JSON_NULL) && r->family & ~GRA) v = NULL;            /* of a granitemoe it is no rotation */
         const char *const *known = named[i].values, *name = json_string(v, "");
         if (v && strcmp(name, known[0]) && (!known[1] || strcmp(name, known[1])))
-            return error_set(r->e, "config.json: \"%s\" is \"%.60s\"; of a %s this program knows %s%s%s", named[i].key,
-                             name, family_name(r->family), known[0], known[1] ? " and " : "", known[1] ? known[1] : "");
+            return error_set(r->e, "\"%s\" is \"%.60s\"; of a %s this program knows %s%s%s", named[i].key, name,
+                             family_name(r->family), known[0], known[1] ? " and " : "", known[1] ? known[1] : "");
     }
     return 1;
 }
@@ -561,52 +550,50 @@ static int refuse_quantized(const JsonValue *root, const Reader *r) {
         *scheme = json_string(member(q, "activation_scheme"), "dynamic");
     if (!q || (r->family & GPT && !strcmp(method, "mxfp4"))) return 1;
     if (r->family & GPT || strcmp(method, "fp8"))
-        return error_set(r->e, "config.json: \"quantization_config\" has the quant_method \"%.60s\"; of a %s this "
-                         "program reads %s%s", method, family_name(r->family),
+        return error_set(r->e, "\"quantization_config\" has the quant_method \"%.60s\"; of a %s this program reads "
+                         "%s%s", method, family_name(r->family),
                          r->family & GPT ? "mxfp4" : "fp8 in blocks of 128 x 128", way);
     if (json_int(side, 0) != 128 || !side->next || json_int(side->next, 0) != 128 || side->next->next)
-        return error_set(r->e, "config.json: \"quantization_config\" has no \"weight_block_size\" of [128, 128], the "
-                         "only blocks of fp8 that are read%s", way);
+        return error_set(r->e, "\"quantization_config\" has no \"weight_block_size\" of [128, 128], the only blocks of "
+                         "fp8 that are read%s", way);
     if (strcmp(form, "e4m3") && strcmp(form, "float8_e4m3fn"))
-        return error_set(r->e, "config.json: \"quantization_config\" has the fmt \"%.60s\"; e4m3 is read%s", form, way);
+        return error_set(r->e, "\"quantization_config\" has the fmt \"%.60s\"; e4m3 is read%s", form, way);
     return !strcmp(scheme, "dynamic")
-        || error_set(r->e, "config.json: \"quantization_config\" has the activation_scheme \"%.60s\"; dynamic is "
-                     "known%s", scheme, way);
+        || error_set(r->e, "\"quantization_config\" has the activation_scheme \"%.60s\"; dynamic is known%s", scheme,
+                     way);
 }
 static int refuse_unknown(const JsonValue *root, const Reader *r) {
     Error *e = r->e;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         const JsonValue *v = member(root, refused[i].key);
         if (refused[i].families & r->family && v && !(json_is(v, JSON_BOOL) && !json_bool(v, 1)))
-            return error_set(e, "config.json: \"%s\" is set, and this program does not know %s", refused[i].key,
-                             refused[i].what);
+            return error_set(e, "\"%s\" is set, and this program does not know %s", refused[i].key, refused[i].what);
     }
     if (!refuse_quantized(root, r)) return 0;
     double least = 0, slope = 0, limit = 0;
     int every = 1;
     if (!refuse_names(root, r) || !refuse_other_keys(root, r)) return 0;
     if (r->family & (MLA | DEEP) && !integer_of(&every, root, "moe_layer_freq", 1, e)) return 0;
-    if (every != 1) return error_set(e, "config.json: \"moe_layer_freq\" is %d; only 1 is known", every);
+    if (every != 1) return error_set(e, "\"moe_layer_freq\" is %d; only 1 is known", every);
     if (r->family & GPT && !(real_of(&slope, root, "swiglu_alpha", CLAMPED_SLOPE, e)
                              && real_of(&limit, root, "swiglu_limit", CLAMPED_LIMIT, e))) return 0;
     if (r->family & GPT && (slope != CLAMPED_SLOPE || limit != CLAMPED_LIMIT))
-        return error_set(e, "config.json: \"swiglu_alpha\" is %g and \"swiglu_limit\" %g; only %g and %g are known "
-                         "(CLAMPED in kernels/kernels.h)", slope, limit, CLAMPED_SLOPE, CLAMPED_LIMIT);
+        return error_set(e, "\"swiglu_alpha\" is %g and \"swiglu_limit\" %g; only %g and %g are known (CLAMPED in "
+                         "kernels/kernels.h)", slope, limit, CLAMPED_SLOPE, CLAMPED_LIMIT);
     if (r->family & ERN && !real_of(&least, root, "moe_norm_min", 1e-12, e)) return 0;
-    if (least > 1e-6) return error_set(e, "config.json: \"moe_norm_min\" is %g; only one that never matters (below "
-                                       "1e-6) is known", least);
+    if (least > 1e-6) return error_set(e, "\"moe_norm_min\" is %g; only one that never matters (below 1e-6) is known",
+                                       least);
     return 1;
 }
 
 /* Of latent attention every query head has keys and values of its own. */
 static int complete_latents(Config *c, const JsonValue *root, const Reader *r) {
     if (c->kv_heads != r->heads)
-        return error_set(r->e, "config.json: %d key/value heads and %d heads; latent attention has as many of both",
-                         c->kv_heads, r->heads);
+        return error_set(r->e, "%d key/value heads and %d heads; latent attention has as many of both", c->kv_heads,
+                         r->heads);
     const JsonValue *head = json_get(root, "head_dim");     /* Transformers takes angles for so many dimensions */
     if (head && r->family & (DS3 | LIT) && json_int(head, 0) != c->rotated)
-        return error_set(r->e, "config.json: \"head_dim\" is not \"qk_rope_head_dim\", %d; without it, it is",
-                         c->rotated);
+        return error_set(r->e, "\"head_dim\" is not \"qk_rope_head_dim\", %d; without it, it is", c->rotated);
     if (!(r->family & DS2)) return 1;
     c->scores = SOFTMAX_TOPK, c->rope_pairs = 1;
     c->groups_by_best = !strcmp(json_string(member(root, "topk_method"), ""), by_groups);
@@ -625,13 +612,13 @@ static int complete(Config *c, const JsonValue *root, const Reader *r) {
         c->norm_eps = 1e-6;
     } else {
         if (c->kv_heads < 1 || heads % c->kv_heads)
-            return error_set(r->e, "config.json: %d key/value heads do not divide %d heads", c->kv_heads, heads);
+            return error_set(r->e, "%d key/value heads do not divide %d heads", c->kv_heads, heads);
         c->query_heads = heads / c->kv_heads;
         if (f != FAMILY_SMOE) c->norm_eps = c->final_eps;
     }
     if (f & MLA && !complete_latents(c, root, r)) return 0;
     if (f & DEEPS && (c->groups_chosen < (c->groups > 0) || c->groups_chosen > c->groups))     /* 0, 0: none */
-        return error_set(r->e, "config.json: \"topk_group\" is %d, \"n_group\" %d", c->groups_chosen, c->groups);
+        return error_set(r->e, "\"topk_group\" is %d, \"n_group\" %d", c->groups_chosen, c->groups);
     if (f & (QW3 | Q3M | DOT)) c->qk_norm = 1;
     if (f & (OLM | MMX)) c->qk_norm = 2;
     if (f & MMX) c->scores = SIGMOID_TOPK;
@@ -641,15 +628,12 @@ static int complete(Config *c, const JsonValue *root, const Reader *r) {
     if (f & Q2M) c->shared_gate = 1;
     if (f & GPT) c->activation = CLAMPED, c->sinks = c->expert_bias = 1;
     if (f & DENSE) c->experts = c->topk = 1;
-    if (c->vocab < 1 || c->context < 1)
-        return error_set(r->e, "config.json: the vocabulary and the context must be at least 1");
+    if (c->vocab < 1 || c->context < 1) return error_set(r->e, "the vocabulary and the context must be at least 1");
     if (f & ~(DENSE | OWN) && c->experts < 2)
-        return error_set(r->e, "config.json: a %s needs at least two experts, this one has %d", family_name(f),
-                         c->experts);
+        return error_set(r->e, "a %s needs at least two experts, this one has %d", family_name(f), c->experts);
     if (!(c->final_eps >= 0 && c->norm_eps >= 0 && c->rope_theta > 0 && c->init_std >= 0 && c->init_fan >= 0
           && c->init_embed >= 0 && c->logit_cap >= 0 && c->route_scale >= 0 && c->attention_scale >= 0))
-        return error_set(r->e, "config.json: a negative or missing epsilon, rope_theta, initializer_range, cap or "
-                         "scale");
+        return error_set(r->e, "a negative or missing epsilon, rope_theta, initializer_range, cap or scale");
     return 1;
 }
 
@@ -682,20 +666,16 @@ static const struct { const char *type, *takes; } others[] = {
 static int known_names(Error *e, const char *type) {
     Text names = { 0 };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (!strcmp(type, others[i].type)) return error_set(e, "config.json: model_type \"%s\" is not implemented. "
-                                                            "It would take %s", type, others[i].takes);
+        if (!strcmp(type, others[i].type)) return error_set(e, "model_type \"%s\" is not implemented. It would take %s",
+                                                            type, others[i].takes);
     for (int f = 1; f < FAMILIES_END; f *= 2)
         text_add(&names, "%s%s", f == 1 ? "" : f * 2 < FAMILIES_END ? ", " : " and ", family_name(f));
-    error_set(e, "config.json: model_type \"%.100s\"; known are %s", type, names.at);
+    error_set(e, "model_type \"%.100s\"; known are %s", type, names.at);
     free(names.at);
     return 0;
 }
 
-static int checked(const Config *c, Error *e) {
-    Error why;
-    return config_check(c, &why) || error_set(e, "config.json: %.900s", why.text);
-}
-int config_from_json(Config *c, const JsonValue *root, Error *e) {
+static int read_config(Config *c, const JsonValue *root, Error *e) {
     const char *type = json_string(json_get(root, "model_type"), "");
     Reader r = { .e = e };
     if (!strcmp(type, kimi_k2)) type = family_name(FAMILY_DEEPSEEK_V3);
@@ -705,13 +685,17 @@ int config_from_json(Config *c, const JsonValue *root, Error *e) {
                    .scores = TOPK_SOFTMAX, .family = r.family };
     const JsonValue *always = member(root, "num_always_on_attention_experts");
     if (r.family == FAMILY_SMOE && json_int(always, always != NULL))
-        return error_set(e, "config.json: num_always_on_attention_experts: " WITHOUT_ALWAYS);
+        return error_set(e, "num_always_on_attention_experts: " WITHOUT_ALWAYS);
     for (int i = 0; i < KEYS; i++)
         if (keys[i].families & r.family && !(one_value(root, i, e) && read_key(c, i, find_key(root, i), &r))) return 0;
-    if (!complete(c, root, &r) || !checked(c, e) || !read_layers(c, root, &r) || !read_rope(c, root, &r)
+    if (!complete(c, root, &r) || !config_check(c, e) || !read_layers(c, root, &r) || !read_rope(c, root, &r)
         || !read_windows(c, root, &r) || !refuse_unknown(root, &r)) return 0;
     return family_expresses(r.family, c) ? 1
-        : error_set(e, "config.json: a %s of these sizes is not known to this program", family_name(r.family));
+        : error_set(e, "a %s of these sizes is not known to this program", family_name(r.family));
+}
+int config_from_json(Config *c, const JsonValue *root, Error *e) {
+    Error why;
+    return read_config(c, root, &why) || error_set(e, "config.json: %.900s", why.text);
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */
