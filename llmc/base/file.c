@@ -197,8 +197,7 @@ int file_finish(FileWriter *w, Error *e) {
 void file_abandon(FileWriter *w) {
     if (!w) return;
     if (w->fd >= 0) close(w->fd);
-    free(w->path);
-    free(w);
+    free_each(w->path, w);
 }
 
 int file_put(const char *path, const void *data, size_t bytes, Error *e) {

@@ -239,8 +239,7 @@ void json_free(Json *json) {
     for (Json *next; json; json = next) {
         next = json->inner;
         for (Block *b = json->blocks, *before; b; b = before) { before = b->next; free(b); }
-        free(json->text);
-        free(json);
+        free_each(json->text, json);
     }
 }
 

@@ -340,8 +340,7 @@ Str out_end(Work *w) {
     }
     w->used -= o->counted;
     w->out = o->up;
-    free(o->text.at);
-    free(o->origins.at);
+    free_each(o->text.at, o->origins.at);
     *o = (Out){ 0 };
     return s;
 }

@@ -118,8 +118,7 @@ StepResults model_results(const Model *m) {
     return r;
 }
 void results_free(StepResults *r) {
-    free(r->step_losses);
-    free(r->load);
+    free_each(r->step_losses, r->load);
 }
 uint64_t model_state(const Model *m) {
     const double all[] = { m->batch.B, m->batch.T, m->forced, m->rounds, m->fp8, m->used_vocab, m->batch.phase,

@@ -50,8 +50,7 @@ static int probe_open(Probe *b, const Check *c, const Device *dev) {
 }
 static void probe_close(Probe *b) {
     model_free(&b->m);
-    free(b->weights);
-    free(b->tokens);
+    free_each(b->weights, b->tokens);
 }
 
 /* All that training minimizes: cross entropy, and each router's balance and z losses. */

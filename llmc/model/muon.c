@@ -187,8 +187,7 @@ void muon_start(Optimizer *o, const Model *m) {
     }
     m->dev->upload(u->matrices, matrices, (size_t)all * sizeof *matrices);
     m->dev->upload(u->parts, part, (size_t)parts * sizeof *part);
-    free(matrices);
-    free(part);
+    free_each(matrices, part);
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */

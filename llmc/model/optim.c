@@ -50,8 +50,7 @@ static void upload_segments(const Optimizer *o, const Model *m) {
     }
     m->dev->upload(o->segments, own, bytes);
     m->dev->upload(o->summed, summed, bytes);
-    free(own);
-    free(summed);
+    free_each(own, summed);
 }
 void optimizer_start(Optimizer *o, Model *m) {
     upload_segments(o, m);

@@ -579,12 +579,5 @@ void model_free(Model *m) {
     m->relay = NULL;
     arena_free(&m->arena, m->dev);
     manifest_free(&m->manifest);
-    free(m->lp);
-    free(m->lg);
-    free(m->acts);
-    free(m->expert_codes);
-    free(m->codes);
-    free(m->lc);
-    free(m->cache);
-    free(m->own_keys);
+    free_each(m->lp, m->lg, m->acts, m->expert_codes, m->codes, m->lc, m->cache, m->own_keys);
 }

@@ -117,8 +117,7 @@ static void deal_evenly(Relay *r, size_t cache) {
     deal(layer, L, before, behind, low, r->devices, from);
     for (int d = 0; d < r->devices - 1; d++) r->at[d].from = from[d], r->at[d].to = from[d + 1];
     r->last_from = from[r->devices - 1];
-    free(layer);
-    free(from);
+    free_each(layer, from);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */

@@ -57,6 +57,5 @@ void rope_table(const Device *dev, real *table, const Config *c, int T) {
         dev->reals_from_double((real *)((char *)table + (size_t)from * width * dev->real_size), rows,
                                (size_t)count * width);
     }
-    free(rate);
-    free(rows);
+    free_each(rate, rows);
 }

@@ -63,8 +63,7 @@ size_t manifest_largest(const Manifest *m) {
     return most;
 }
 void manifest_free(Manifest *m) {
-    free(m->at);
-    free(m->ranges);
+    free_each(m->at, m->ranges);
     *m = (Manifest){ 0 };
 }
 

@@ -44,8 +44,7 @@ void introductions_close(Introductions *s) {
     if (!s) return;
     while (s->count) forget(s, 0, 1);
     while (s->listeners) close(s->listener[--s->listeners]);
-    free(s->secret);
-    free(s);
+    free_each(s->secret, s);
 }
 int introductions_wrong(const Introductions *s, char text[64]) {
     memcpy(text, s->latest_wrong, sizeof s->latest_wrong);

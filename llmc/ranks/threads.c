@@ -116,6 +116,5 @@ void threads_run(int count, void (*work)(void *run, int local), void *run) {
     run_job(&jobs[0]);
     for (int i = 1; i < count; i++) pthread_join(threads[i], NULL);
     omp_set_num_threads(all);                               /* the caller gets all threads back */
-    free(jobs);
-    free(threads);
+    free_each(jobs, threads);
 }

@@ -192,8 +192,7 @@ static void *watch(void *argument) {
             shutdown(g->link[p].watch, SHUT_WR);
         }
     for (const double end = now() + LINGER; still_linked(g) && now() < end; ) poll_once(g, fds, 0.05);
-    free(statuses);
-    free(fds);
+    free_each(statuses, fds);
     return NULL;
 }
 

@@ -71,8 +71,7 @@ static int run_batch(Model *m, const Sequence *s, int n, double *logp, Error *e)
         logp[s[b].index] = sum;
         ok &= isfinite(sum) != 0;
     }
-    free(loss);
-    free(tokens);
+    free_each(loss, tokens);
     return ok || error_set(e, "a likelihood is not finite on %s: the weights are damaged, or too large for "
                            "this device (-dv)", m->dev->name);
 }

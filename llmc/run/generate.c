@@ -19,9 +19,7 @@ int generator_open(Generator *g, const Config *c, int capacity, const TextStyle 
 }
 void generator_close(Generator *g) {
     for (int b = 0; b < g->sequences; b++) stream_close(&g->stream[b]);
-    free(g->stream);
-    free(g->window);
-    free(g->drawn);
+    free_each(g->stream, g->window, g->drawn);
     view_close(&g->view);
     decoder_close(&g->d);
 }
@@ -98,8 +96,7 @@ void generator_read(Generator *g, const int *ids, int count, const char *text, s
     if (count) check_logits(g);
     for (size_t b = 0; b < B && !g->d.model.stopped; b++)
         stream_prompt(&g->stream[b], text, bytes, ids, experts, count);
-    free(tokens);
-    free(experts);
+    free_each(tokens, experts);
 }
 
 /* ---- drawing tokens -------------------------------------------------------------------------- */

@@ -113,9 +113,7 @@ int log_open(Log *l, const char *folder, int64_t resume_step, const char *start,
         l->json = l->main ? open_log(json_path, 0, e) : NULL;
         ok = l->json != NULL;
     }
-    free(line);
-    free(main_path);
-    free(json_path);
+    free_each(line, main_path, json_path);
     current = ok ? l : NULL;
     warn_hook(on_warning);
     return ok;
@@ -126,8 +124,7 @@ void log_close(Log *l) {
     if (l->main) fclose(l->main);
     if (l->json) fclose(l->json);
     if (l->lost) text_print(stderr, "warning: %s: %ld log lines were lost\n", l->folder, l->lost);
-    free(l->folder);
-    free(l->curve);
+    free_each(l->folder, l->curve);
 }
 
 /* ---- steps and validations ------------------------------------------------------------------- */
@@ -252,8 +249,7 @@ static void draw_curve(Log *l) {
     for (int i = 0; i < l->points; i++) { x[i] = l->curve[2*i]; y[i] = l->curve[2*i + 1]; }
     finish_line(l);
     plot_terminal(stdout, x, y, l->points, 80, 10, "training loss", terminal_is_utf8());
-    free(x);
-    free(y);
+    free_each(x, y);
 }
 void log_end(Log *l, const Progress *p, uint64_t fingerprint, double peak_memory) {
     char digits[17];

@@ -84,7 +84,5 @@ void plot_terminal(FILE *out, const double *x, const double *y, int n, int width
         text_add(&t, "\n%9s%-*.6g%s\n", "", c.columns - (int)right.length, c.x0, right.at);
     } else text_add_string(&t, "  nothing to draw\n");
     fwrite(t.at, 1, t.length, out);
-    free(right.at);
-    free(t.at);
-    free(c.cell);
+    free_each(right.at, t.at, c.cell);
 }

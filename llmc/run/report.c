@@ -377,10 +377,7 @@ static int take_event(Report *report, Json *doc, const char *event, double step)
 static void summary_free(Summary *r) {
     for (int i = 0; i < CURVES; i++) free(r->curve[i].at);
     for (int i = 0; i < r->heat.routers; i++) free(r->heat.router[i].name);
-    free(r->heat.taken);
-    free(r->heat.sum);
-    free(r->heat.last);
-    free(r->heat.step);
+    free_each(r->heat.taken, r->heat.sum, r->heat.last, r->heat.step);
     list_free(&r->samples);
     list_free(&r->warnings);
     json_free(r->start);
@@ -546,10 +543,7 @@ Report *report_open(const char *folder) {
 void report_close(Report *r) {
     if (!r) return;
     summary_free(&r->summary);
-    free(r->cut);
-    free(r->log);
-    free(r->html);
-    free(r);
+    free_each(r->cut, r->log, r->html, r);
 }
 int report_due(const Report *r) { return now() >= r->next; }
 int report_update(Report *r, int live, Error *e) {

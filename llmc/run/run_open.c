@@ -189,8 +189,7 @@ static char *own_tokenizer(const Run *r) {
     if (r->from && !has_copy && !has_first && is_there(copy))
         fail(EXIT_CHECKPOINT, "%s is damaged, and %s, from which it was copied, is not there", copy, first);
     char *path = has_copy ? text_format("%s", copy) : has_first ? text_format("%s", first) : NULL;
-    free(copy);
-    free(first);
+    free_each(copy, first);
     return path;
 }
 
@@ -252,8 +251,7 @@ void run_open_data(Run *r) {
              "tokenizer (-tk)", why.text);
     if (own && !readable && r->leads) warn("%s; it is copied as it is", why.text);
     tokenizer_free(readable);
-    free(trained);
-    free(own);
+    free_each(trained, own);
     r->origin = starts_from_model(r)
         ? hf_origin_open(r->from ? s->out : s->model, is_folder(s->model) ? s->model : s->out) : NULL;
     if (!r->tokenizer && data_is_text(r->data)) r->tokenizer = tokenizer_bytes();

@@ -67,9 +67,7 @@ static void add_session(Run *r, Text *e) {
     event_double(e, "memory", (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE));
     add_string(e, "compiler", __VERSION__ ", " COMPILER_FLAGS);
     event_int(e, "ranks", r->parallel.ranks);
-    free(command);
-    free(machine);
-    free_each(given.at, shown.at);
+    free_each(command, machine, given.at, shown.at);
 }
 /* Of this process, in bytes. What getrusage says may be its parent's: that survives exec. */
 double run_peak_memory(void) {
@@ -126,8 +124,7 @@ static void write_settings(const Run *r) {
     settings_write(&r->s, &t);
     char *path = text_format("%s/settings.txt", r->s.out);
     if (!file_write(path, t.at, t.length, &e)) warn("%s", e.text);
-    free(path);
-    free(t.at);
+    free_each(path, t.at);
 }
 void run_begin_log(Run *r) {
     Error e;
@@ -388,7 +385,6 @@ void run_end_log(Run *r) {
         log_line(&r->log, "\nstopped on request; to train these weights further:  ./train_moe -e %s -o ANOTHER",
                  folder.at);
     else log_line(&r->log, "\nstopped on request; to continue:  ./train_moe -o %s -y 1", folder.at);
-    free(folder.at);
-    free(best);
+    free_each(folder.at, best);
     log_close(&r->log);
 }

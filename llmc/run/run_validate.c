@@ -28,8 +28,7 @@ static void show_tile_waste(Run *r) {
                 tiles[i] += (count + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
             }
     }
-    free(chosen);
-    free(start);
+    free_each(chosen, start);
     for (int i = 0; i < 2; i++) tiles[i] = tiles[i] > 0 ? 1 - rows[i] / tiles[i] : 0;
     log_line(&r->log, "tile waste %.1f %% as chosen, %.1f %% as rounded | %.0f rows per expert", 100 * tiles[0],
              100 * tiles[1], rows[0] / config_mixtures(c) / c->experts);

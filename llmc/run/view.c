@@ -31,12 +31,9 @@ void view_close(View *v) {
     for (int i = 0; i < v->lenses; i++) {                   /* lens is NULL if it was not opened */
         const Lens *o = &v->lens[i];
         v->dev->release(o->own);
-        free(o->host);
-        free(o->count);
-        free(o->first);
+        free_each(o->host, o->count, o->first);
     }
-    free(v->lens);
-    free(v->record.at);
+    free_each(v->lens, v->record.at);
 }
 
 static void record(View *v, int N, int *number) {

@@ -69,8 +69,7 @@ static void client_close(Client *c) {
     if (c->slot && c->slot->running) { c->slot->orphan = c->job; c->job = NULL; }
     else if (c->slot) c->slot->busy = 0;
     close(c->fd);
-    free(c->in.at);
-    free(c->out.at);
+    free_each(c->in.at, c->out.at);
     api_close(c->job);
     *c = (Client){ .state = CLOSED };
 }
@@ -491,10 +490,6 @@ int web_serve(const Web *w, Error *e) {
         for (int i = 0; i < s->listeners; i++) close(s->listener[i]);
         if (s->slots > 1) generator_close(&s->second);
     }
-    free(s->page.at);
-    free(s->policy.at);
-    free(s->model.at);
-    free(s->models.at);
-    free(s);
+    free_each(s->page.at, s->policy.at, s->model.at, s->models.at, s);
     return ok;
 }
