@@ -464,7 +464,6 @@ static void flash_launch_forward(floatX *out, float *lse, const floatX *q, const
         { BOTH(flash_forward, 128), forward_shared<128>() } };
     const auto &at = table[flash_width(h.D)];
     Kernel *const kernel = at.kernel[h.reach != NULL];
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)at.shared));
     LAUNCH(kernel, (unsigned)(divide_up((size_t)h.T*h.Q, ROWS) * B*h.G), THREADS, at.shared, out, lse, q, kv, h);
 }
 static void flash_launch_backward(floatX *dq, floatX *dkv, const floatX *dout, const Stats *stats,
@@ -482,8 +481,6 @@ static void flash_launch_backward(floatX *dq, floatX *dkv, const floatX *dout, c
     const auto &r = of_queries[flash_width(h.D)];
     Kernel *const for_keys = k.kernel[h.reach != NULL], *const for_queries = r.kernel[h.reach != NULL];
     const int padded = (int)padded_rows(h);
-    CUDA_CHECK(cudaFuncSetAttribute(for_keys, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)k.shared));
-    CUDA_CHECK(cudaFuncSetAttribute(for_queries, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)r.shared));
     LAUNCH(for_keys, (unsigned)(divide_up((size_t)h.T, (size_t)k.keys) * B*h.G), THREADS, k.shared,
            dkv, dout, stats, q, kv, h, padded);
     LAUNCH(for_queries, (unsigned)(divide_up((size_t)h.T*h.Q, ROWS) * B*h.G), THREADS, r.shared,

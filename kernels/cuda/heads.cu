@@ -213,7 +213,6 @@ static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, 
     real *const partial = (real *)workspace(blocks * D * sizeof(real));
     auto kernel = once ? norm_rope_backward_once_kernel<VECTOR> : w ? norm_rope_backward_kernel<VECTOR>
                        : norm_rope_backward_kernel<1>;
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     LAUNCH(kernel, (unsigned)blocks, HEAD_THREADS, shared, dx, partial, before, z);
     add_partial(dweight, NULL, partial, blocks, D);
 }

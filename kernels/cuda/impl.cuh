@@ -84,10 +84,16 @@ void cuda_check(const char *file, int line, const char *what, cudaError_t error)
     if (e_ != cudaSuccess) cuda_check(__FILE__, __LINE__, #call, e_); \
     } while (0)
 
+// More than 48 KiB of shared memory, with what the kernel declares, must be allowed.
+static inline void allow_shared(const void *kernel, size_t bytes) {
+    if (bytes > 32 << 10)
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+}
 // LAUNCH(kernel, grid, block, shared bytes, arguments...). Does nothing if the grid has 0 blocks.
 #define LAUNCH(kernel, grid, block, shared, ...) do { \
     dim3 grid_ = dim3(grid); \
     if (grid_.x && grid_.y && grid_.z) { \
+        allow_shared((const void *)(kernel), (shared)); \
         kernel<<<grid_, (block), (shared), context()->stream>>>(__VA_ARGS__); \
         const cudaError_t e_ = cudaGetLastError(); \
         if (e_ != cudaSuccess) cuda_check(__FILE__, __LINE__, __func__, e_); \
@@ -107,9 +113,10 @@ void cuda_check(const char *file, int line, const char *what, cudaError_t error)
     config_.gridDim = dim3(grid), config_.blockDim = dim3(block), config_.dynamicSmemBytes = (shared); \
     config_.stream = context()->stream, config_.attrs = attributes_; \
     config_.numAttrs = context()->arch < 90 ? 0 : (cluster) > 1 ? 2 : 1; \
-    if (config_.gridDim.x && config_.gridDim.y && config_.gridDim.z) \
+    if (config_.gridDim.x && config_.gridDim.y && config_.gridDim.z) { \
+        allow_shared((const void *)(kernel), (shared)); \
         CUDA_CHECK(cudaLaunchKernelEx(&config_, kernel, __VA_ARGS__)); \
-    } while (0)
+    } } while (0)
 
 // Each file fills its part of the table: PART(matmul) { d->matmul_forward = ...; }
 #define PART(part) PART_OF(Device, part)

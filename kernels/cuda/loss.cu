@@ -210,8 +210,6 @@ template<bool CODES> static void launch(real *loss, floatX *logits, const int *t
     const int kept = !w || !gradient ? 0 : V < capacity ? V : blocks;   // 0 if the row is read once
     const unsigned threads = units < ROW_THREADS ? (unsigned)divide_up(units, 32) * 32 : ROW_THREADS;
     auto kernel = position ? kernel_of<true, CODES>(w, cap > 0) : kernel_of<false, CODES>(w, cap > 0);
-    if (w) CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           (int)(kept * sizeof(floatX))));
     LAUNCH(kernel, N, threads, kept * sizeof(floatX), loss, logits, target, position, scale,
            cap, gradient, V, used, kept, codes);
 }
@@ -240,9 +238,8 @@ static void soft_cap(floatX *x, float cap, size_t n) {
 PART(loss) { d->cross_entropy = cross_entropy; d->soft_cap = soft_cap; }
 
 #if defined(PRECISION_BF16)
-static void fp8_cross_entropy(const Device *d, OUT real *loss, OUT Fp8 dlogits, const floatX *logits, const int *target,
+static void fp8_cross_entropy(const Device *, OUT real *loss, OUT Fp8 dlogits, const floatX *logits, const int *target,
         const int *position, const real *scale, float cap, int N, int V, int used) {
-    (void)d;
     launch<true>(loss, (floatX *)logits, target, position, scale, cap, 1, N, V, used, { dlogits.code, dlogits.scale });
 }
 PART_OF(Fp8Operations, fp8_loss) { d->cross_entropy = fp8_cross_entropy; }

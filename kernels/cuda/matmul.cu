@@ -245,7 +245,6 @@ static __global__ __launch_bounds__(BN, 256 / BN) void tile_product(const Produc
 
 template <ProductKind kind, int BN> static void launch_tiles(const Product &p) {
     auto *kernel = tile_product<kind, BN>;
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Size<BN>::shared));
     LAUNCH(kernel, (tile_count<kind, BM, BN>(p)), BN, Size<BN>::shared, p);
 }
 

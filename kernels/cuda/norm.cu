@@ -314,7 +314,6 @@ static void norm_backward(floatX *dresid, real *dnorm, real *dbias, Addends adde
                              (real)1 / (real)C, ahead };
     if (fits) {
         auto kernel = dbias ? norm_backward_kernel<true> : norm_backward_kernel<false>;
-        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
         LAUNCH(kernel, blocks, block, shared, p);
     } else LAUNCH(norm_backward_plain_kernel, blocks, block, 0, p, dbias != NULL);
     add_partial(dnorm, dbias, p.partial, blocks, C);

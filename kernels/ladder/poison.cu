@@ -11,6 +11,5 @@ static __global__ void poison(int words) {
 void ladder_poison(void) {
     int bytes;
     CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, context()->device));
-    CUDA_CHECK(cudaFuncSetAttribute(poison, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     LAUNCH(poison, 4 * context()->sm_count, 1024, bytes, bytes / 4);
 }

@@ -383,7 +383,6 @@ void decode_in_codes(InArgs p) {
     p.x_row = (int)(divide_up(p.C, wide) * wide) + ZEROS, p.x_elements = p.N * p.x_row;
     const size_t shared = in_shared_bytes(p.N, (size_t)p.x_elements, E, K), most = (size_t)context()->sm_count * 2;
     auto *const kernel = kernels[four ? p.N > 2 ? 2 : 1 : 0][gated];
-    allow_shared(kernel, shared);
     LAUNCH_EARLY(kernel, (unsigned)min(choosing + divide_up(tiles * SPLIT, WARPS), most), THREADS, shared, p);
 }
 void decode_out_codes(const OutArgs &p) {

@@ -874,7 +874,6 @@ static void decode_in(OUT floatX *out, OUT floatX *plain, OUT Choice choice, con
                           || router.groups.count > 1)) {
         const size_t x = (size_t)N * C;
         floatX *normed = (floatX *)workspace((x + (size_t)N * E) * sizeof(floatX)), *logits = normed + x;
-        allow_shared(decode_router_kernel, x * sizeof(floatX));
         LAUNCH_EARLY(decode_router_kernel, (unsigned)divide_up((size_t)N * E, WARPS), THREADS, x * sizeof(floatX),
                      normed, logits, p);
         p.inp = normed, p.logits = logits;

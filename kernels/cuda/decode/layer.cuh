@@ -192,10 +192,6 @@ __device__ static inline void store_choice(const InShared &s, const InArgs &p, i
     #pragma unroll 1
     for (int k = lane; k < r.K && r.scale > 0; k += 32) weight[k] *= r.scale;
 }
-template <class Kernel> static void allow_shared(Kernel *kernel, size_t bytes) {
-    if (bytes <= 32 << 10) return;
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-}
 // codes.cu: for 2 to CODED_TOKENS tokens, in bf16.
 int codes_fit(int N, int C, int F, int E, int K);
 void decode_in_codes(InArgs p);

@@ -879,10 +879,6 @@ static bool can_use(const void *a, const void *b, const void *c, const void *d, 
     return context()->arch == 90 && (D == 64 || D == 128) && Q <= 64 && B > 0 && T > 0
         && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) % 16 == 0;
 }
-template <class Kernel> static Kernel allow_shared(Kernel kernel, int bytes) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    return kernel;
-}
 
 // False: the driver cannot make the maps; nothing was done.
 template <int D> static bool launch_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, Packing h) {
@@ -891,8 +887,7 @@ template <int D> static bool launch_forward(floatX *out, float *lse, const float
     if (!map_rows(&q_map, q, h, D) || !map_rows(&out_map, out, h, D) || !map_keys(&kv_map, kv, h, D, L::KEYS))
         return false;
     const Schedule schedule = schedule_of(h, h.boxes, L::CONSUMERS);
-    auto *kernel = allow_shared(h.reach ? attention_forward_kernel<D, true> : attention_forward_kernel<D, false>,
-                                L::bytes);
+    auto *kernel = h.reach ? attention_forward_kernel<D, true> : attention_forward_kernel<D, false>;
     LAUNCH(kernel, blocks_for(h, schedule), L::THREADS, L::bytes, q_map, kv_map, out_map, lse, h, schedule);
     return true;
 }
@@ -909,10 +904,8 @@ template <int D> static bool launch_backward(floatX *dq, floatX *dkv, const floa
     BoxStats *stats = (BoxStats *)workspace(boxes * sizeof *stats + tokens * sizeof *h.last);
     int *last = (int *)(stats + boxes);
     h.last = last;
-    auto *for_q = allow_shared(h.reach ? attention_backward_q_kernel<D, true> : attention_backward_q_kernel<D, false>,
-                               LQ::bytes);
-    auto *for_kv = allow_shared(h.reach ? attention_backward_kv_kernel<D, true>
-                                        : attention_backward_kv_kernel<D, false>, LKV::bytes);
+    auto *for_q = h.reach ? attention_backward_q_kernel<D, true> : attention_backward_q_kernel<D, false>;
+    auto *for_kv = h.reach ? attention_backward_kv_kernel<D, true> : attention_backward_kv_kernel<D, false>;
     if (h.reach) LAUNCH(last_token_kernel, (unsigned)divide_up(tokens, 256), 256, 0, last, h.reach, h.pairs / h.G, h.T);
     LAUNCH(for_q, blocks_for(h, by_rows), LQ::THREADS, LQ::bytes,
            q_map, dout_map, out_map, kv_map, dq_map, stats, lse, h, by_rows);

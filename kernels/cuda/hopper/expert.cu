@@ -246,7 +246,6 @@ static bool up_forward(floatX *pre, floatX *act, const floatX *inp, const floatX
     if (f != SWIGLU || F % 64 || !p.a_row || !can_use(p)
         || (uintptr_t)act % 16 || !map_weights(&b, p, 2 * F, Up::BN / 2) || !map_rows(&pre_map, pre, p.rows, 2 * F, 16)
         || !map_rows(&act_map, act, p.rows, F, 16)) return false;
-    allow_shared((const void *)expert_up, Up::bytes);
     const int tiles = (int)tile_count<FORWARD, BM, Up::BN / 2>(p);
     LAUNCH(expert_up, (unsigned)min(tiles, context()->sm_count), THREADS, Up::bytes, b, pre_map, act_map, p, act, tiles,
            context()->work_counter);
@@ -262,7 +261,6 @@ static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const float
         return false;
     const int parts = (int)divide_up(F, Down::BN), tiles = (int)tile_count<INPUT, BM, Down::BN>(p);
     real *part = (real *)workspace((size_t)parts * p.rows * sizeof *part);
-    allow_shared((const void *)expert_down_backward, Down::bytes);
     LAUNCH(expert_down_backward, (unsigned)min(tiles, context()->sm_count), THREADS, Down::bytes, b, p,
            DownBackward{ pre, dpre, wact, part, weight, plan->slot_of_row }, tiles, context()->work_counter);
     sum_router_parts(dweight, part, plan, parts);

@@ -221,10 +221,9 @@ void down8_backward(const __grid_constant__ CUtensorMap b_map, const __grid_cons
 
 // ---- on the host --------------------------------------------------------------------------------
 
-static void fp8_down_backward(const Device *d, OUT floatX *dpre, OUT Fp8 dpre8, OUT floatX *wact, OUT Fp8 wact8,
+static void fp8_down_backward(const Device *, OUT floatX *dpre, OUT Fp8 dpre8, OUT floatX *wact, OUT Fp8 wact8,
                               OUT real *dweight, Fp8 dout, Fp8 down, const floatX *pre, const real *weight,
                               const Plan *plan, int C, int F) {
-    (void)d;
     Product p = routed8(dout, down, NULL, plan, C, F);
     if (!p.rows) return;
     p.a_row = plan->token_of_row;
@@ -232,7 +231,6 @@ static void fp8_down_backward(const Device *d, OUT floatX *dpre, OUT Fp8 dpre8, 
     if (!map_weights(&b, p, F, Down8::BN)) CUDA_CHECK(cudaErrorInvalidValue);
     const int parts = F / 128, tiles = (int)tile_count<FORWARD, BM, Down8::BN>(p);
     real *part = (real *)workspace((size_t)parts * p.rows * sizeof *part);
-    allow_shared((const void *)down8_backward, Down8::bytes + HANDOFF_BYTES);
     LAUNCH(down8_backward, (unsigned)min(tiles, context()->sm_count), DOWN_THREADS, Down8::bytes + HANDOFF_BYTES, b, p,
            Down8Backward{ pre, dpre, wact, dpre8, wact8, part, weight, plan->slot_of_row }, dout.scale, down.scale,
            tiles, context()->work_counter);

@@ -98,28 +98,24 @@ void rows8(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CU
 
 static void need_map(bool made) { if (!made) CUDA_CHECK(cudaErrorInvalidValue); }
 
-static void fp8_linear(const Device *d, OUT floatX *out, Fp8 inp, Fp8 weight, const Plan *plan, int C, int O) {
-    (void)d;
+static void fp8_linear(const Device *, OUT floatX *out, Fp8 inp, Fp8 weight, const Plan *plan, int C, int O) {
     const Product p = routed8(inp, weight, out, plan, C, O);
     if (!p.rows) return;
     CUtensorMap a, b, c;
     need_map(map_rows(&a, p.a, p.rows, p.C, BM) && map_weights(&b, p, O, Rows8::BN)
              && map_rows(&c, out, p.rows, O, 16));
-    allow_shared((const void *)rows8<false>, Rows8::bytes);
     const int tiles = (int)tile_count<FORWARD, BM, Rows8::BN>(p);
     LAUNCH(rows8<false>, (unsigned)min(tiles, context()->sm_count), THREADS, Rows8::bytes, a, b, c, c, p, inp.scale,
            weight.scale, NULL, NULL, tiles, context()->work_counter);
 }
-static void fp8_up_forward(const Device *d, OUT floatX *pre, OUT Fp8 act, Fp8 inp, Fp8 weight, const Plan *plan,
+static void fp8_up_forward(const Device *, OUT floatX *pre, OUT Fp8 act, Fp8 inp, Fp8 weight, const Plan *plan,
                            int C, int F) {
-    (void)d;
     Product p = routed8(inp, weight, pre, plan, C, F);
     if (!p.rows) return;
     p.a_row = plan->token_of_row;
     CUtensorMap b, c, to;
     need_map(map_weights(&b, p, 2 * F, Rows8::BN / 2) && map_rows(&c, pre, p.rows, 2 * F, 16)
              && map_rows(&to, (floatX *)act.code, p.rows, F / 2, 16));
-    allow_shared((const void *)rows8<true>, Rows8::bytes);
     const int tiles = (int)tile_count<FORWARD, BM, Rows8::BN / 2>(p);
     LAUNCH(rows8<true>, (unsigned)min(tiles, context()->sm_count), THREADS, Rows8::bytes, c, b, c, to, p, inp.scale,
            weight.scale, (floatX *)act.code, act.scale, tiles, context()->work_counter);

@@ -98,9 +98,8 @@ void grouped_weight8(const __grid_constant__ CUtensorMap left_map, const __grid_
 #endif
 }
 
-static void fp8_backward_weight(const Device *d, void *dweight, Fp8 dout, Fp8 inp, const Plan *plan, int C, int O,
+static void fp8_backward_weight(const Device *, void *dweight, Fp8 dout, Fp8 inp, const Plan *plan, int C, int O,
                                 Write how) {
-    (void)d;
     const uint64_t blocks = (uint64_t)fp8_blocks(plan->S, plan->E), E = (uint64_t)plan->E, P = (uint64_t)O,
         Q = (uint64_t)C;
     BlockProduct p = { dout.scale, inp.scale, {} };
@@ -111,7 +110,6 @@ static void fp8_backward_weight(const Device *d, void *dweight, Fp8 dout, Fp8 in
         || !tensor_map(&right, inp.code, 2, 64, Q, blocks, 64, 64 * Q, 64, Weights::BN)
         || (how == SET_ROUNDED && !tensor_map(&c, dweight, 2, Q, P, E, Q, P * Q, 64, 64))
         || (how == ADD && !tensor_map(&c, dweight, 4, Q, P, E, Q, P * Q, 32, 64))) CUDA_CHECK(cudaErrorInvalidValue);
-    allow_shared((const void *)grouped_weight8, Weights::bytes + FACTORS_BYTES);
     const size_t tiles = E * (P / BM) * divide_up(Q, Weights::BN);
     LAUNCH(grouped_weight8, (unsigned)min(tiles, (size_t)context()->sm_count), THREADS, Weights::bytes + FACTORS_BYTES,
            left, right, c, p);

@@ -258,6 +258,3 @@ static inline bool map_weights(CUtensorMap *map, const Product &p, int O, int bo
     return tensor_map(map, p.b, 2, (uint64_t)p.C, (uint64_t)O, (uint64_t)p.E, (uint64_t)p.C, (uint64_t)p.C * O,
                       64, box_rows);
 }
-static inline void allow_shared(const void *kernel, int bytes) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-}

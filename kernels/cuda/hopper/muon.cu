@@ -403,7 +403,6 @@ template <bool tall> static bool launch(const MuonBuffers *b, int count, int row
     if (!map(&maps.x, b->x, rows, columns) || !map(&maps.out, b->out, rows, columns) || !map(&maps.kept, b->gram, k, k))
         return false;
     auto *const kernel = newton_schulz<tall>;
-    allow_shared((const void *)kernel, BYTES);
     LAUNCH(kernel, (unsigned)count, THREADS, BYTES, maps, (int)divide_up(tall ? rows : columns, 64));
     return true;
 }

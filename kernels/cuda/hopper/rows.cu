@@ -124,7 +124,6 @@ template <ProductKind kind, typename Layout, bool gather> static bool launch_row
         || !map_weights(&b, p, p.O, kind == FORWARD ? (int)Layout::BN : (int)BK)
         || !map_rows(&c, (floatX *)p.c, p.rows, columns, 16)) return false;
     auto *kernel = grouped_rows<kind, Layout, gather>;
-    allow_shared((const void *)kernel, Layout::bytes);
     const int tiles = (int)tile_count<kind, BM, Layout::BN>(p);
     LAUNCH(kernel, (unsigned)min(tiles, context()->sm_count), THREADS, Layout::bytes, a, b, c, p, tiles,
            context()->work_counter);

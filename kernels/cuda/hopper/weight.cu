@@ -208,7 +208,6 @@ template <bool gather, bool transposed> static bool launch_weight(WeightProduct 
             && !tensor_map(&c, p.c, 4, width, height, (uint64_t)p.E, width, P * Q, 32, transposed ? 32 : 64)))
         return false;
     auto *kernel = grouped_weight<gather, transposed>;
-    allow_shared((const void *)kernel, Weights::bytes);
     LAUNCH(kernel, (unsigned)min(tiles * p.splits, (size_t)context()->sm_count), THREADS, Weights::bytes, right, c, p);
     const float *split = (const float *)p.c;
     if (p.splits > 1 && unsplit.how == SET_ROUNDED)

@@ -54,6 +54,5 @@ PARALLEL_LINEAR(parallel_linear_pipelined) {
         parallel_linear_tensor_cores(out, inp, weight, plan, C, O, inp_rows, out_rows);
         return;
     }
-    CUDA_CHECK(cudaFuncSetAttribute(pipelined, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED));
     LAUNCH(pipelined, (tiles<SIDE, SIDE>(p)), THREADS, SHARED, p);
 }
