@@ -61,6 +61,25 @@ void *mem_grow(void *p, size_t bytes) {
     if (!p) fail(EXIT_MEMORY, "out of host memory: cannot allocate %zu bytes", bytes);
     return p;
 }
+struct Block { Block *next; size_t used, capacity; };
+void *block_alloc(Block **blocks, size_t bytes) {
+    Block *b = *blocks;
+    bytes = (bytes + 7) / 8 * 8;
+    if (!b || b->capacity - b->used < bytes) {
+        size_t capacity = b ? 2 * b->capacity : 2048;
+        if (capacity > 1 << 20) capacity = 1 << 20;
+        if (capacity < bytes) capacity = bytes;
+        *blocks = mem_grow(NULL, sizeof *b + capacity);
+        **blocks = (Block){ b, 0, capacity };
+        b = *blocks;
+    }
+    b->used += bytes;
+    return (char *)(b + 1) + b->used - bytes;
+}
+void block_free(Block **blocks) {
+    for (Block *b = *blocks, *next; b; b = next) { next = b->next; free(b); }
+    *blocks = NULL;
+}
 char *text_format(const char *format, ...) {
     va_list args;
     va_start(args, format);

@@ -25,6 +25,11 @@ void *mem_grow(void *p, size_t bytes);                               /* realloc;
 void  mem_free(void **all, size_t n);                                /* free_each(a, b): free each */
 #define free_each(...) mem_free((void *[]){ __VA_ARGS__ }, sizeof (void *[]){ __VA_ARGS__ } / sizeof(void *))
 char *text_format(const char *format, ...) PRINTF(1, 2);             /* a new string; free() it */
+/* Memory for many small things that are freed together, in blocks that double in size: NULL at
+ * first. block_alloc: aligned to 8 bytes, not zeroed. */
+typedef struct Block Block;
+void *block_alloc(Block **blocks, size_t bytes);
+void  block_free(Block **blocks);
 
 double now(void);                                                    /* seconds, monotonic */
 

@@ -1,6 +1,6 @@
 /* json.c: see json.h. The parser copies the text once and unescapes strings in place: no escape is
- * shorter than its meaning. Values are allocated in blocks that double in size. Open containers are
- * kept on a stack of fixed depth; there is no recursion. */
+ * shorter than its meaning. Open containers are kept on a stack of fixed depth; there is no
+ * recursion. */
 #define _POSIX_C_SOURCE 200809L
 #include "json.h"
 #include <math.h>
@@ -9,7 +9,6 @@
 
 /* ---- parser ---------------------------------------------------------------------------------- */
 
-typedef struct Block { struct Block *next; size_t used, capacity; } Block;
 struct Json { char *text; Block *blocks; const JsonValue *root; Json *inner; };
 
 typedef struct {
@@ -19,21 +18,6 @@ typedef struct {
     int python;                         /* NaN, Infinity and -Infinity are numbers, as in Python's json */
     Error *e;
 } Parser;
-
-static void *arena(Json *json, size_t bytes) {
-    Block *b = json->blocks;
-    if (!b || b->capacity - b->used < bytes) {
-        size_t capacity = b ? 2 * b->capacity : 2048;
-        if (capacity > 1 << 20) capacity = 1 << 20;
-        if (capacity < bytes) capacity = bytes;
-        Block *fresh = mem_grow(NULL, sizeof *fresh + capacity);
-        *fresh = (Block){ b, 0, capacity };
-        json->blocks = b = fresh;
-    }
-    void *p = (char *)(b + 1) + b->used;
-    b->used += bytes;
-    return p;
-}
 
 static int wrong(Parser *p, const char *what) {
     size_t at = (size_t)(p->at - p->json->text), line = 1;
@@ -132,8 +116,8 @@ static int by_key(const void *a, const void *b) {
 /* At the end of an object: sorts its members, to find duplicate keys and for json_get. */
 static int index_members(Parser *p, JsonValue *object) {
     enum { SMALL = 8 };
-    const JsonValue *small[SMALL];
-    const JsonValue **sorted = object->length > SMALL ? arena(p->json, object->length * sizeof *sorted) : small;
+    const JsonValue *small[SMALL], **sorted = small;
+    if (object->length > SMALL) sorted = block_alloc(&p->json->blocks, object->length * sizeof *sorted);
     size_t n = 0;
     for (const JsonValue *v = object->is.children.first; v; v = v->next) sorted[n++] = v;
     qsort(sorted, n, sizeof *sorted, by_key);
@@ -189,7 +173,7 @@ static int document(Parser *p) {
             p->at++;
             blanks(p);
         }
-        JsonValue *v = arena(p->json, sizeof *v);
+        JsonValue *v = block_alloc(&p->json->blocks, sizeof *v);
         *v = (JsonValue){ 0 };
         if (in) { *open[depth - 1].tail = v; open[depth - 1].tail = &v->next; in->length++; }
         else p->json->root = v;
@@ -238,7 +222,7 @@ Json *json_parse_record(const char *text, size_t bytes, Error *e) {
 void json_free(Json *json) {
     for (Json *next; json; json = next) {
         next = json->inner;
-        for (Block *b = json->blocks, *before; b; b = before) { before = b->next; free(b); }
+        block_free(&json->blocks);
         free_each(json->text, json);
     }
 }
@@ -249,7 +233,7 @@ const JsonValue *json_root(const Json *json) { return json->root; }
 
 Json *json_empty(void) { return mem_alloc(sizeof(Json)); }
 char *json_keep(Json *json, const char *text, size_t bytes) {
-    char *copy = arena(json, (bytes + 8) / 8 * 8);                       /* what follows stays aligned */
+    char *copy = block_alloc(&json->blocks, bytes + 1);
     memcpy(copy, text, bytes);
     copy[bytes] = 0;
     return copy;
@@ -263,7 +247,7 @@ const JsonValue *json_parse_inner(Json *json, const char *text, size_t bytes, Er
     return inner->root;
 }
 JsonValue *json_make(Json *json, JsonType type) {
-    JsonValue *v = arena(json, sizeof *v);
+    JsonValue *v = block_alloc(&json->blocks, sizeof *v);
     *v = (JsonValue){ .type = type };
     return v;
 }
@@ -275,7 +259,7 @@ JsonValue *json_make_string(Json *json, const char *text, size_t bytes) {
 }
 JsonValue *json_copy(Json *json, const JsonValue *from) {
     if (!from) return NULL;
-    JsonValue *v = arena(json, sizeof *v);
+    JsonValue *v = block_alloc(&json->blocks, sizeof *v);
     *v = *from;
     v->next = NULL;
     v->key = NULL;

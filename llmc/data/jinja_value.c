@@ -7,33 +7,15 @@
 
 /* ---- memory and errors ----------------------------------------------------------------------- */
 
-struct Block { Block *next; size_t used, capacity; };
-
 static void check_memory(Work *w) {
     if (w->used > JINJA_MEMORY) work_fail(w, "it needs more than %d MB", JINJA_MEMORY >> 20);
 }
 void *work_alloc(Work *w, size_t bytes) {
-    Block *b = w->blocks;
-    bytes = (bytes + 7) / 8 * 8;
-    if (bytes > JINJA_MEMORY) work_fail(w, "it needs more than %d MB", JINJA_MEMORY >> 20);
-    if (!b || b->capacity - b->used < bytes) {
-        size_t capacity = b ? 2 * b->capacity : 8192;
-        if (capacity > 1 << 20) capacity = 1 << 20;
-        if (capacity < bytes) capacity = bytes;
-        w->used += capacity;
-        check_memory(w);
-        Block *fresh = mem_grow(NULL, sizeof *fresh + capacity);
-        *fresh = (Block){ b, 0, capacity };
-        w->blocks = b = fresh;
-    }
-    void *p = (char *)(b + 1) + b->used;
-    b->used += bytes;
-    return p;
+    w->used += bytes;
+    check_memory(w);
+    return block_alloc(&w->blocks, bytes);
 }
-void work_free(Work *w) {
-    for (Block *b = w->blocks, *next; b; b = next) { next = b->next; free(b); }
-    w->blocks = NULL;
-}
+void work_free(Work *w) { block_free(&w->blocks); }
 void work_step(Work *w, size_t n) {
     w->steps += (int64_t)n;
     if (w->steps > w->most_steps) work_fail(w, "it takes too long");

@@ -9,7 +9,6 @@
 /* ---- memory and errors ---------------------------------------------------------------------- */
 
 enum { JINJA_MEMORY = 64 << 20, JINJA_DEPTH = 200 };
-typedef struct Block Block;
 /* Text that is written, with its origins; of those that are open, `up` is the one around. */
 typedef struct Out { Text text, origins; size_t counted; struct Out *up; } Out;      /* counted: of Work.used */
 /* What parsing or running uses. An error is a long jump to `failed`. */
