@@ -140,11 +140,8 @@ typedef struct {
     const JsonValue *variables, *documents;
 } Reader;
 
-static int wrong(const Reader *r, Error *e, const char *what) {
-    return error_set(e, "message %zu %s", r->number, what);
-}
-
-/* A content of parts: their texts, joined as templates do that know parts. */
+/* What is read of a message. Errors do not name it: read_messages does.
+ * A content of parts: their texts, joined as templates do that know parts. */
 static int join_parts(const Reader *r, const JsonValue *list, JsonValue **joined, Error *e) {
     Text text = { 0 };
     int ok = 1;
@@ -154,14 +151,13 @@ static int join_parts(const Reader *r, const JsonValue *list, JsonValue **joined
         const char *name = json_string(type, json_is(words, JSON_STRING) ? "text" : "?");
         static const char *const texts[] = { "text", "input_text", "output_text" };
         if (!is_one_of(name, texts, sizeof texts / sizeof *texts))
-            ok = error_set(e, "message %zu has a part of \"content\" of the type \"%.40s\"; " MEDIA, r->number, name);
+            ok = error_set(e, "has a part of \"content\" of the type \"%.40s\"; " MEDIA, name);
         else if (!json_is(words, JSON_STRING))
-            ok = wrong(r, e, "has a part of \"content\" without a \"text\" that is a string");
+            ok = error_set(e, "has a part of \"content\" without a \"text\" that is a string");
         else text_add_bytes(&text, words->is.string, words->length);
         for (const JsonValue *v = json_is(part, JSON_OBJECT) ? json_first(part) : NULL; ok && v; v = v->next)
             if (v != type && v != words && !json_is_null(v))
-                ok = error_set(e, "message %zu has a part of \"content\" with the key \"%.60s\", which is not known",
-                               r->number, v->key);
+                ok = error_set(e, "has a part of \"content\" with the key \"%.60s\", which is not known", v->key);
     }
     *joined = json_make_string(r->json, json_keep(r->json, text.at, text.length), text.length);
     free(text.at);
@@ -176,27 +172,25 @@ static int add_calls(const Reader *r, JsonValue *message, const JsonValue *calls
         const JsonValue *name = get(v, "name"), *arguments = get(v, "arguments"),
             *inner = parse_inner(r->json, arguments);
         if (!json_is(name, JSON_STRING) || !arguments || v->length != 2)
-            return wrong(r, e, "has a call that is not {\"name\": \"...\", \"arguments\": {...}}");
+            return error_set(e, "has a call that is not {\"name\": \"...\", \"arguments\": {...}}");
         JsonValue *call = json_append(list, NULL, json_make(r->json, JSON_OBJECT));
         append_string(r->json, call, "type", "function");
         JsonValue *function = json_append(call, "function", json_make(r->json, JSON_OBJECT));
         append(r->json, function, "name", name);
         append(r->json, function, "arguments", json_is(inner, JSON_OBJECT) ? inner : arguments);
     }
-    return list->length > 0 || wrong(r, e, "has no call in its list of calls");
+    return list->length > 0 || error_set(e, "has no call in its list of calls");
 }
 
 /* 0 or 1 from a number or a truth value; -1: an error. */
-static int weight_of(const Reader *r, const JsonValue *v, int assistant, Error *e) {
+static int weight_of(const JsonValue *v, int assistant, Error *e) {
     const double x = json_is(v, JSON_BOOL) ? json_bool(v, 0) : json_double(v, NAN);
     if (x != 0 && x != 1 && (v->type == JSON_INT || v->type == JSON_DOUBLE))
-        return error_set(e, "message %zu has \"%s\": %g; expected 0 or 1, as other weights are not implemented",
-                         r->number, v->key, x) - 1;
-    if (x != 0 && x != 1)
-        return error_set(e, "message %zu has %s as \"%s\"; expected 0 or 1", r->number, name_of(v), v->key) - 1;
+        return error_set(e, "has \"%s\": %g; expected 0 or 1, as other weights are not implemented", v->key, x) - 1;
+    if (x != 0 && x != 1) return error_set(e, "has %s as \"%s\"; expected 0 or 1", name_of(v), v->key) - 1;
     if (x == 1 && !assistant)
-        return error_set(e, "message %zu has \"%s\", but only what the assistant says is learned: leave it out or "
-                         "write 0", r->number, v->key) - 1;
+        return error_set(e, "has \"%s\", but only what the assistant says is learned: leave it out or write 0",
+                         v->key) - 1;
     return x != 0;
 }
 
@@ -207,35 +201,35 @@ static int add_others(const Reader *r, JsonValue *message, const JsonValue *m, c
         const int i = ROW_OF(v, more), is = i < MORE ? more[i].is : NOT;
         if (v == role || v == content || json_is_null(v)) continue;
         if (i < MORE && is == WEIGHT) {
-            const int given = weight_of(r, v, assistant, e);
+            const int given = weight_of(v, assistant, e);
             if (given < 0) return 0;
-            if (*weight >= 0 && *weight != given) return wrong(r, e, "has two weights that differ");
+            if (*weight >= 0 && *weight != given) return error_set(e, "has two weights that differ");
             *weight = given;
         } else if (i < MORE && is == CALL) { if (!add_calls(r, message, v, e)) return 0; }
-        else if (i < MORE && is == NOT) return error_set(e, "message %zu has \"%s\"%s", r->number, v->key, more[i].why);
+        else if (i < MORE && is == NOT) return error_set(e, "has \"%s\"%s", v->key, more[i].why);
         else if (is_empty(v)) continue;
         else if (i < MORE && (int)v->type == is) append(r->json, message, more[i].key, v);
-        else if (i < MORE) return error_set(e, "message %zu has %s as \"%s\"", r->number, name_of(v), v->key);
-        else if (strlen(v->key) != v->key_length) return wrong(r, e, "has a key with a NUL");
+        else if (i < MORE) return error_set(e, "has %s as \"%s\"", name_of(v), v->key);
+        else if (strlen(v->key) != v->key_length) return error_set(e, "has a key with a NUL");
         else if (!form_is_harmless(v)) append(r->json, message, v->key, v);
     }
     return 1;
 }
 
-static int find_role(const Reader *r, const JsonValue *role, const char **name, Error *e) {
+static int find_role(const JsonValue *role, const char **name, Error *e) {
     const char *given = json_string(role, "");
     *name = NULL;
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
         if (!strcmp(given, roles[i].name)) { *name = roles[i].role; return 1; }
-    return error_set(e, "message %zu has the role \"%.40s\", expected system, developer, user, assistant or tool",
-                     r->number, json_string(role, "?"));
+    return error_set(e, "has the role \"%.40s\", expected system, developer, user, assistant or tool",
+                     json_string(role, "?"));
 }
 
 static int read_content(const Reader *r, const JsonValue *v, int has_calls, JsonValue **content, Error *e) {
     if (json_is(v, JSON_ARRAY)) return join_parts(r, v, content, e);
-    if (json_is_null(v) && !has_calls) return wrong(r, e, "has no \"content\"");
+    if (json_is_null(v) && !has_calls) return error_set(e, "has no \"content\"");
     if (!json_is_null(v) && v->type != JSON_STRING)
-        return error_set(e, "message %zu has a \"content\" that is no string but %s", r->number, name_of(v));
+        return error_set(e, "has a \"content\" that is no string but %s", name_of(v));
     *content = json_copy(r->json, v);
     return 1;
 }
@@ -246,11 +240,11 @@ static int read_message(Reader *r, const JsonValue *m, Error *e) {
     JsonValue *words = NULL, *message;
     const char *name;
     int weight = -1;
-    if (!json_is(m, JSON_OBJECT)) return wrong(r, e, "is no object");
+    if (!json_is(m, JSON_OBJECT)) return error_set(e, "is no object");
     if (!role) role = get(m, "from");
     if (!content) content = json_get(m, "value");
-    if (!role) return wrong(r, e, "has no \"role\"");
-    if (!find_role(r, role, &name, e) || !read_content(r, content, has_calls, &words, e)) return 0;
+    if (!role) return error_set(e, "has no \"role\"");
+    if (!find_role(role, &name, e) || !read_content(r, content, has_calls, &words, e)) return 0;
     const int assistant = !name || !strcmp(name, "assistant");
     message = json_append(r->list, NULL, json_make(r->json, JSON_OBJECT));
     append_string(r->json, message, "role", name ? name : "assistant");
@@ -258,9 +252,7 @@ static int read_message(Reader *r, const JsonValue *m, Error *e) {
     if (!name) {
         const JsonValue *calls = parse_inner(r->json, words);
         append_string(r->json, message, "content", "");
-        if (!calls)
-            return error_set(e, "message %zu has the role %s, but its text is no JSON of a call", r->number,
-                             json_string(role, ""));
+        if (!calls) return error_set(e, "has the role %s, but its text is no JSON of a call", json_string(role, ""));
         if (!add_calls(r, message, calls, e)) return 0;
     }
     if (!add_others(r, message, m, role, content, assistant, &weight, e)) return 0;
@@ -273,7 +265,10 @@ static int read_messages(Reader *r, const JsonValue *list, const char *key, Erro
     if (!json_is(list, JSON_ARRAY))
         return error_set(e, "\"%s\" is %s; expected a list of messages", key, name_of(list));
     if (!list->length) return error_set(e, "\"%s\" is empty", key);
-    for (const JsonValue *m = json_first(list); m; m = m->next, r->number++) if (!read_message(r, m, e)) return 0;
+    for (const JsonValue *m = json_first(list); m; m = m->next, r->number++) {
+        Error why;
+        if (!read_message(r, m, &why)) return error_set(e, "message %zu %.900s", r->number, why.text);
+    }
     return 1;
 }
 
