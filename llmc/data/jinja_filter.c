@@ -40,9 +40,8 @@ static Value filter_indent(Work *w, Value v, const char *name, const Args *a) {
     return value_string(out_end(w));
 }
 static Value filter_tojson(Work *w, Value v, const char *name, const Args *a) {
-    const Value *ascii = arg(a, 0, "ensure_ascii"), *indent = arg(a, 1, "indent"), *separators = arg(a, 2,
-            "separators"),
-        *sorted = arg(a, 3, "sort_keys");
+    const Value *ascii = arg(a, 0, "ensure_ascii"), *indent = arg(a, 1, "indent"),
+        *separators = arg(a, 2, "separators"), *sorted = arg(a, 3, "sort_keys");
     JsonStyle style = { .indent = -1, .ascii = ascii && value_truth(ascii), .sorted = sorted && value_truth(sorted),
                         .item = str_of(", "), .key = str_of(": ") };
     Out o = { 0 };
@@ -216,12 +215,12 @@ static Value sort_key(Work *w, Value v, const Value *attribute, const Value *sen
     if (attribute) v = deep_attribute(w, v, attribute);
     return v.kind == STRING && !(sensitive && value_truth(sensitive)) ? call_method(w, v, "lower", &(Args){ 0 }) : v;
 }
-static Value sorted_by(Work *w, const List *items, const List *keys, int reverse) {
-    Value all = value_list(w, LIST), ordered = value_list(w, LIST);
+static Value sorted_by(Work *w, const List *items, const Value *attribute, const Value *sensitive, int reverse) {
+    Value all = value_list(w, LIST), keys = value_list(w, LIST);
     for (size_t i = 0; i < items->n; i++) {
         list_add(w, all.is.list, items->at[i]);
-        list_add(w, ordered.is.list, keys->at[i]);
-        Value *v = all.is.list->at, *k = ordered.is.list->at;
+        list_add(w, keys.is.list, sort_key(w, items->at[i], attribute, sensitive));
+        Value *v = all.is.list->at, *k = keys.is.list->at;
         for (size_t at = i; at; at--) {
             const int order = value_order(w, &k[at - 1], &k[at]);
             work_step(w, 1);
@@ -234,25 +233,18 @@ static Value sorted_by(Work *w, const List *items, const List *keys, int reverse
     return all;
 }
 static Value filter_sort(Work *w, Value v, UNUSED const char *name, const Args *a) {
-    const Value items = value_items(w, &v), *reverse = arg(a, 0, "reverse"), *sensitive = arg(a, 1, "case_sensitive"),
-        *attribute = arg(a, 2, "attribute");
-    Value keys = value_list(w, LIST);
-    for (size_t i = 0; i < items.is.list->n; i++)
-        list_add(w, keys.is.list, sort_key(w, items.is.list->at[i], attribute, sensitive));
-    return sorted_by(w, items.is.list, keys.is.list, reverse && value_truth(reverse));
+    const Value items = value_items(w, &v), *reverse = arg(a, 0, "reverse"), *sensitive = arg(a, 1, "case_sensitive");
+    return sorted_by(w, items.is.list, arg(a, 2, "attribute"), sensitive, reverse && value_truth(reverse));
 }
 static Value filter_dictsort(Work *w, Value v, const char *name, const Args *a) {
     const Value *sensitive = arg(a, 0, "case_sensitive"), *by = arg(a, 1, "by"), *reverse = arg(a, 2, "reverse");
-    const Value items = filter_items(w, v, name, a), which = value_int(by && by->kind == STRING
-            && str_is(by->is.string, "value"));
-    Value keys = value_list(w, LIST);
-    for (size_t i = 0; i < items.is.list->n; i++)
-        list_add(w, keys.is.list, sort_key(w, items.is.list->at[i], &which, sensitive));
-    return sorted_by(w, items.is.list, keys.is.list, reverse && value_truth(reverse));
+    const Value items = filter_items(w, v, name, a),
+        which = value_int(by && by->kind == STRING && str_is(by->is.string, "value"));
+    return sorted_by(w, items.is.list, &which, sensitive, reverse && value_truth(reverse));
 }
 static Value filter_unique(Work *w, Value v, UNUSED const char *name, const Args *a) {
-    const Value items = value_items(w, &v), *sensitive = arg(a, 0, "case_sensitive"), *attribute = arg(a, 1,
-            "attribute");
+    const Value items = value_items(w, &v),
+        *sensitive = arg(a, 0, "case_sensitive"), *attribute = arg(a, 1, "attribute");
     Value all = value_list(w, LIST), keys = value_list(w, LIST);
     for (size_t i = 0; i < items.is.list->n; i++) {
         const Value key = sort_key(w, items.is.list->at[i], attribute, sensitive);
@@ -263,8 +255,8 @@ static Value filter_unique(Work *w, Value v, UNUSED const char *name, const Args
     return all;
 }
 static Value filter_most(Work *w, Value v, const char *name, const Args *a) {
-    const Value items = value_items(w, &v), *sensitive = arg(a, 0, "case_sensitive"), *attribute = arg(a, 1,
-            "attribute");
+    const Value items = value_items(w, &v),
+        *sensitive = arg(a, 0, "case_sensitive"), *attribute = arg(a, 1, "attribute");
     const List *l = items.is.list;
     size_t best = 0;
     for (size_t i = 1; i < l->n; i++) {
@@ -289,16 +281,15 @@ static Value filter_sum(Work *w, Value v, const char *name, const Args *a) {
 typedef Value (*Filter)(Work *w, Value v, const char *name, const Args *a);
 static const struct { const char *name; Filter call; } known_filters[] = {
     { "trim", filter_method }, { "upper", filter_method }, { "lower", filter_method }, { "title", filter_method },
-    { "capitalize", filter_method }, { "replace", filter_method }, { "string", filter_string }, { "safe",
-            filter_string },
-    { "format", filter_format }, { "indent", filter_indent }, { "tojson", filter_tojson }, { "int", filter_int },
-    { "float", filter_float }, { "round", filter_round }, { "abs", filter_abs }, { "default", filter_default },
-    { "d", filter_default }, { "length", filter_length }, { "count", filter_length }, { "list", filter_list },
-    { "first", filter_end }, { "last", filter_end }, { "reverse", filter_reverse }, { "join", filter_join },
-    { "items", filter_items }, { "select", filter_select }, { "reject", filter_select }, { "selectattr",
-            filter_select },
-    { "rejectattr", filter_select }, { "map", filter_map }, { "sort", filter_sort }, { "dictsort", filter_dictsort },
-    { "unique", filter_unique }, { "max", filter_most }, { "min", filter_most }, { "sum", filter_sum }, };
+    { "capitalize", filter_method }, { "replace", filter_method }, { "string", filter_string },
+    { "safe", filter_string }, { "format", filter_format }, { "indent", filter_indent }, { "tojson", filter_tojson },
+    { "int", filter_int }, { "float", filter_float }, { "round", filter_round }, { "abs", filter_abs },
+    { "default", filter_default }, { "d", filter_default }, { "length", filter_length }, { "count", filter_length },
+    { "list", filter_list }, { "first", filter_end }, { "last", filter_end }, { "reverse", filter_reverse },
+    { "join", filter_join }, { "items", filter_items }, { "select", filter_select }, { "reject", filter_select },
+    { "selectattr", filter_select }, { "rejectattr", filter_select }, { "map", filter_map }, { "sort", filter_sort },
+    { "dictsort", filter_dictsort }, { "unique", filter_unique }, { "max", filter_most }, { "min", filter_most },
+    { "sum", filter_sum }, };
 enum { FILTERS = sizeof known_filters / sizeof *known_filters };
 
 static int filter_number(const char *name) {
@@ -319,14 +310,14 @@ enum { IS_DEFINED, IS_UNDEFINED, IS_NONE, IS_BOOLEAN, IS_TRUE, IS_FALSE, IS_INTE
        IS_LESS, IS_LESS_EQUAL, IS_ODD, IS_EVEN, IS_DIVISIBLE, IS_LOWER, IS_UPPER };
 static const struct { const char *name; int is; } known_tests[] = {
     { "defined", IS_DEFINED }, { "undefined", IS_UNDEFINED }, { "none", IS_NONE }, { "boolean", IS_BOOLEAN },
-    { "true", IS_TRUE }, { "false", IS_FALSE }, { "integer", IS_INTEGER }, { "float", IS_FLOAT }, { "number",
-            IS_NUMBER },
-    { "string", IS_STRING }, { "mapping", IS_MAPPING }, { "iterable", IS_ITERABLE }, { "sequence", IS_SEQUENCE },
-    { "callable", IS_CALLABLE }, { "in", IS_IN }, { "eq", IS_EQUAL }, { "equalto", IS_EQUAL }, { "==", IS_EQUAL },
-    { "sameas", IS_EQUAL }, { "ne", IS_UNEQUAL }, { "!=", IS_UNEQUAL }, { "gt", IS_GREATER }, { ">", IS_GREATER },
-    { "greaterthan", IS_GREATER }, { "ge", IS_GREATER_EQUAL }, { ">=", IS_GREATER_EQUAL }, { "lt", IS_LESS },
-    { "<", IS_LESS }, { "lessthan", IS_LESS }, { "le", IS_LESS_EQUAL }, { "<=", IS_LESS_EQUAL }, { "odd", IS_ODD },
-    { "even", IS_EVEN }, { "divisibleby", IS_DIVISIBLE }, { "lower", IS_LOWER }, { "upper", IS_UPPER }, };
+    { "true", IS_TRUE }, { "false", IS_FALSE }, { "integer", IS_INTEGER }, { "float", IS_FLOAT },
+    { "number", IS_NUMBER }, { "string", IS_STRING }, { "mapping", IS_MAPPING }, { "iterable", IS_ITERABLE },
+    { "sequence", IS_SEQUENCE }, { "callable", IS_CALLABLE }, { "in", IS_IN }, { "eq", IS_EQUAL },
+    { "equalto", IS_EQUAL }, { "==", IS_EQUAL }, { "sameas", IS_EQUAL }, { "ne", IS_UNEQUAL }, { "!=", IS_UNEQUAL },
+    { "gt", IS_GREATER }, { ">", IS_GREATER }, { "greaterthan", IS_GREATER }, { "ge", IS_GREATER_EQUAL },
+    { ">=", IS_GREATER_EQUAL }, { "lt", IS_LESS }, { "<", IS_LESS }, { "lessthan", IS_LESS }, { "le", IS_LESS_EQUAL },
+    { "<=", IS_LESS_EQUAL }, { "odd", IS_ODD }, { "even", IS_EVEN }, { "divisibleby", IS_DIVISIBLE },
+    { "lower", IS_LOWER }, { "upper", IS_UPPER }, };
 enum { TESTS = sizeof known_tests / sizeof *known_tests };
 
 static int test_number(const char *name) {
