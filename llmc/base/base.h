@@ -22,6 +22,9 @@ void  warn_hook(void (*also)(const char *text));                     /* receives
 
 void *mem_alloc(size_t bytes);                                       /* zeroed; fails with EXIT_MEMORY */
 void *mem_grow(void *p, size_t bytes);                               /* realloc; fails with EXIT_MEMORY */
+/* Memory for one more element of an array: `count` of them have fit, `capacity` do. */
+#define array_grow(at, count, capacity) do { if ((count) == (capacity)) \
+    (at) = mem_grow((at), (size_t)((capacity) = 2 * (capacity) + 16) * sizeof *(at)); } while (0)
 void  mem_free(void **all, size_t n);                                /* free_each(a, b): free each */
 #define free_each(...) mem_free((void *[]){ __VA_ARGS__ }, sizeof (void *[]){ __VA_ARGS__ } / sizeof(void *))
 char *text_format(const char *format, ...) PRINTF(1, 2);             /* a new string; free() it */

@@ -159,8 +159,7 @@ static void pair_more(Trainer *t, uint32_t left, uint32_t right, uint32_t word) 
     }
     if (p->merge == t->merge_count) return;
     p->merge = t->merge_count;
-    if (t->grown_count == t->grown_capacity)
-        t->grown = mem_grow(t->grown, (t->grown_capacity = 2 * t->grown_capacity + 64) * sizeof *t->grown);
+    array_grow(t->grown, t->grown_count, t->grown_capacity);
     t->grown[t->grown_count++] = (uint32_t)(p - t->pairs);
 }
 
@@ -174,8 +173,7 @@ static int comes_before(const Candidate *a, const Candidate *b) {
 static void heap_push(Trainer *t, uint32_t pair) {
     const Candidate x = { t->pairs[pair].count, t->pairs[pair].ids, pair };
     size_t i = t->heap_count++;
-    if (i == t->heap_capacity)
-        t->heap = mem_grow(t->heap, (t->heap_capacity = 2 * t->heap_capacity + 64) * sizeof *t->heap);
+    array_grow(t->heap, i, t->heap_capacity);
     for (; i && comes_before(&x, &t->heap[(i - 1) / 2]); i = (i - 1) / 2) t->heap[i] = t->heap[(i - 1) / 2];
     t->heap[i] = x;
 }

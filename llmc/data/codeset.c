@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 void codeset_add(CodeSet *s, uint32_t first, uint32_t last) {
-    if (s->count == s->capacity) s->at = mem_grow(s->at, (s->capacity = 2 * s->capacity + 4) * sizeof *s->at);
+    array_grow(s->at, s->count, s->capacity);
     s->at[s->count++] = (CodeRange){ first, last };
 }
 

@@ -133,8 +133,7 @@ uint64_t source_hash(const Source *s, uint64_t seed) {
 /* ---- documents ------------------------------------------------------------------------------- */
 
 static void add_document(Source *s, size_t *capacity, const char *at, size_t bytes, size_t line) {
-    if (s->documents == *capacity)
-        s->document = mem_grow(s->document, (*capacity = 2 * *capacity + 16) * sizeof *s->document);
+    array_grow(s->document, s->documents, *capacity);
     s->document[s->documents++] = (Document){ at, bytes, 0, (unsigned)line };
 }
 

@@ -9,7 +9,7 @@
 
 struct Macro { const Node *parameters, *body; struct Scope *scope; };
 typedef struct { const char *name; Value value; } Variable;
-typedef struct Scope { struct Scope *parent; Variable *at; int n, capacity; } Scope;
+typedef struct Scope { struct Scope *parent; Variable *at; int n; size_t capacity; } Scope;
 typedef struct {
     Work   w;
     const Jinja *j;
@@ -30,11 +30,7 @@ static Flow exec(Run *r, const Node *n);
 static void set_name(Run *r, const char *name, Value v) {
     Scope *s = r->scope;
     for (int i = 0; i < s->n; i++) if (s->at[i].name == name) { s->at[i].value = v; return; }
-    if (s->n == s->capacity) {
-        Variable *more = work_alloc(&r->w, (size_t)(s->capacity = 2 * s->capacity + 4) * sizeof *more);
-        if (s->n) memcpy(more, s->at, (size_t)s->n * sizeof *more);
-        s->at = more;
-    }
+    s->at = work_grow(&r->w, s->at, (size_t)s->n, &s->capacity, sizeof *s->at);
     s->at[s->n++] = (Variable){ name, v };
 }
 static Scope *scope_enter(Run *r, Scope *parent) {

@@ -15,6 +15,12 @@ void *work_alloc(Work *w, size_t bytes) {
     check_memory(w);
     return block_alloc(&w->blocks, bytes);
 }
+void *work_grow(Work *w, void *at, size_t n, size_t *capacity, size_t bytes) {
+    if (n < *capacity) return at;
+    void *more = work_alloc(w, (*capacity = 2 * *capacity + 4) * bytes);
+    if (n) memcpy(more, at, n * bytes);
+    return more;
+}
 void work_free(Work *w) { block_free(&w->blocks); }
 void work_step(Work *w, size_t n) {
     w->steps += (int64_t)n;
@@ -61,11 +67,7 @@ Value value_dict(Work *w, Kind kind) {
 }
 void list_add(Work *w, List *l, Value v) {
     work_step(w, 1);
-    if (l->n == l->capacity) {
-        Value *more = work_alloc(w, (l->capacity = 2 * l->capacity + 4) * sizeof *more);
-        if (l->n) memcpy(more, l->at, l->n * sizeof *more);
-        l->at = more;
-    }
+    l->at = work_grow(w, l->at, l->n, &l->capacity, sizeof *l->at);
     l->at[l->n++] = v;
 }
 Value *dict_find(Work *w, const Dict *d, Value key) {
@@ -77,11 +79,7 @@ Value *dict_find(Work *w, const Dict *d, Value key) {
     return NULL;
 }
 static void pair_add(Work *w, Dict *d, Value key, Value value) {
-    if (d->n == d->capacity) {
-        Pair *more = work_alloc(w, (d->capacity = 2 * d->capacity + 4) * sizeof *more);
-        if (d->n) memcpy(more, d->at, d->n * sizeof *more);
-        d->at = more;
-    }
+    d->at = work_grow(w, d->at, d->n, &d->capacity, sizeof *d->at);
     d->at[d->n++] = (Pair){ key, value };
 }
 void dict_put(Work *w, Dict *d, Value key, Value value) {

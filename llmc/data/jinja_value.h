@@ -23,6 +23,8 @@ typedef struct Work {
     jmp_buf  failed;
 } Work;
 void *work_alloc(Work *w, size_t bytes);        /* not zeroed */
+/* An array of n elements with memory for one more, of `bytes` bytes each: `at`, or a copy. */
+void *work_grow(Work *w, void *at, size_t n, size_t *capacity, size_t bytes);
 void  work_free(Work *w);                       /* all of its memory */
 void  work_step(Work *w, size_t n);             /* n units of work are done: fails if it takes too long */
 void  work_enter(Work *w);                      /* a level deeper; the caller subtracts it from depth */

@@ -23,7 +23,7 @@ size_t documents_jobs(const Document *d, size_t count, int divisible, Job **jobs
         job.to = at = to;
         if (at == d[i].bytes) i++, at = 0;
         if (job.bytes < JOB && i < count) continue;
-        if (n == capacity) *jobs = mem_grow(*jobs, (capacity = 2 * capacity + 16) * sizeof **jobs);
+        array_grow(*jobs, n, capacity);
         (*jobs)[n++] = job;
         job = (Job){ .first = d + i, .from = at };
     }

@@ -22,7 +22,7 @@ enum { CHUNK = 1 << 16 };               /* tokens */
 static void end_sample(Packing *p, size_t *n, size_t *capacity, int64_t at, int64_t end, int counted) {
     const int64_t inputs = end - at - 1;
     if (!counted) { p->unanswered++; return; }
-    if (*n == *capacity) p->sample = mem_grow(p->sample, (*capacity = 2 * *capacity + 64) * sizeof *p->sample);
+    array_grow(p->sample, *n, *capacity);
     p->sample[(*n)++] = (Sample){ at, (int)(inputs < p->T ? inputs : p->T) };
     p->cut += inputs > p->T;
 }

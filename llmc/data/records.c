@@ -24,7 +24,7 @@ static size_t line_of(Finder *f, const char *at) {
 static void add(Finder *f, const char *at, const char *end) {
     Records *r = f->r;
     while (end > at && text_is_white(end[-1])) end--;
-    if (r->count == f->capacity) r->at = mem_grow(r->at, (f->capacity = 2 * f->capacity + 16) * sizeof *r->at);
+    array_grow(r->at, r->count, f->capacity);
     r->at[r->count++] = (Record){ at, (size_t)(end - at), line_of(f, at) };
 }
 

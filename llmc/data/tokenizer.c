@@ -74,7 +74,7 @@ typedef struct {
 } Encoder;
 
 static void emit(Encoder *e, int id) {
-    if (e->count == e->capacity) e->ids = mem_grow(e->ids, (e->capacity = 2 * e->capacity + 64) * sizeof *e->ids);
+    array_grow(e->ids, e->count, e->capacity);
     e->ids[e->count++] = id;
 }
 

@@ -34,8 +34,7 @@ static int64_t next_id(const Tokens *t) {
     return id + 1;
 }
 static void append(Tokens *t, Token x) {
-    if (t->count == t->capacity)
-        t->token = mem_grow(t->token, (t->capacity = 2 * t->capacity + 16) * sizeof *t->token);
+    array_grow(t->token, t->count, t->capacity);
     t->token[t->count++] = x;
 }
 

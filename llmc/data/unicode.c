@@ -72,7 +72,7 @@ enum { S_BASE = 0xAC00, L_BASE = 0x1100, V_BASE = 0x1161, T_BASE = 0x11A7, L_COU
 typedef struct { uint32_t *at; size_t count, capacity; } Codes;
 
 static void codes_add(Codes *c, uint32_t code) {
-    if (c->count == c->capacity) c->at = mem_grow(c->at, (c->capacity = 2 * c->capacity + 64) * sizeof *c->at);
+    array_grow(c->at, c->count, c->capacity);
     c->at[c->count++] = code;
 }
 

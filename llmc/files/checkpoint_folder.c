@@ -25,8 +25,7 @@ int list_steps(const char *folder, int64_t **steps, Error *e) {
         if (strncmp(f->d_name, "step-", 5)) continue;
         int64_t step = strtoll(f->d_name + 5, &end, 10);
         if (end == f->d_name + 5 || *end || step < 0) continue;
-        if (n == capacity)
-            *steps = mem_grow(*steps, (size_t)(capacity = capacity ? 2 * capacity : 16) * sizeof **steps);
+        array_grow(*steps, n, capacity);
         (*steps)[n++] = step;
     }
     if (d) closedir(d);

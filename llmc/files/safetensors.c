@@ -489,8 +489,7 @@ struct SafetensorsWriter {
 static int put(SafetensorsWriter *w, const void *data, size_t bytes, Error *e) {
     const FilePart *before = w->count ? &w->parts[w->count - 1] : NULL;
     if (!before || before->at + before->sum.bytes != w->at) {
-        if (w->count == w->capacity)
-            w->parts = mem_grow(w->parts, (w->capacity = w->capacity ? 2 * w->capacity : 64) * sizeof *w->parts);
+        array_grow(w->parts, w->count, w->capacity);
         w->parts[w->count++] = (FilePart){ .at = w->at };
     }
     FilePart *now = &w->parts[w->count - 1];

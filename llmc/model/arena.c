@@ -10,8 +10,7 @@ const char *const mem_category_name[MEM_CATEGORIES] = {
 
 size_t arena_rounded(size_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
 void arena_add(Arena *a, MemCategory category, const char *name, void *pointer, size_t bytes) {
-    if (a->count == a->capacity)
-        a->at = mem_grow(a->at, (size_t)(a->capacity = a->capacity ? 2 * a->capacity : 256) * sizeof *a->at);
+    array_grow(a->at, a->count, a->capacity);
     bytes = arena_rounded(bytes);
     a->at[a->count++] = (ArenaEntry){ .pointer = pointer, .bytes = bytes, .category = category, .name = name };
     a->category[category] += bytes;

@@ -11,8 +11,7 @@ enum { ALIGN = 64,                      /* elements: tensors start on 128 bytes 
 
 void manifest_add(Manifest *m, int layer, size_t field, const char *name, float init, TensorKind kind, int rank,
                   const int *shape) {
-    if (m->count == m->capacity)
-        m->at = mem_grow(m->at, (size_t)(m->capacity = m->capacity ? 2 * m->capacity : 64) * sizeof *m->at);
+    array_grow(m->at, m->count, m->capacity);
     Tensor *t = &m->at[m->count++];
     *t = (Tensor){ .rank = rank, .offset = m->total, .count = 1, .init = init, .kind = kind, .field = field,
                    .summed = kind == TENSOR_NORM || kind == TENSOR_BIAS || kind == TENSOR_VALUES

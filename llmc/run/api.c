@@ -262,10 +262,7 @@ static void choice_begin(ApiJob *j, Generator *g) {
 }
 
 static ApiToken *list_token(ApiJob *j, int id) {
-    if (j->listed == j->capacity) {
-        j->capacity = j->capacity * 2 + 16;
-        j->token = mem_grow(j->token, (size_t)j->capacity * sizeof *j->token);
-    }
+    array_grow(j->token, j->listed, j->capacity);
     j->token[j->listed] = (ApiToken){ .id = id, .record = -1 };
     return &j->token[j->listed++];
 }

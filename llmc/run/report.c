@@ -358,7 +358,7 @@ static int find_cut(Report *r, const char *event, double step, int64_t line) {
     if (resume || again) {
         const Cut cut = { line, resume ? step : step - 1 };
         while (r->cuts && r->cut[r->cuts - 1].step >= cut.step) r->cuts--;
-        if (r->cuts == r->capacity) r->cut = mem_grow(r->cut, (r->capacity = r->capacity * 2 + 16) * sizeof *r->cut);
+        array_grow(r->cut, r->cuts, r->capacity);
         r->cut[r->cuts++] = cut;
     }
     if (resume || !strcmp(event, "step")) r->before = step;
