@@ -6,6 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+int text_is_in(const char *text, const char *const *list, size_t n) {
+    while (n) if (!strcmp(text, list[--n])) return 1;
+    return 0;
+}
 int text_is_white(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 int text_is_blank(const char *text, size_t bytes) {
     while (bytes && text_is_white(text[bytes - 1])) bytes--;

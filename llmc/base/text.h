@@ -12,6 +12,9 @@ void text_add_json(Text *t, const char *string, size_t bytes);      /* quoted, e
 void text_add_double(Text *t, double x);                /* the shortest text that reads back as x; null if not finite */
 void text_add_real(Text *t, double x);      /* the same, but a point or an exponent shows that it is no integer: 2.0 */
 
+/* Is the text one of an array's? */
+#define text_is_among(text, array) text_is_in(text, array, sizeof (array) / sizeof *(array))
+int text_is_in(const char *text, const char *const *list, size_t n);
 int text_is_white(char c);                                  /* blanks, tabs, ends of lines and pages */
 int text_is_blank(const char *text, size_t bytes);          /* nothing else is in it */
 double text_strtod(const char *text, char **end);                   /* strtod with a decimal point in every locale */

@@ -174,8 +174,7 @@ static int reads(const Chat *c, const char *name) {
 /* Keys without which the same is meant. What answers a call follows it, and need not be named. */
 static int is_harmless(const char *key, const char *role) {
     static const char *const keys[] = { "role", "content", "weight", "tool_call_id" };
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) if (!strcmp(key, keys[i])) return 1;
-    return !strcmp(key, "name") && !strcmp(role, "tool");
+    return text_is_among(key, keys) || (!strcmp(key, "name") && !strcmp(role, "tool"));
 }
 static int check_message(const Chat *c, const JsonValue *v, size_t number, Error *e) {
     const double weight = weight_of(v);

@@ -111,12 +111,8 @@ static const char *name_of(const JsonValue *v) {
 static int expect_string(const JsonValue *v, const char *key, Error *e) {
     return json_is(v, JSON_STRING) || error_set(e, "\"%s\" is %s; expected a string", key, name_of(v));
 }
-static int is_one_of(const char *key, const char *const *list, size_t n) {
-    for (size_t i = 0; i < n; i++) if (!strcmp(key, list[i])) return 1;
-    return 0;
-}
 int form_is_harmless(const JsonValue *v) {
-    return v->key_length == strlen(v->key) && is_one_of(v->key, harmless, sizeof harmless / sizeof *harmless);
+    return v->key_length == strlen(v->key) && text_is_among(v->key, harmless);
 }
 /* The row of a table that a key has, by its first column; the number of rows if it has none. */
 static int row_of(const JsonValue *v, const void *table, size_t rows, size_t width) {
@@ -150,7 +146,7 @@ static int join_parts(const Reader *r, const JsonValue *list, JsonValue **joined
         const JsonValue *type = get(part, "type"), *words = json_is(part, JSON_STRING) ? part : get(part, "text");
         const char *name = json_string(type, json_is(words, JSON_STRING) ? "text" : "?");
         static const char *const texts[] = { "text", "input_text", "output_text" };
-        if (!is_one_of(name, texts, sizeof texts / sizeof *texts))
+        if (!text_is_among(name, texts))
             ok = error_set(e, "has a part of \"content\" of the type \"%.40s\"; " MEDIA, name);
         else if (!json_is(words, JSON_STRING))
             ok = error_set(e, "has a part of \"content\" without a \"text\" that is a string");

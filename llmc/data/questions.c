@@ -154,9 +154,7 @@ static Text write_context(const JsonValue *root, Words context, Choices *c, Styl
 
 static int check_keys(const JsonValue *root, int form, Error *e) {
     for (const JsonValue *v = json_first(root); v; v = v->next) {
-        size_t i = 0;
-        while (i < sizeof besides / sizeof *besides && strcmp(v->key, besides[i])) i++;
-        if (i == sizeof besides / sizeof *besides && strcmp(v->key, forms[form].context)
+        if (!text_is_among(v->key, besides) && strcmp(v->key, forms[form].context)
             && strcmp(v->key, forms[form].choices) && strcmp(v->key, forms[form].answer) && !form_is_harmless(v)
             && v->type != JSON_NULL)
             return error_set(e, "found the key \"%.60s\", which is not known: take it out if it means nothing to the "

@@ -505,8 +505,7 @@ static int is_known(const JsonValue *v, Family f) {
     int known = row_of(v->key, f) >= 0 || *v->key == '_' || !strncmp(v->key, "unsloth", 7) || is_empty(v);
     for (size_t i = 0; i < sizeof read_by_name / sizeof *read_by_name && !known; i++)
         known = read_by_name[i].families & (int)f && !strcmp(v->key, read_by_name[i].key);
-    for (size_t i = 0; i < sizeof harmless / sizeof *harmless && !known; i++) known = !strcmp(v->key, harmless[i]);
-    return known;
+    return known || text_is_among(v->key, harmless);
 }
 static int refuse_other_keys(const JsonValue *root, const Reader *r) {
     for (const JsonValue *v = json_first(root); v; v = v->next)
@@ -524,9 +523,7 @@ static int refuse_other_keys(const JsonValue *root, const Reader *r) {
         static const char *const known[] = { "rope_type", "type", "rope_theta", "factor", "low_freq_factor",
             "high_freq_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale",
             "mscale_all_dim", "attention_factor", "truncate", "partial_rotary_factor", "finetuned" };
-        size_t i = 0;
-        while (i < sizeof known / sizeof *known && strcmp(v->key, known[i])) i++;
-        if (i == sizeof known / sizeof *known && !is_empty(v))
+        if (!text_is_among(v->key, known) && !is_empty(v))
             return error_set(r->e, "\"%.100s\" of the scaled positions is not known to this program", v->key);
     }
     return 1;

@@ -107,8 +107,7 @@ static int is_known(const char *key) {
         "best_tokens", "best_length", "loss_window", "norm_window", "unvalidated",
         "first_loss", "lowest_loss", "sound_step", "diverged_step", "run",
         "due_step", "format", "device", "files", "config", "options", "crc32c", };
-    for (size_t i = 0; i < sizeof members / sizeof *members; i++) if (!strcmp(key, members[i])) return 1;
-    return 0;
+    return text_is_among(key, members);
 }
 int progress_from_json(const JsonValue *run, Progress *p, Error *e) {
     const int64_t most = (int64_t)9e15;                     /* below 2^53; far beyond any run */

@@ -288,7 +288,10 @@ void settings_json(const Settings *s, Text *out) {
     kept.count = kept_options();
     options_json(kept, out);
 }
-static int is_restored(const char *name);
+/* Settings of one invocation: not restored from the run that is resumed. */
+static const char *const not_restored[] = { "out", "resume", "resume-step", "allow-run-change",
+                                             "allow-data-change", "gradient-check" };
+static int is_restored(const char *name) { return !text_is_among(name, not_restored); }
 void settings_write(const Settings *s, Text *out) {
     Option kept[SETTINGS];
     int n = 0;
@@ -304,16 +307,6 @@ void settings_shown_json(const Settings *s, Text *out) {
     Options kept = table(s);
     kept.count = kept_options();
     options_names_json(kept, always, out);
-}
-
-/* Settings of one invocation: not restored from the run that is resumed. */
-static const char *const not_restored[] = { "out", "resume", "resume-step", "allow-run-change",
-                                             "allow-data-change", "gradient-check" };
-
-static int is_restored(const char *name) {
-    for (size_t i = 0; i < sizeof not_restored / sizeof *not_restored; i++)
-        if (!strcmp(name, not_restored[i])) return 0;
-    return 1;
 }
 
 int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
