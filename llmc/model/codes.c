@@ -6,13 +6,10 @@
 enum { AT_ONCE = 16 };                          /* codes that decoding reads */
 
 static int keeps(const Model *m) { return m->dev->decode != NULL; }
-static int is_expert_matrix(const Tensor *t) {
-    return t->rank == 3 && (t->kind == TENSOR_MLP || t->kind == TENSOR_GATE_UP);
-}
 static Format format_of(const Model *m, const Tensor *t) {
     const Config *c = &m->config;
     if (m->mode != MODEL_INFER) return OF_FLOATX;
-    if (c->experts_in == OF_MXFP4 && is_expert_matrix(t)) return keeps(m) ? OF_MXFP4 : OF_FLOATX;
+    if (c->experts_in == OF_MXFP4 && tensor_is_experts(t)) return keeps(m) ? OF_MXFP4 : OF_FLOATX;
     return t->kind == TENSOR_HEAD || t->kind == TENSOR_ATTENTION || t->kind == TENSOR_KEYS_VALUES
         || t->kind == TENSOR_MLP || t->kind == TENSOR_GATE_UP ? c->weights : OF_FLOATX;
 }

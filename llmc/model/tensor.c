@@ -28,15 +28,15 @@ int tensor_rows(const Tensor *t) {
     return t->shape[t->rank - 2] / (t->kind == TENSOR_KEYS_VALUES || t->kind == TENSOR_GATE_UP ? 2 : 1);
 }
 static size_t rounded(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
-static int is_experts(const Tensor *t) { return t->rank == 3 && (t->kind == TENSOR_MLP || t->kind == TENSOR_GATE_UP); }
+int tensor_is_experts(const Tensor *t) { return t->rank == 3 && (t->kind == TENSOR_MLP || t->kind == TENSOR_GATE_UP); }
 /* Moves tensors `first` .., a range that begins at `from`, unless that takes too much padding. */
 static void end_pieces_between_matrices(Manifest *m, size_t from, int first) {
     size_t unit = 0, offsets[MOST_OF_RANGE], at = from;
     for (int i = first; i < m->count; i++)
-        if (is_experts(&m->at[i])) unit = (size_t)tensor_rows(&m->at[i]) * (size_t)m->at[i].shape[2];
+        if (tensor_is_experts(&m->at[i])) unit = (size_t)tensor_rows(&m->at[i]) * (size_t)m->at[i].shape[2];
     if (!unit || unit % ALIGN || m->count - first > MOST_OF_RANGE) return;
     for (int i = first; i < m->count; i++) {
-        if (is_experts(&m->at[i])) at = from + rounded(at - from, unit);
+        if (tensor_is_experts(&m->at[i])) at = from + rounded(at - from, unit);
         offsets[i - first] = at;
         at += rounded(m->at[i].count, ALIGN);
     }

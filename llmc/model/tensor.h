@@ -57,6 +57,7 @@ void manifest_add(Manifest *m, int layer, size_t field, const char *name, float 
                   const int *shape);
 void manifest_end_range(Manifest *m);                       /* the tensors since the last call are one */
 int    tensor_rows(const Tensor *t);                        /* of one of its matrices (TensorKind) */
+int    tensor_is_experts(const Tensor *t);                  /* of an MLP, one matrix each */
 size_t manifest_largest(const Manifest *m);                 /* elements of the largest range */
 /* Lays out the gradients in the order of the weights, those that pass after the others; after the
  * dtype of each is set. */
