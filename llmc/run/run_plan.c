@@ -477,8 +477,7 @@ void run_check_memory(const Run *r) {
 }
 void run_out_of_memory(const Run *r) { lacks_memory(r, r->parallel.rank, (double)rank_memory(r)); }
 /* A line of the table; on a terminal it goes on in further ones, under its value. */
-static void line(const char *format, ...) PRINTF(1, 2);
-static void line(const char *format, ...) {
+PRINTF(1, 2) static void line(const char *format, ...) {
     char text[8192], margin[64];
     va_list args;
     va_start(args, format);
