@@ -251,9 +251,7 @@ raise_top(float (&top)[4], float (&sum)[4], float (&out)[2][W/8][4], const float
         float max = s[m][0][i];
         #pragma unroll
         for (int n = 0; n < NB; n++) max = fmaxf(max, fmaxf(s[m][n][i], s[m][n][i + 1]));
-        max = fmaxf(max, __shfl_xor_sync(ALL, max, 1));
-        max = fmaxf(max, __shfl_xor_sync(ALL, max, 2));
-        max = fmaxf(max * c, top[row]);
+        max = fmaxf(warp_max<4>(max) * c, top[row]);
         const float shrink = exp2_fast(top[row] - max);
         top[row] = max;
         sum[row] *= shrink;
@@ -601,8 +599,7 @@ plain_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadLa
                 s[i][j] = key * h.Q > r ? -INFINITY : key < first ? UNSEEN : s[i][j] * scale;
                 max = fmaxf(max, s[i][j]);
             }
-            max = warp_max<16>(max);
-            max = fmaxf(max, top[i]);
+            max = fmaxf(warp_max<16>(max), top[i]);
             const float shrink = expf(top[i] - max);
             top[i] = max;
             for (int j = 0; j < 4; j++) total += s[i][j] = expf(s[i][j] - max);

@@ -333,10 +333,7 @@ softmax_tile(float (&s)[COUNT], Softmax &state, const int (&last)[2], float c) {
     for (int i = 0; i < COUNT; i++) max[i%4] = i < 4 ? s[i] : fmaxf(max[i%4], s[i]);
     #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float m = fmaxf(max[2*h], max[2*h + 1]);
-        m = fmaxf(m, __shfl_xor_sync(ALL, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(ALL, m, 2));
-        m = fmaxf(m * c, state.top[h]);
+        const float m = fmaxf(warp_max<4>(fmaxf(max[2*h], max[2*h + 1])) * c, state.top[h]);
         state.shrink[h] = exp2_fast(state.top[h] - m);
         state.top[h] = m;
         state.sum[h] *= state.shrink[h];
