@@ -38,30 +38,18 @@ template<int W> static __global__ void __launch_bounds__(HEAD_THREADS) norm_rope
         a = rounded(a), b = rounded(b);
         for (int j = 0; j < W; j++) a.x[j] *= wa.x[j], b.x[j] *= wb.x[j];
         a = rounded(a), b = rounded(b);
-        for (int j = 0; j < W; j++) {
-            const real cosine = angles[2 * (i + j)], sine = angles[2 * (i + j) + 1], l = a.x[j], u = b.x[j];
-            a.x[j] = l * cosine - u * sine;
-            b.x[j] = u * cosine + l * sine;
-        }
+        rotate(a, b, angles + 2 * i, +1);
         store(low + i, pack(a));
         store(high + i, pack(b));
     }
 }
 
-// dn: the gradient before the rotation, of these pairs.
-template<int W> __device__ static inline void rotate_back(Reals<W> *a, Reals<W> *b, const real *angles, int i) {
-    for (int j = 0; j < W; j++) {
-        const real cosine = angles[2 * (i + j)], sine = angles[2 * (i + j) + 1], l = a->x[j], u = b->x[j];
-        a->x[j] = l * cosine + u * sine;
-        b->x[j] = u * cosine - l * sine;
-    }
-}
 // Pairs i.. of a head: what it was, and the gradient before the rotation.
 template<int W> struct Pairs { Pack<W> low, high; Reals<W> da, db; };
 template<int W> __device__ static inline Pairs<W> pairs_at(const floatX *d, const floatX *y, const real *angles,
                                                            int half, int i) {
     Pairs<W> p = { load<W>(y + i), load<W>(y + half + i), unpack(load<W>(d + i)), unpack(load<W>(d + half + i)) };
-    rotate_back(&p.da, &p.db, angles, i);
+    rotate(p.da, p.db, angles + 2 * i, -1);
     return p;
 }
 // A block's sums (groups,D), added 16 at a time (a chain of 256 loses 8 eps), to a row of partial.
@@ -162,7 +150,7 @@ template<int W> static __global__ void __launch_bounds__(HEAD_THREADS, 2) norm_r
         }
         const Reals<W> ya = unpack(p.low), yb = unpack(p.high);
         Reals<W> da = unpack(p.dlow), db = unpack(p.dhigh);
-        rotate_back(&da, &db, angles.x, 0);
+        rotate(da, db, angles.x, -1);
         real squares = 0, dot = 0;
         for (int j = 0; j < W; j++) {
             squares += ya.x[j] * ya.x[j] + yb.x[j] * yb.x[j];

@@ -177,6 +177,15 @@ template<int W> __device__ static inline Pack<W> pack(const Reals<W> &r) {
         p.x[i] = X(r.x[i]);
     return p;
 }
+// Rotates W pairs by their angles, of which the table has cosine and sine; direction -1: back.
+template<int W> __device__ static inline void rotate(Reals<W> &a, Reals<W> &b, const real *angles, int direction) {
+    #pragma unroll
+    for (int j = 0; j < W; j++) {
+        const real cosine = angles[2*j], sine = direction * angles[2*j + 1], re = a.x[j], im = b.x[j];
+        a.x[j] = re * cosine - im * sine;
+        b.x[j] = im * cosine + re * sine;
+    }
+}
 // random_32 of elements from `first` on, for X_random. first is even or W is 1: pairs share a hash.
 template<int W> __device__ static inline void random_each(uint32_t (&bits)[W], uint64_t key, size_t first) {
     if constexpr (W == 1) bits[0] = random_32(key, first);

@@ -15,12 +15,7 @@ template<int W> static __global__ void __launch_bounds__(256, 8) rope_kernel(flo
         floatX *low = x + n * stride + (size_t)(u / units) * D + i, *high = low + half;
         const Reals<2*W> t = load<2*W>(angles + 2*i);
         Reals<W> a = unpack(load<W>(low)), b = unpack(load<W>(high));
-        #pragma unroll
-        for (int j = 0; j < W; j++) {
-            const real cosine = t.x[2*j], sine = direction * t.x[2*j + 1], re = a.x[j], im = b.x[j];
-            a.x[j] = re * cosine - im * sine;
-            b.x[j] = im * cosine + re * sine;
-        }
+        rotate(a, b, t.x, direction);
         store(low, pack(a));
         store(high, pack(b));
     }
