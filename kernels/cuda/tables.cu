@@ -3,6 +3,13 @@
 #include "columns.cuh"
 #include "mix.cuh"
 
+// to += factor d.
+template<int W> __device__ static inline void add_multiple(floatX *to, real factor, const Reals<W> &d) {
+    Reals<W> sum = unpack(load<W>(to));
+    for (int j = 0; j < W; j++) sum.x[j] += factor * d.x[j];
+    store(to, pack(sum));
+}
+
 // ---- values from a table ------------------------------------------------------------------------
 
 __device__ static inline real twice_sigmoid(real x) { return 2 / (1 + expf(-x)); }
@@ -14,11 +21,7 @@ template<int W> static __global__ void __launch_bounds__(256) value_forward_kern
     if (i >= units) return;
     const size_t n = i * W / width, at = i * W % width;
     const real factor = gate ? twice_sigmoid(R(gate[n * G + at / D])) : 1;
-    floatX *const v = kv + n * 2 * width + width + at;
-    const Reals<W> row = unpack(load<W>(table + token[n] * width + at));
-    Reals<W> sum = unpack(load<W>(v));
-    for (int j = 0; j < W; j++) sum.x[j] += factor * row.x[j];
-    store(v, pack(sum));
+    add_multiple<W>(kv + n * 2 * width + width + at, factor, unpack(load<W>(table + token[n] * width + at)));
 }
 static void value_forward(floatX *kv, const floatX *gate, const int *token, const floatX *table, int N, int G, int D) {
     const bool w = wide(D, kv, table);
@@ -68,12 +71,6 @@ static void mix_forward(floatX *x, Mix m, int N, int C) {
 }
 
 typedef struct { floatX *d, *first, *extra; } MixGradients;
-// to += factor d.
-template<int W> __device__ static inline void add_multiple(floatX *to, real factor, const Reals<W> &d) {
-    Reals<W> sum = unpack(load<W>(to));
-    for (int j = 0; j < W; j++) sum.x[j] += factor * d.x[j];
-    store(to, pack(sum));
-}
 // A block has every gridDim.x-th group of 256 units, and a row of `partial` (gridDim.x, 3). Moves
 // N C elements, 5 N C more with first, 3 N C more with extra.
 enum { MIX_THREADS = 256 };
