@@ -19,9 +19,9 @@ typedef struct {
  * the tensor's root mean square. */
 int check_gradients(const Check *c, double bound, FILE *report, int all, double *worst);
 
-/* The same batch on two devices: the norm-wise relative difference of every tensor's gradient. Both
- * have the weights as dev rounds them: else a norm of a short row magnifies that rounding a hundred
- * times. Where rounding sends one token to another expert the gradients differ by percents and both
- * are right, so this tries up to 20 seeds for a batch that both route alike. Returns as above. */
+/* The same batch on two devices: the norm-wise relative difference of every tensor's gradient, for
+ * TENSOR_SCALARS relative to those of all layers. Both have the weights as dev rounds them: a short
+ * row's norm magnifies that rounding a hundred times. Where rounding sends a token elsewhere both
+ * are right, percents apart: up to 20 seeds are tried until both route alike. Returns as above. */
 int check_devices(const Check *c, const Device *dev, const Device *twin, double bound, FILE *report, int all,
                   double *worst);
