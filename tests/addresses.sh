@@ -25,7 +25,7 @@ try "resumed by one" $build/train_moe -o ranks -y 1 -x 9 -dv cpu -ng 1
 try "with Muon, dropout and -rp 1" $train $model -x 6 -wo muon -dr 0.1 -rp 1 -o muon
 try "a model of a folder" $build/train_moe -e muon -i text.txt -x 4 -o further
 try "conversations" $build/train_moe -i chats.jsonl -ct chatml -tk 280 -e m2:c32h2e4k2f32a1x1 -b 4 -t 128 -x 12 -s 0 -o talk
-port=$((20000 + $$ % 20000))
+port=$((20000 + $$ % 12000))
 $train $model -x 6 -o two -ng 2 -pn 2 -pp $port -pr 0 > log 2>&1 & first=$!
 $train $model -x 6 -o two -ng 2 -pn 2 -pp $port -pr 1 > log2 2>&1 & second=$!
 done=true

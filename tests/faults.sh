@@ -210,7 +210,7 @@ total "a save that is due while another is being written: put off"
 
 # ---- two processes, one of them with a fault -------------------------------------------------------------------------------
 
-port=$((20000 + $$ % 20000 / parts * parts + part)) before=$hits    # none is another part's
+port=$((20000 + $$ % 10000 / parts * parts + part)) before=$hits    # none is another part's
 pair() {                                # pair FAULT OF LEVEL: two processes of one rank; OF (0 or 1) has the fault. Sets code0 and code1.
     port=$((port + parts))
     for i in 0 1; do

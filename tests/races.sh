@@ -15,7 +15,7 @@ for group in messages strangers comm parallel; do
 done
 
 cat llmc/*/*.c | head -c 60000 > "$work/text.txt"
-port=$((20000 + $$ % 20000))
+port=$((20000 + $$ % 12000))
 train="$build/train_moe -i $work/text.txt -dv cpu -e m2:c32h4e4k2f32a4x2 -b 2 -t 32 -v 5 -s 10 -g 8 -n 5 -ng 2 -pn 2 -pp $port -pt 60 -o $work/out"
 pair() {                                # pair CODE WHAT OPTIONS...: two processes of two ranks
     code=$1 what=$2 done=true; shift 2
