@@ -102,6 +102,13 @@ int net_listen(const char *address, int port, int for_others, int fd[NET_LISTENE
     return 0;
 }
 
+/* A connection may begin at the very port that it goes to, if nobody listens there yet. */
+static int is_to_itself(int fd) {
+    struct sockaddr_storage here = { 0 }, there = { 0 };
+    socklen_t size = sizeof here, other = sizeof there;
+    return !getsockname(fd, (struct sockaddr *)&here, &size) && !getpeername(fd, (struct sockaddr *)&there, &other)
+        && !memcmp(&here, &there, sizeof here);
+}
 /* Waits at most `seconds`: if a firewall drops the packets, there is no answer at all. */
 static int connect_to(const struct addrinfo *a, double seconds) {
     const int fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol);
@@ -119,6 +126,7 @@ static int connect_to(const struct addrinfo *a, double seconds) {
         if (ready <= 0) why = ETIMEDOUT;
         else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &size)) why = errno;
     }
+    if (!why && is_to_itself(fd)) why = ECONNREFUSED;
     fcntl(fd, F_SETFL, flags);
     if (!why) return set_up(fd);
     close(fd);

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -337,6 +338,22 @@ static void addresses(void) {
           && !net_is_loopback("10.0.0.1"), "which addresses are loopback ones");
 }
 
+/* Linux gives even ports from 32,768 on to connections, and comes to this one sooner or later. */
+static void connections_to_nobody(void) {
+    const int port = free_port() / 2 * 2, attempts = 80000;
+    int own = 0;
+    for (int i = 0; i < attempts && !own; i++) {
+        Error e;
+        struct sockaddr_in here = { 0 };
+        socklen_t size = sizeof here;
+        const int fd = net_connect("127.0.0.1", port, 1, &e);
+        if (fd < 0) continue;
+        if (!getsockname(fd, (struct sockaddr *)&here, &size) && ntohs(here.sin_port) == port) own = i + 1;
+        close(fd);
+    }
+    check(!own, "nobody listens: attempt %d of %d is connected to itself", own, attempts);
+}
+
 /* ---- the secret ------------------------------------------------------------------------------ */
 
 static const char *given;                                   /* MOE_SECRET */
@@ -442,6 +459,7 @@ static void secret_of_file(void) {
 
 void test_messages(void) {
     PART(hash_vectors()); PART(hmac_vectors()); PART(introductions()); PART(hellos()); PART(lists());
-    PART(hosts()); PART(messages()); PART(deadlines()); PART(addresses()); PART(secret_of_environment());
+    PART(hosts()); PART(messages()); PART(deadlines()); PART(addresses()); PART(connections_to_nobody());
+    PART(secret_of_environment());
     PART(secret_of_file());
 }
