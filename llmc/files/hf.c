@@ -197,12 +197,15 @@ static int check_piece(const Load *l, void *data, size_t first, size_t n, Error 
 /* Weights that are kept in codes have a buffer for a range at a time. is_coded: by tensor. */
 static int load_for_codes(Model *m, Safetensors *s, const Load *loads, const size_t *first, const char *is_coded,
                           Error *e) {
+    const int ranges = m->manifest.range_count;
+    Loader *l = load_open(m->dev, s, loads, first[ranges]);
     int ok = 1;
-    for (int r = 0; r < m->manifest.range_count && ok; r++) {
-        ok = load_all(m->dev, s, loads + first[r], first[r + 1] - first[r], e);
+    for (int r = 0; r < ranges && ok; r++) {
+        ok = load_next(l, first[r + 1] - first[r], e);
         for (int i = 0; i < m->manifest.count && ok; i++)
             if (m->manifest.at[i].range == r) codes_keep(m, i, is_coded[i]);
     }
+    load_close(l);
     return ok;
 }
 /* All ranks load sharded weights by ranges; each keeps its own. first: of a range's loads. */
@@ -210,11 +213,13 @@ static int load_ranges(Model *m, Safetensors *s, const Load *loads, const size_t
     const int ranges = m->manifest.range_count;
     int ok = 1;
     if (m->dp.level < 3) return load_all(m->dev, s, loads, first[ranges], e);
+    Loader *l = load_open(m->dev, s, loads, first[ranges]);
     parallel_begin_weights(m);
     for (int r = 0; r < ranges && ok; r++) {
         parallel_wait_weights(m, r, 0);                     /* tensors that the file does not have stay */
-        if ((ok = load_all(m->dev, s, loads + first[r], first[r + 1] - first[r], e))) parallel_keep_weights(m, r);
+        if ((ok = load_next(l, first[r + 1] - first[r], e))) parallel_keep_weights(m, r);
     }
+    load_close(l);
     return ok;
 }
 /* Of sharded weights a rank keeps its part: of a piece, `at` elements into a tensor, what is read

@@ -70,50 +70,63 @@ size_t load_host_bytes(const Device *dev, size_t unit) {
         : MOST * dev->real_size;
     return threads * ((dev->is_gpu ? 2 * 2 * most : 0) + unit * dev->floatX_size);     /* a check copies a unit */
 }
-/* The host's memory for the parts of two batches of a GPU. */
-typedef struct { HostBuffer *buffer; int locked; char *at; size_t bytes; } Memory;         /* bytes: of a part */
-static Memory memory_open(const Device *dev, const Load *loads, size_t count, size_t parts) {
-    Memory m = { 0 };
-    size_t all = 0;
+/* Memory for the parts of two batches: all threads fill one while the other is sent. Without a
+ * buffer it is not locked for the GPU. */
+struct Loader {
+    const Device *dev;
+    Safetensors  *s;
+    const Load   *loads;                /* the next ones */
+    HostBuffer   *buffer;
+    char         *memory;
+    int           most;                 /* parts of a batch */
+    Batch         batches[2];
+};
+Loader *load_open(const Device *dev, Safetensors *s, const Load *loads, size_t count) {
+    Loader *l = mem_alloc(sizeof *l);
+    size_t all = 0, bytes = 0;
+    l->dev = dev, l->s = s, l->loads = loads, l->most = 2 * omp_get_max_threads();
+    const size_t parts = 2 * (size_t)l->most;
     for (size_t i = 0; i < count && dev->is_gpu; i++) {
         const size_t most = part_most(&loads[i]), n = loads[i].count < most ? loads[i].count : most,
-            element = dtype_size(dev, loads[i].type);
-        if (n * element > m.bytes) m.bytes = n * element;
+            element = size_of(dev, &loads[i]);
+        if (n * element > bytes) bytes = (n * element + 7) / 8 * 8;
         all += loads[i].count * element;
     }
-    if (all >= MUCH) m.buffer = host_buffer_open(dev, loads->to, parts * m.bytes);
-    m.locked = m.buffer && host_buffer_state(m.buffer, 1) == BUFFER_READY;
-    if (m.buffer && !m.locked) host_buffer_close(m.buffer), m.buffer = NULL;
-    m.at = m.locked ? host_buffer_memory(m.buffer) : mem_alloc(parts * m.bytes);
-    return m;
+    if (all >= MUCH) l->buffer = host_buffer_open(dev, loads->to, parts * bytes);
+    if (l->buffer && host_buffer_state(l->buffer, 1) != BUFFER_READY) host_buffer_close(l->buffer), l->buffer = NULL;
+    l->memory = l->buffer ? host_buffer_memory(l->buffer) : mem_alloc(parts * bytes);
+    for (int i = 0; i < 2; i++) l->batches[i].parts = mem_alloc((size_t)l->most * sizeof(Part));
+    for (size_t i = 0; i < parts; i++) l->batches[i % 2].parts[i / 2].data = l->memory + i * bytes;
+    return l;
 }
-static void memory_close(const Device *dev, Memory *m) {
-    if (m->locked) dev->sync();
-    else free(m->at);
-    host_buffer_close(m->buffer);
+void load_close(Loader *l) {
+    if (!l->buffer) free(l->memory);
+    host_buffer_close(l->buffer);
+    free_each(l->batches[0].parts, l->batches[1].parts, l);
 }
-int load_all(const Device *dev, Safetensors *s, const Load *loads, size_t count, Error *e) {
-    const int most = 2 * omp_get_max_threads();
-    Batch batches[2] = { { 0 } };
-    Cursor at = { loads, count, 0, 0 };
-    Memory memory = memory_open(dev, loads, count, 2 * (size_t)most);
+int load_next(Loader *l, size_t count, Error *e) {
+    Cursor at = { l->loads, count, 0, 0 };
     int ok = 1;
-    for (int i = 0; i < 2; i++) batches[i].parts = mem_alloc((size_t)most * sizeof(Part));
-    for (int i = 0; i < 2 * most; i++) batches[i % 2].parts[i / 2].data = memory.at + (size_t)i * memory.bytes;
+    l->batches[0].count = l->batches[1].count = 0;
     for (int current = 0; ok; current ^= 1) {
-        Batch *const now = &batches[current], *const before = &batches[!current];
-        take(now, most, &at);
+        Batch *const now = &l->batches[current], *const before = &l->batches[!current];
+        take(now, l->most, &at);
         if (!now->count && !before->count) break;
         #pragma omp parallel if (now->count > 1)
         {
             #pragma omp master
-            ok = send(dev, before, memory.locked, e);
+            ok = send(l->dev, before, l->buffer != NULL, e);
             #pragma omp for schedule(dynamic, 1)
-            for (int i = 0; i < now->count; i++) fill(dev, s, &now->parts[i]);
+            for (int i = 0; i < now->count; i++) fill(l->dev, l->s, &now->parts[i]);
         }
-        if (memory.locked) dev->sync();                     /* what was sent is filled next */
+        if (l->buffer) l->dev->sync();                      /* what was sent is filled next */
     }
-    memory_close(dev, &memory);
-    for (int i = 0; i < 2; i++) free(batches[i].parts);
+    l->loads += count;
+    return ok;
+}
+int load_all(const Device *dev, Safetensors *s, const Load *loads, size_t count, Error *e) {
+    Loader *l = load_open(dev, s, loads, count);
+    const int ok = load_next(l, count, e);
+    load_close(l);
     return ok;
 }

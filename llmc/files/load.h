@@ -23,3 +23,8 @@ const char *load_dtype(const Device *dev, Dtype type);      /* its name in files
 size_t load_host_bytes(const Device *dev, size_t unit);     /* of the host's memory, for units of so many elements */
 /* 0: the first error, in their order */
 int load_all(const Device *dev, Safetensors *s, const Load *loads, size_t count, Error *e);
+/* The same in steps of `count` loads, with one memory of the host, which takes time to lock. */
+typedef struct Loader Loader;
+Loader *load_open(const Device *dev, Safetensors *s, const Load *loads, size_t count);
+int     load_next(Loader *l, size_t count, Error *e);
+void    load_close(Loader *l);

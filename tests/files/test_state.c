@@ -451,6 +451,12 @@ static void copy_now(void) {
     late_count = 0;
 }
 static void count_upload(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); uploads++; }
+static int (*lock_memory)(const void *near, void *host, size_t bytes);
+static size_t locked_bytes;
+static int lock_counted(const void *near, void *host, size_t bytes) {
+    locked_bytes += bytes;
+    return lock_memory(near, host, bytes);
+}
 static int lock_nothing(const void *near, void *host, size_t bytes) { (void)near, (void)host, (void)bytes; return 0; }
 static int check_nothing(const Load *l, void *data, size_t first, size_t n, Error *e) {
     (void)l, (void)data, (void)first, (void)n, (void)e;
@@ -475,15 +481,23 @@ static void loads_by_device(void) {
                            .to = to + 1000 * i, .type = REAL, .check = check_nothing };
     Device gpu = *device_find("cpu-f32");
     gpu.is_gpu = 1, gpu.copy_in = copy_late, gpu.sync = copy_now, gpu.upload = count_upload;
-    for (int locked = 1; locked >= 0; locked--) {
+    lock_memory = gpu.host_lock, gpu.host_lock = lock_counted;
+    size_t at_once = 0;
+    for (int way = 0; way < 3; way++) {                     /* at once; in three steps; not locked */
+        const int locked = way < 2, steps = way == 1 ? 3 : 1;
         if (!locked) gpu.host_lock = lock_nothing;
         memset(to, 0, 2 * VALUES * sizeof *to);
-        late_bad = uploads = 0;
-        check(load_all(&gpu, s, loads, READS, &e) && !late_count && !late_bad && locked == !uploads,
-              "locked %d: %d pieces changed before they were copied, %d were uploaded %s", locked, late_bad, uploads,
-              e.text);
-        check(!memcmp(to, data, end * sizeof *to) && to[end] == 0,
-              "locked %d: everything has come, and no more", locked);
+        late_bad = uploads = 0, locked_bytes = 0;
+        Loader *l = load_open(&gpu, s, loads, READS);
+        int ok = 1;
+        for (int i = 0; i < steps; i++) ok &= load_next(l, (size_t)(READS * (i + 1) / steps - READS * i / steps), &e);
+        load_close(l);
+        check(ok && !late_count && !late_bad && locked == !uploads,
+              "way %d: %d pieces changed before they were copied, %d were uploaded %s", way, late_bad, uploads, e.text);
+        check(!memcmp(to, data, end * sizeof *to) && to[end] == 0, "way %d: everything has come, and no more", way);
+        if (!way) at_once = locked_bytes;
+        check(way != 1 || (at_once && locked_bytes == at_once), "in steps no more is locked: %zu of %zu bytes",
+              locked_bytes, at_once);
     }
     safetensors_close(s);
     free_each(path, data, to, loads);
