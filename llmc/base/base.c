@@ -62,19 +62,22 @@ void *mem_grow(void *p, size_t bytes) {
     return p;
 }
 struct Block { Block *next; size_t used, capacity; };
+static size_t aligned(size_t bytes) { return (bytes + 7) / 8 * 8; }
+size_t block_more(const Block *b, size_t bytes) {
+    if (b && b->capacity - b->used >= aligned(bytes)) return 0;
+    const size_t next = !b ? 2048 : b->capacity > 1 << 19 ? 1 << 20 : 2 * b->capacity;
+    return next > aligned(bytes) ? next : aligned(bytes);
+}
 void *block_alloc(Block **blocks, size_t bytes) {
-    Block *b = *blocks;
-    bytes = (bytes + 7) / 8 * 8;
-    if (!b || b->capacity - b->used < bytes) {
-        size_t capacity = b ? 2 * b->capacity : 2048;
-        if (capacity > 1 << 20) capacity = 1 << 20;
-        if (capacity < bytes) capacity = bytes;
-        *blocks = mem_grow(NULL, sizeof *b + capacity);
-        **blocks = (Block){ b, 0, capacity };
-        b = *blocks;
+    const size_t capacity = block_more(*blocks, bytes);
+    if (capacity) {
+        Block *const b = mem_grow(NULL, sizeof *b + capacity);
+        *b = (Block){ *blocks, 0, capacity };
+        *blocks = b;
     }
-    b->used += bytes;
-    return (char *)(b + 1) + b->used - bytes;
+    Block *const b = *blocks;
+    b->used += aligned(bytes);
+    return (char *)(b + 1) + b->used - aligned(bytes);
 }
 void block_free(Block **blocks) {
     for (Block *b = *blocks, *next; b; b = next) { next = b->next; free(b); }

@@ -29,8 +29,10 @@ void  mem_free(void **all, size_t n);                                /* free_eac
 #define free_each(...) mem_free((void *[]){ __VA_ARGS__ }, sizeof (void *[]){ __VA_ARGS__ } / sizeof(void *))
 char *text_format(const char *format, ...) PRINTF(1, 2);             /* a new string; free() it */
 /* Memory for many small things that are freed together, in blocks that double in size: NULL at
- * first. block_alloc: aligned to 8 bytes, not zeroed. */
+ * first. block_alloc: aligned to 8 bytes, not zeroed. block_more: the size of the block that this
+ * then takes; 0: none. */
 typedef struct Block Block;
+size_t block_more(const Block *b, size_t bytes);
 void *block_alloc(Block **blocks, size_t bytes);
 void  block_free(Block **blocks);
 

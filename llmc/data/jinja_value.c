@@ -11,7 +11,7 @@ static void check_memory(Work *w) {
     if (w->used > JINJA_MEMORY) work_fail(w, "it needs more than %d MB", JINJA_MEMORY >> 20);
 }
 void *work_alloc(Work *w, size_t bytes) {
-    w->used += (bytes + 7) / 8 * 8;
+    w->used += block_more(w->blocks, bytes);
     check_memory(w);
     return block_alloc(&w->blocks, bytes);
 }
