@@ -84,7 +84,7 @@ void cuda_check(const char *file, int line, const char *what, cudaError_t error)
     if (e_ != cudaSuccess) cuda_check(__FILE__, __LINE__, #call, e_); \
     } while (0)
 
-// More than 48 KiB of shared memory, with what the kernel declares, must be allowed.
+// Shared memory beyond 48 KiB must be allowed, and a kernel may declare up to 16 of them itself.
 static inline void allow_shared(const void *kernel, size_t bytes) {
     if (bytes > 32 << 10)
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
