@@ -33,6 +33,11 @@ __device__ static inline void mma_bf16(float d[4], const uint32_t a[4], const ui
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+// To shared memory, at a multiple of 16 bytes. (The compiler may store words or halves of them.)
+__device__ static inline void store_16(void *to, uint4 x) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                 :: "r"(shared_address(to)), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
 // Copies 16 bytes from global to shared memory in the background. Not valid: writes zeros only.
 __device__ static inline void cp_async(uint32_t shared, const void *global, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"

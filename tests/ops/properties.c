@@ -588,10 +588,11 @@ void check_decoded_mlp(const Device *dev) {
         { 1, 160, 96, 5, 2, SWIGLU, OF_FLOATX, 0 },  { 1, 2880, 64, 3, 2, CLAMPED, OF_FLOATX, 1 },
         { 1, 160, 96, 5, 2, SWIGLU, OF_FP8, 0 },     { 1, 640, 288, 3, 2, CLAMPED, OF_FP8, 1 },
         { 1, 2304, 96, 1, 1, RELU2, OF_FP8, 0 },     { 3, 640, 288, 5, 2, SWIGLU, OF_FP8, 1 },
-        { 1, 1120, 96, 5, 2, CLAMPED, OF_MXFP4, 1 }, { 1, 2208, 1056, 2, 1, SWIGLU, OF_MXFP4, 0 },
+        { 1, 1120, 96, 5, 2, CLAMPED, OF_MXFP4, 1 }, { 1, 2208, 2080, 5, 4, SWIGLU, OF_MXFP4, 0 },
         { 4, 1120, 96, 5, 2, CLAMPED, OF_MXFP4, 1 }, { 2, 288, 160, 1, 1, IDENTITY, OF_FP8, 0 },
         { 2, 160, 96, 5, 2, CLAMPED, OF_FLOATX, 1 }, { 1, 4640, 32, 40, 3, SWIGLU, OF_FP8, 0 },
         { 8, 1056, 96, 20, 4, SWIGLU, OF_FP8, 1 },   { 7, 2880, 160, 9, 4, CLAMPED, OF_MXFP4, 1 },
+        { 1, 4128, 96, 3, 2, CLAMPED, OF_MXFP4, 1 },
     };
     for (size_t i = 0; i < COUNT(cases) && dev->decode; i++) {
         const MlpCase *s = &cases[i];

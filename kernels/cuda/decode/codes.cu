@@ -3,7 +3,7 @@
 //
 // Codes are few bytes, so that instructions would take longer than memory: tensor cores multiply.
 // A warp multiplies 16 rows of a weight (a of mma_bf16) with all tokens (columns of b). Each lane
-// reads 16 bytes of two of the rows, a piece, and makes bf16 of them by shifts: a code's bits at
+// reads 16 bytes of two of the rows, a piece, and makes bf16 of them (widen): a code's bits at
 // the low end of the exponent are its value times a small power of two, and tokens are multiplied
 // by 2^64, so that no product is too small for a float. All of this is exact. (NaN as a code counts
 // as 480: weight_to_codes gives it to whole blocks only, whose scale is NaN, too.)
@@ -44,33 +44,11 @@ template <Format F> struct Pieces {                         // of two rows, g an
 };
 // 2^-64 over the value of a code as bf16: 2^-120 of e4m3, whose bias is 7, and 2^-126 of e2m1.
 template <Format F> __device__ constexpr float unit(void) { return F == OF_FP8 ? 0x1p56f : 0x1p62f; }
-
-// Codes 8j to 8j + 7 of a piece, in pairs: 0 2, 1 3, 4 6, 5 7, and of 4 bits 0 4, 1 5, 2 6, 3 7.
-__device__ static inline uint32_t word(const uint4 &v, int i) {
-    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
-template <Format F> __device__ static inline void widen(uint32_t (&pair)[4], const uint4 &code, int j) {
-    #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint32_t w = word(code, F == OF_FP8 ? 2 * j + i / 2 : j), upper = i % 2 ? w : w << 8;
-        if (F == OF_FP8) pair[i] = (upper & 0x80008000) | (upper >> 4 & 0x07f007f0);
-        else pair[i] = (w << (12 - 4 * i) & 0x80008000) | ((i < 2 ? w << (6 - 4 * i) : w >> (4 * i - 6)) & 0x01c001c0);
-    }
-}
-// Eight elements of a token in that order, times 2^64.
+// Eight elements of a token as widen has codes, times 2^64.
 template <Format F> __device__ static inline uint4 prepared(const Vec &v) {
-    uint32_t x[4], y[4];
-    memcpy(x, &v, sizeof x);
-    #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int one = F == OF_FP8 ? i / 2 * 2 : i / 2, other = one + (F == OF_FP8 ? 1 : 2);
-        const uint32_t pair = __byte_perm(x[one], x[other], i % 2 ? 0x7632 : 0x5410);
-        __nv_bfloat162 two;
-        memcpy(&two, &pair, sizeof two);
-        two = __hmul2(two, __floats2bfloat162_rn(0x1p64f, 0x1p64f));
-        memcpy(&y[i], &two, sizeof two);
-    }
-    return { y[0], y[1], y[2], y[3] };
+    const uint4 x = in_order<F>(v);
+    const uint32_t by = 0x5f805f80;                         // 2^64
+    return { product_bf16(x.x, by), product_bf16(x.y, by), product_bf16(x.z, by), product_bf16(x.w, by) };
 }
 // The token of this lane's column in a group of columns. Those after the last count for nothing.
 template <Format F> __device__ static inline int token_of(int group, int N) {

@@ -317,27 +317,23 @@ static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const Out
 // order that lanes read block j of their pieces without conflicts of banks (position_of): the first
 // at c - lane (PER - BLOCK), the next WIDE / BLOCKS further. Of floats that is the order of memory.
 //
-// Codes become halves, exactly: e4m3 by an instruction, e2m1 by shifts, as 2^-14 of their value.
+// Codes of 8 bits become halves, exactly, by an instruction; those of 4 bits: see add_products.
 
 template <Format F> struct Piece {
     enum { PER = F == OF_FP8 ? 16 : 32, BLOCK = 8, BLOCKS = PER / BLOCK, WIDE = 32 * PER };
     uint4 code;
-    float scale;
+    uint32_t scale;                                                     // as in memory
     __device__ void load(Row row, int c) {
         code = *(const uint4 *)(row.at + (F == OF_FP8 ? c : c / 2));
-        if (F == OF_FP8) scale = ((const float *)row.scale)[c / FP8_BLOCK];
-        else scale = scale_of_4_bits(row.scale[c / MXFP4_BLOCK]) * 16384;
+        if (F == OF_FP8) scale = ((const uint32_t *)row.scale)[c / FP8_BLOCK];
+        else scale = row.scale[c / MXFP4_BLOCK];
     }
-    __device__ uint32_t word(int i) const { return i == 0 ? code.x : i == 1 ? code.y : i == 2 ? code.z : code.w; }
-    // Block j, without the scale.
+    // Block j of 8 bits, without the scale.
     __device__ void widen(float (&x)[BLOCK], int j) const {
         #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const uint32_t w = word(F == OF_FP8 ? 2 * j + i / 2 : j);
-            const uint32_t two = F == OF_FP8 ? halves_of_codes(i % 2 ? w >> 16 : w)
-                : ((i < 3 ? w << (12 - 4 * i) : w) & 0x80008000) | ((i < 3 ? w << (9 - 4 * i) : w >> 3) & 0x0e000e00);
-            x[F == OF_FP8 ? 2 * i : i] = unpack_half(two, 0);
-            x[F == OF_FP8 ? 2 * i + 1 : i + 4] = unpack_half(two, 1);
+            const uint32_t w = word(code, 2 * j + i / 2), two = halves_of_codes(i % 2 ? w >> 16 : w);
+            x[2 * i] = unpack_half(two, 0), x[2 * i + 1] = unpack_half(two, 1);
         }
     }
 };
@@ -347,9 +343,6 @@ template <> struct Piece<OF_FLOATX> {
     __device__ void load(Row row, int c) { w = load_vec((const floatX *)row.at + c); }
     __device__ void widen(float (&x)[BLOCK], int) const { for (int i = 0; i < BLOCK; i++) x[i] = element(w, i); }
 };
-template <Format F> __device__ static inline float scale_of(const Piece<F> &p) {
-    if constexpr (F == OF_FLOATX) return 1; else return p.scale;
-}
 // The product with PER elements; or with those whose blocks are `apart` from each other, from x on.
 template <Format F> __device__ static inline float
 product(const Piece<F> &w, const Pack<Piece<F>::BLOCK> (&x)[Piece<F>::BLOCKS]) {
@@ -362,7 +355,7 @@ product(const Piece<F> &w, const Pack<Piece<F>::BLOCK> (&x)[Piece<F>::BLOCKS]) {
         #pragma unroll
         for (int i = 0; i < P::BLOCK; i++) sum += y[i] * element(x[j], i);
     }
-    return F == OF_FLOATX ? sum : sum * scale_of(w);
+    if constexpr (F == OF_FLOATX) return sum; else return sum * __uint_as_float(w.scale);
 }
 template <Format F> __device__ static inline float product(const Piece<F> &w, const floatX *x, int apart) {
     typedef Piece<F> P;
@@ -371,10 +364,48 @@ template <Format F> __device__ static inline float product(const Piece<F> &w, co
     for (int j = 0; j < P::BLOCKS; j++) v[j] = load<P::BLOCK>(x + j * apart);
     return product(w, v);
 }
+// In 4 bits instructions for each code would take longer than memory: tensor cores multiply, though
+// they are made for matrices. Lane 4g + t has its elements of a row in row g of a, of a second row
+// in row g + 8, and of the token in column g of b. Of the 16 x 8 sums only (g, g) and (g + 8, g)
+// mean something: what lanes 4g to 4g + 3 add up. Lane 4g + g/2 receives them.
+//
+// d += products with x(j), block j of the token, in_order; not there: with zeros. Each lane's block
+// has its own scale. Codes are multiplied by it and by 2^94, so that they are normal numbers: exact
+// for scales from 2^-93 to 2^33. Larger ones count as NaN.
+template <class At> __device__ static inline void
+add_products(float (&d)[4], const Piece<OF_MXFP4> &first, const Piece<OF_MXFP4> &second, At x, bool there) {
+    #pragma unroll
+    for (int j = 0; j < 4; j++) {
+        uint32_t a[2][4], pair[4];
+        #pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const Piece<OF_MXFP4> &w = r ? second : first;
+            const uint32_t factor = !there ? 0 : (w.scale < 161 ? (w.scale + 94) << 7 : 0x7fff) * 0x10001;
+            widen<OF_MXFP4>(pair, w.code, j);
+            #pragma unroll
+            for (int i = 0; i < 4; i++) a[i / 2][i % 2 * 2 + r] = product_bf16(pair[i], factor);
+        }
+        const uint4 v = x(j);
+        const uint32_t b[2][2] = { { v.x, v.y }, { v.z, v.w } };
+        mma_bf16(d, a[0], b[0]), mma_bf16(d, a[1], b[1]);
+    }
+}
+// This lane's part of row r's sum; in 4 bits that of its group of four lanes, or 0.
+template <Format F> __device__ static inline float part_of(const float (&d)[4], int r) {
+    const int g = threadIdx.x % 32 / 4;
+    if (F != OF_MXFP4) return d[2 * r];
+    return threadIdx.x % 4 == g / 2 ? 0x1p32f * (g % 2 ? d[2 * r + 1] : d[2 * r]) : 0;
+}
 template <Format F> __device__ static inline int position_of(int c) {
     typedef Piece<F> P;
     const int i = c % P::WIDE, lane = i / P::PER, j = i % P::PER / P::BLOCK;
     return F == OF_FLOATX ? c : c - i + (j * 32 + lane) * P::BLOCK + i % P::BLOCK;
+}
+
+// Elements from c on of a token, to shared memory.
+template <Format F> __device__ static inline void store_block(floatX *x, int c, const Vec &v) {
+    if constexpr (F == OF_MXFP4) store_16(x + position_of<F>(c), in_order<F>(v));
+    else store_vec(x + position_of<F>(c), v);
 }
 
 // ---- one token ----------------------------------------------------------------------------------
@@ -585,34 +616,55 @@ multiply_pairs(Vec (&w)[2][CHUNKS], int pair, int e, const InBlock &at, At x, Ro
         if ((pair = after) >= at.pairs) break;
     }
 }
-// The same of codes, and of long rows: CHUNKS chunks of both at a time. x: in shared memory.
-template <Format F, int CHUNKS, class RowsOf> __device__ static inline void
-multiply_long(Piece<F> (&w)[2][CHUNKS], int pair, int e, const InBlock &at, const floatX *x, RowsOf rows_of,
-              const InArgs &p) {
+// Chunks of part `part` of two rows.
+template <Format F, int CHUNKS> __device__ static inline void
+load_parts(Piece<F> (&w)[2][CHUNKS], const Row (&row)[2], int part, int C) {
     typedef Piece<F> P;
-    const int lane = threadIdx.x % 32, C = p.C, parts = (C + CHUNKS * P::WIDE - 1) / (CHUNKS * P::WIDE);
-    float first = 0, second = 0;
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+        const int c = (part * CHUNKS + i) * P::WIDE + (int)threadIdx.x % 32 * P::PER;
+        if (c < C) w[0][i].load(row[0], c), w[1][i].load(row[1], c);
+    }
+}
+// Three chunks in 4 bits are whole rows, or registers would not suffice for three blocks on an SM.
+__host__ __device__ constexpr bool in_one_part(Format f, int chunks) { return f == OF_MXFP4 && chunks == 3; }
+// The same of codes, and of long rows: CHUNKS chunks of both at a time. Pairs of number `pair`,
+// pair + step, ... below `pairs`; x_of(pair): its token, in shared memory; store: gets the sums.
+template <Format F, int CHUNKS, class XOf, class RowsOf, class Store> __device__ static inline void
+multiply_long(Piece<F> (&w)[2][CHUNKS], int pair, int step, int pairs, int C, XOf x_of, RowsOf rows_of, Store store) {
+    typedef Piece<F> P;
+    const int lane = threadIdx.x % 32,
+        parts = in_one_part(F, CHUNKS) ? 1 : (C + CHUNKS * P::WIDE - 1) / (CHUNKS * P::WIDE);
+    float sum[4] = {};                                      // see part_of
     int part = 0;
     #pragma unroll 1
     for (;;) {
         const bool ends = part + 1 == parts;
-        const int after = ends ? pair + at.stride * WARPS : pair, next = ends ? 0 : part + 1;
+        const int after = ends ? pair + step : pair, next = ends ? 0 : part + 1;
+        const floatX *const x = x_of(pair);
         Row row[2];
-        rows_of(after, row);
+        // In 4 bits without a branch around products: with one, each chunk waits for the next row's
+        // chunks before it, too, as it cannot know that the first has waited for all of this row.
+        rows_of(F == OF_MXFP4 && after >= pairs ? pair : after, row);
         #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {              // the next chunks are requested as these are used
             const int from = (part * CHUNKS + i) * P::WIDE, to = (next * CHUNKS + i) * P::WIDE + lane * P::PER;
-            if (from + lane * P::PER < C) {
-                first += product(w[0][i], x + from + lane * P::BLOCK, 32 * P::BLOCK);
-                second += product(w[1][i], x + from + lane * P::BLOCK, 32 * P::BLOCK);
+            if constexpr (F == OF_MXFP4) {
+                const bool there = from + lane * P::PER < C;
+                const floatX *const v = x + (there ? from + lane * P::BLOCK : 0);
+                add_products(sum, w[0][i], w[1][i],
+                             [&](int j) { return *(const uint4 *)(v + j * 32 * P::BLOCK); }, there);
+            } else if (from + lane * P::PER < C) {
+                sum[0] += product(w[0][i], x + from + lane * P::BLOCK, 32 * P::BLOCK);
+                sum[2] += product(w[1][i], x + from + lane * P::BLOCK, 32 * P::BLOCK);
             }
-            if (after < at.pairs && to < C) w[0][i].load(row[0], to), w[1][i].load(row[1], to);
+            if ((F == OF_MXFP4 || after < pairs) && to < C) w[0][i].load(row[0], to), w[1][i].load(row[1], to);
         }
         if (ends) {
-            store_pair(first, second, pair, e, at, p);
-            first = second = 0;
+            store(pair, sum);
+            sum[0] = sum[1] = sum[2] = sum[3] = 0;
         }
-        if (after >= at.pairs) break;
+        if (after >= pairs) break;
         pair = after, part = next;
     }
 }
@@ -693,17 +745,17 @@ template <Format F> __device__ static inline void take_long(floatX *x, const Vec
     for (int c = threadIdx.x * VECTOR; c < C; c += THREADS * VECTOR) {
         Vec v = load_vec(p.inp + c);
         if (!p.logits) v = normalized(v, rstd, c < THREADS * VECTOR ? first : load_vec(p.norm.weight + c));
-        store_vec(x + position_of<F>(c), v);
+        store_block<F>(x, c, v);
     }
     __syncthreads();
 }
-__host__ __device__ constexpr int long_blocks(int chunks) { return chunks <= 2 ? 3 : 2; }
-template <Format F, int CHUNKS> static __global__ __launch_bounds__(THREADS, long_blocks(CHUNKS))
+__host__ __device__ constexpr int long_blocks(Format f, int chunks) { return f == OF_MXFP4 || chunks <= 2 ? 3 : 2; }
+template <Format F, int CHUNKS> static __global__ __launch_bounds__(THREADS, long_blocks(F, CHUNKS))
 void decode_in_long_kernel(const InArgs p, int slot_blocks) {
     extern __shared__ __align__(16) unsigned char shared[];
     const InShared s(shared, p);
     const InBlock at(p, slot_blocks);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, C = p.C;
+    const int warp = threadIdx.x / 32, C = p.C;
     const unsigned lines = (unsigned)(p.next_bytes / 128);
     Piece<F> w[2][CHUNKS];
     Vec norm = {};
@@ -717,11 +769,7 @@ void decode_in_long_kernel(const InArgs p, int slot_blocks) {
     auto load_pair = [&](int i) {
         Row row[2];
         rows_of(i, row);
-        #pragma unroll
-        for (int k = 0; k < CHUNKS; k++) {
-            const int c = k * Piece<F>::WIDE + lane * Piece<F>::PER;
-            if (c < C) w[0][k].load(row[0], c), w[1][k].load(row[1], c);
-        }
+        load_parts(w, row, 0, C);
     };
     if (!at.stores_choice || p.P) let_next_start();                 // with P, decode_attention comes before decode_out
     if (!p.logits) norm = load_vec(p.norm.weight + min((int)threadIdx.x * VECTOR, C - VECTOR));
@@ -741,7 +789,8 @@ void decode_in_long_kernel(const InArgs p, int slot_blocks) {
         if (p.next.at && p.P) prefetch_expert(e, at, p);
         if (quick) take_long<F>(s.x, norm, p);
     }
-    multiply_long(w, pair, e, at, s.x, rows_of, p);
+    multiply_long(w, pair, at.stride * WARPS, at.pairs, C, [&](int) { return s.x; }, rows_of,
+                  [&](int i, const float (&d)[4]) { store_pair(part_of<F>(d, 0), part_of<F>(d, 1), i, e, at, p); });
     if (p.next.at && p.P && !p.router.weight)
         prefetch(p.next.at, lines, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
 }
@@ -796,15 +845,72 @@ void decode_out_one_kernel(const OutArgs p, unsigned inverse) {
     if (lane == 0) p.out[o] = X(R(old) + p.scale * R(X(sum + R(bias))));
 }
 
+// In 4 bits a block computes WARPS elements. Its warps take two rows of an expert at a time; their
+// inputs, in_order in rows of x_row, are in shared memory.
+template <int CHUNKS> static __global__ __launch_bounds__(THREADS, long_blocks(OF_MXFP4, CHUNKS))
+void decode_out_long_kernel(const OutArgs p, unsigned) {
+    typedef Piece<OF_MXFP4> P;
+    enum { PAIRS = WARPS / 2, AT_ONCE = 6 };
+    extern __shared__ __align__(16) unsigned char shared[];
+    floatX *const x = (floatX *)shared;
+    __shared__ float products[WARPS][32];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, K = p.K, C = p.C;
+    const int threads = THREADS / K, slot = threadIdx.x / threads, step = threads * VECTOR;     // of a slot's inputs
+    int from = threadIdx.x % threads * VECTOR;
+    const int first = blockIdx.x * WARPS, o = min(first + warp, p.O - 1), x_row = (C + P::WIDE - 1) / P::WIDE * P::WIDE;
+    let_next_start();
+    // before the wait: see above
+    const int expert = p.choice.expert && lane < K ? __ldcg(p.choice.expert + lane) : 0;
+    floatX old = X(0), bias = X(0), more = X(0);                        // converted when they are there
+    float weight = 1;
+    P w[2][CHUNKS];
+    auto rows_of = [&](int unit, Row (&row)[2]) {                       // unit: slot * PAIRS + pair
+        const int e = __shfl_sync(ALL, expert, unit / PAIRS), at = first + unit % PAIRS * 2;
+        for (int r = 0; r < 2; r++) row[r] = row_of<OF_MXFP4>(p.w, e, min(at + r, p.O - 1), p.O, C);
+    };
+    const int unit = min(warp, PAIRS * K - 1);
+    Row row[2];
+    rows_of(unit, row);
+    load_parts(w, row, 0, C);
+    if (p.expert_bias && lane < K) more = p.expert_bias[(size_t)expert * p.O + o];
+    wait_for_previous();
+    old = p.residual[o];
+    if (p.bias) bias = p.bias[o];
+    if (p.choice.weight && lane < K) weight = p.choice.weight[lane];
+    auto take = [&](int from) {
+        Vec v[AT_ONCE];
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) v[i] = load_vec(p.inp + min(slot, K - 1) * C + min(from + i * step, C - 8));
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int c = from + i * step;
+            if (slot < K && c < C) store_block<OF_MXFP4>(x + slot * x_row, c, v[i]);
+        }
+    };
+    take(from);                                 // not in the loop, which would wait for the weights
+    #pragma unroll 1
+    while ((from += AT_ONCE * step) < C) take(from);
+    __syncthreads();
+    auto store = [&](int u, const float (&d)[4]) {
+        const float sum = two_warp_sums(part_of<OF_MXFP4>(d, 0), part_of<OF_MXFP4>(d, 1));
+        if (lane % 16 == 0) products[u % PAIRS * 2 + lane / 16][u / PAIRS] = sum;
+    };
+    multiply_long(w, unit, WARPS, PAIRS * K, C, [&](int u) { return x + u / PAIRS * x_row; }, rows_of, store);
+    __syncthreads();
+    const float sum = warp_sum(lane < K ? weight * (products[warp][lane] + (p.expert_bias ? R(more) : 0)) : 0);
+    if (lane == 0 && first + warp < p.O) p.out[o] = X(R(old) + p.scale * R(X(sum + R(bias))));
+}
+
 // ---- the table's functions ----------------------------------------------------------------------
 
-// All widths must be whole vectors, and what every block does for itself must be small. Codes for
-// several tokens: codes.cu, in bf16.
+// All widths must be whole vectors, and what every block does for itself must be small. In bf16
+// only: codes of 4 bits, and codes of several tokens (codes.cu).
 static int decode_fits(int N, int C, int F, int E, int K, Format format) {
     enum { WIDEST = Piece<OF_MXFP4>::WIDE };
     if (C % VECTOR || F % VECTOR || N * K > THREADS || E > MOST_EXPERTS) return 0;
     if (format != OF_FLOATX && (K > 32 || F < 64)) return 0;
-    if (format != OF_FLOATX && N > 1) return sizeof(floatX) == 2 ? codes_fit(N, C, F, E, K) : 0;
+    if (format != OF_FLOATX && (N > 1 || format == OF_MXFP4) && sizeof(floatX) > 2) return 0;
+    if (format != OF_FLOATX && N > 1) return codes_fit(N, C, F, E, K);
     return N <= MAX_TOKENS && in_shared_bytes(N, N * divide_up(C, WIDEST) * WIDEST, E, K) <= SHARED_LIMIT;
 }
 
@@ -824,8 +930,10 @@ typedef struct { InKernel *kernel; Format format; int chunks; } LongKernel;
 static const LongKernel long_kernels[] = {
     { decode_in_long_kernel<OF_FLOATX, 8>, OF_FLOATX, 8 }, { decode_in_long_kernel<OF_FLOATX, 6>, OF_FLOATX, 6 },
     { decode_in_long_kernel<OF_FP8, 6>, OF_FP8, 6 },       { decode_in_long_kernel<OF_FP8, 4>, OF_FP8, 4 },
-    { decode_in_long_kernel<OF_FP8, 2>, OF_FP8, 2 },       { decode_in_long_kernel<OF_MXFP4, 4>, OF_MXFP4, 4 },
-    { decode_in_long_kernel<OF_MXFP4, 2>, OF_MXFP4, 2 },
+    { decode_in_long_kernel<OF_FP8, 2>, OF_FP8, 2 },
+#if defined(PRECISION_BF16)
+    { decode_in_long_kernel<OF_MXFP4, 3>, OF_MXFP4, 3 },   { decode_in_long_kernel<OF_MXFP4, 2>, OF_MXFP4, 2 },
+#endif
 };
 // The one that has the least left over at a row's end.
 static LongKernel long_kernel(Format f, int C) {
@@ -834,7 +942,8 @@ static LongKernel long_kernel(Format f, int C) {
     LongKernel best = long_kernels[0];
     for (const LongKernel &k : long_kernels) {
         const size_t takes = divide_up(chunks, k.chunks) * k.chunks;
-        if (k.format == f && takes < least) least = takes, best = k;
+        if (k.format != f || (in_one_part(f, k.chunks) && takes > (size_t)k.chunks)) continue;
+        if (takes < least) least = takes, best = k;
     }
     return best;
 }
@@ -882,7 +991,7 @@ static void decode_in(OUT floatX *out, OUT floatX *plain, OUT Choice choice, con
     else if (N > 1) launch_in(p);
     else if (is_long) {
         const LongKernel k = long_kernel(w.format, C);
-        launch_in_one(k.kernel, long_blocks(k.chunks), p);
+        launch_in_one(k.kernel, long_blocks(k.format, k.chunks), p);
     } else {
         p.x_elements = chunks > REGISTER_CHUNKS ? C : 0;
         launch_in_one(one_token[chunks], one_token_blocks(chunks), p);
@@ -895,19 +1004,28 @@ static void decode_out(OUT floatX *out, const floatX *residual, const floatX *in
     static OneKernel *const one_token[3][2] = {
         { decode_out_one_kernel<OF_FLOATX, 4>, decode_out_one_kernel<OF_FLOATX, 8> },
         { decode_out_one_kernel<OF_FP8, 2>, decode_out_one_kernel<OF_FP8, 4> },
-        { decode_out_one_kernel<OF_MXFP4, 2>, decode_out_one_kernel<OF_MXFP4, 3> },
+#if defined(PRECISION_BF16)
+        { decode_out_long_kernel<2>, decode_out_long_kernel<3> },
+#endif
     };
     const Format f = w.format;
+    const bool in_4_bits = f == OF_MXFP4;
     const int active = most_active(N, E, K), rows = active < WARPS ? WARPS / active : 1;
-    const size_t S = (size_t)N * K, shared = (rows * S + 2 * S) * 4 + 2 * S * (N + 1);
-    const uint64_t vectors = C / (f == OF_FLOATX ? VECTOR : f == OF_FP8 ? 16 : 32);
+    const size_t S = (size_t)N * K, shared = (rows * S + 2 * S) * 4 + 2 * S * (N + 1), x = K * shared_row(f, C) * 2;
+    const uint64_t vectors = C / (f == OF_FP8 ? 16 : VECTOR);
+    const unsigned inverse = (unsigned)((1ull << 32) / vectors + 1);
     const OutArgs p = { out, residual, inp, w, expert_bias, bias, choice, scale > 0 ? scale : 1, N, E, K, C, O, rows };
     if (!N) return;
-    if (N == 1 && K <= 32 && vectors > 1 && K * vectors * vectors >> 32 == 0 && E * O * vectors >> 32 == 0)
+    if (N > 1 || K > 32 || vectors < 2 || K * vectors * vectors >> 32 || E * O * vectors >> 32
+        || (in_4_bits && x > SHARED_LIMIT)) {
+        if (f != OF_FLOATX) decode_out_codes(p);
+        else LAUNCH_EARLY(decode_out_kernel, (unsigned)divide_up(O, rows), THREADS, shared, p);
+    } else if (in_4_bits)
+        LAUNCH_EARLY(one_token[f][divide_up(C, wide_of(f)) == 3], (unsigned)divide_up(O, WARPS), THREADS, x, p,
+                     inverse);
+    else
         LAUNCH_EARLY(one_token[f][K * vectors > (f == OF_FLOATX ? 4 : 2) * 32], (unsigned)divide_up(O, OUT_WARPS),
-                     32 * OUT_WARPS, 0, p, (unsigned)((1ull << 32) / vectors + 1));
-    else if (f != OF_FLOATX) decode_out_codes(p);
-    else LAUNCH_EARLY(decode_out_kernel, (unsigned)divide_up(O, rows), THREADS, shared, p);
+                     32 * OUT_WARPS, 0, p, inverse);
 }
 
 PART_OF(DecodeOperations, decode_layer) {

@@ -74,6 +74,41 @@ template <Format F> __device__ static inline Row row_of(const Weight &w, unsigne
     return { at + (size_t)row * C, scale + (size_t)(e * down + o / FP8_BLOCK) * (across * sizeof(float)) };
 }
 
+// ---- codes as bf16, for tensor cores (why: codes.cu) --------------------------------------------
+
+__device__ static inline uint32_t word(const uint4 &v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+// Codes 8j to 8j + 7 of a piece, in pairs: 0 2, 1 3, 4 6, 5 7, and of 4 bits 0 4, 1 5, 2 6, 3 7.
+// There a product puts both the sign, bit 15, and the rest, from bit 6 on, in place: the unit for
+// shifts and masks is the busiest.
+template <Format F> __device__ static inline void widen(uint32_t (&pair)[4], const uint4 &code, int j) {
+    #pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t w = word(code, F == OF_FP8 ? 2 * j + i / 2 : j);
+        const uint32_t upper = i % 2 ? w : w << 8, two = (i < 2 ? w : w >> 8) & (i % 2 ? 0x00f000f0 : 0x000f000f);
+        if (F == OF_FP8) pair[i] = (upper & 0x80008000) | (upper >> 4 & 0x07f007f0);
+        else pair[i] = two * (i % 2 ? 0x104 : 0x1040) & 0x81c081c0;
+    }
+}
+// The products of two pairs.
+__device__ static inline uint32_t product_bf16(uint32_t a, uint32_t b) {
+    __nv_bfloat162 x, y;
+    memcpy(&x, &a, sizeof x), memcpy(&y, &b, sizeof y);
+    x = __hmul2(x, y);
+    memcpy(&a, &x, sizeof a);
+    return a;
+}
+// Eight elements of a token in that order.
+template <Format F> __device__ static inline uint4 in_order(const Vec &v) {
+    uint4 x;
+    memcpy(&x, &v, sizeof x);
+    auto pair = [&](int i) {
+        const int one = F == OF_FP8 ? i / 2 * 2 : i / 2;
+        return __byte_perm(word(x, one), word(x, F == OF_FP8 ? one + 1 : one + 2), i % 2 ? 0x7632 : 0x5410);
+    };
+    return { pair(0), pair(1), pair(2), pair(3) };
+}
 
 // ---- the choice of experts ----------------------------------------------------------------------
 

@@ -134,6 +134,7 @@ static inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]
 
 /* ---- copies and barriers (ptx.cuh, hopper/pipeline.cuh) -------------------------------------- */
 
+static inline void store_16(void *to, uint4 x) { *(uint4 *)to = x; }
 static inline void cp_async(uint32_t to, const void *from, bool valid) {
     emulator::begin(emulator::COPY,
                     [=] { if (valid) memcpy(at_shared(to), from, 16); else memset(at_shared(to), 0, 16); });
