@@ -40,7 +40,7 @@
 
 enum {
     MAX_TOKENS = 4,                 // with more, tensor cores are faster
-    IN_CHUNKS = 3, OUT_CHUNKS = 4, ROUTER_CHUNKS = 8,       // of each row in flight at once: as registers allow
+    IN_CHUNKS = 3, OUT_CHUNKS = 4,  // of each row in flight at once: as registers allow
     SHARED_LIMIT = 40 << 10,        // bytes
     ONE_ROUTER = 1 << 15,           // elements of a router that every block reads for itself
     MAX_EXPERTS = 32,               // and its experts: one for each lane
@@ -171,32 +171,6 @@ multiply_pair(const InShared &s, const InArgs &p, int a, int pair, bool plain) {
         if (gated && !plain) *result = X(gated_act(pre(0, n), pre(1, n), p.f));
         else for (int r = 0; r < 2 && o + r < width; r++) result[r] = X(activated(pre(r, n), plain ? IDENTITY : p.f));
     }
-}
-
-// x (N,C), the normalized tokens, and logits (N,E), a warp for each. Moves (E + 2 N) C elements.
-static __global__ __launch_bounds__(THREADS) void decode_router_kernel(floatX *x, floatX *logits, const InArgs p) {
-    extern __shared__ __align__(16) unsigned char shared[];
-    floatX *const normed = (floatX *)shared;
-    const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * VECTOR, E = p.router.E,
-        unit = blockIdx.x * WARPS + warp;
-    const floatX *const row[1] = { router_row(p, unit % E) };
-    const floatX added = p.router.added ? p.router.added[unit % E] : X(0);
-    Vec norm[ROUTER_CHUNKS];
-    Vec w[1][ROUTER_CHUNKS];
-    let_next_start();
-    load_chunks(norm, p.norm.weight, first, p.C);
-    load_chunks(w[0], row[0], first, p.C);
-    wait_for_previous();
-    if (warp < p.N) normalize_token(normed + warp * p.C, p.inp + (size_t)warp * p.C, norm, p.norm, p.C);
-    __syncthreads();
-    #pragma unroll 1
-    for (int i = threadIdx.x * VECTOR; blockIdx.x == 0 && i < p.N * p.C; i += THREADS * VECTOR)
-        store_vec(x + i, load_vec(normed + i));
-    if (unit >= p.N * E) return;
-    const int token[1] = { unit / E };
-    float sum[1][1];
-    dot_rows<1, 1, false>(sum, w, row, normed, token, p.C);
-    if (first == 0) logits[unit] = p.router.added ? X(R(X(sum[0][0])) + R(added)) : X(sum[0][0]);
 }
 
 // Reads (active experts' rows + P) * C elements once; norm and router in every block, from L2.
@@ -728,28 +702,67 @@ void decode_in_one_kernel(const InArgs p, int slot_blocks) {
         prefetch(p.next.at, lines, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
 }
 
-// The same of codes, and of long rows. The token is in shared memory; a router has had a
-// decode_router. first: norm.weight of this thread's first vector, requested.
-template <Format F> __device__ static inline void take_long(floatX *x, const Vec &first, const InArgs &p) {
-    const int C = p.C;
+// The token, normalized if there are no logits, to x, by a block, which reads it once.
+enum { HELD = 2 };                              // vectors of it, and of norm.weight, in registers of a thread
+__device__ static inline void load_held(Vec (&v)[HELD], const floatX *from, int C) {
+    for (int i = 0; i < HELD; i++)
+        v[i] = load_vec(from + min((i * THREADS + (int)threadIdx.x) * VECTOR, C - VECTOR));
+}
+template <Format F> __device__ static inline void take_long(floatX *x, const Vec (&norm)[HELD], const InArgs &p) {
+    enum { STEP = THREADS * VECTOR };
+    const int C = p.C, mine = threadIdx.x * VECTOR;
     float rstd = 1, sum = 0;
+    Vec v[HELD];
+    load_held(v, p.inp, C);
     if (!p.logits) {
-        #pragma unroll 4
-        for (int c = threadIdx.x % 32 * VECTOR; c < C; c += CHUNK) {
-            const Vec v = load_vec(p.inp + c);
-            sum += product(v, v);
-        }
-        rstd = rsqrtf(__fdividef(warp_sum(sum), (float)C) + p.norm.eps);
+        for (int i = 0; i < HELD; i++) if (mine + i * STEP < C) sum += product(v[i], v[i]);
+        #pragma unroll 1
+        for (int c = mine + HELD * STEP; c < C; c += STEP) sum += product(load_vec(p.inp + c), load_vec(p.inp + c));
+        rstd = rsqrtf(__fdividef(block_sum<WARPS>(sum), (float)C) + p.norm.eps);
     }
+    auto put = [&](int c, Vec y, const Vec &weight) {
+        if (!p.logits) y = normalized(y, rstd, weight);
+        store_block<F>(x, c, y);
+    };
+    for (int i = 0; i < HELD; i++) if (mine + i * STEP < C) put(mine + i * STEP, v[i], norm[i]);
     #pragma unroll 1
-    for (int c = threadIdx.x * VECTOR; c < C; c += THREADS * VECTOR) {
-        Vec v = load_vec(p.inp + c);
-        if (!p.logits) v = normalized(v, rstd, c < THREADS * VECTOR ? first : load_vec(p.norm.weight + c));
-        store_block<F>(x, c, v);
-    }
+    for (int c = mine + HELD * STEP; c < C; c += STEP) put(c, load_vec(p.inp + c), load_vec(p.norm.weight + c));
     __syncthreads();
 }
+
+// x (N,C), the normalized tokens, and logits (N,E), a warp for each. Moves (E + 2 N) C elements.
+template <bool one> static __global__ __launch_bounds__(THREADS)
+void decode_router_kernel(floatX *x, floatX *logits, const InArgs p) {
+    enum { CHUNKS = one ? 12 : 8 };
+    extern __shared__ __align__(16) unsigned char shared[];
+    floatX *const normed = (floatX *)shared;
+    const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * VECTOR, E = p.router.E,
+        unit = blockIdx.x * WARPS + warp;
+    const floatX *const row[1] = { router_row(p, unit % E) };
+    const floatX added = p.router.added ? p.router.added[unit % E] : X(0);
+    Vec norm[one ? HELD : CHUNKS];
+    Vec w[1][CHUNKS];
+    let_next_start();
+    if constexpr (one) load_held(norm, p.norm.weight, p.C);
+    else load_chunks(norm, p.norm.weight, first, p.C);
+    load_chunks(w[0], row[0], first, p.C);
+    wait_for_previous();
+    if constexpr (one) take_long<OF_FLOATX>(normed, norm, p);
+    else if (warp < p.N) normalize_token(normed + warp * p.C, p.inp + (size_t)warp * p.C, norm, p.norm, p.C);
+    __syncthreads();
+    #pragma unroll 1
+    for (int i = threadIdx.x * VECTOR; blockIdx.x == 0 && i < p.N * p.C; i += THREADS * VECTOR)
+        store_vec(x + i, load_vec(normed + i));
+    if (unit >= p.N * E) return;
+    const int token[1] = { unit / E };
+    float sum[1][1];
+    dot_rows<1, 1, false>(sum, w, row, normed, token, p.C);
+    if (first == 0) logits[unit] = p.router.added ? X(R(X(sum[0][0])) + R(added)) : X(sum[0][0]);
+}
+
 __host__ __device__ constexpr int long_blocks(Format f, int chunks) { return f == OF_MXFP4 || chunks <= 2 ? 3 : 2; }
+// The same of codes, and of long rows. The token is in shared memory; a router has had a
+// decode_router.
 template <Format F, int CHUNKS> static __global__ __launch_bounds__(THREADS, long_blocks(F, CHUNKS))
 void decode_in_long_kernel(const InArgs p, int slot_blocks) {
     extern __shared__ __align__(16) unsigned char shared[];
@@ -758,7 +771,7 @@ void decode_in_long_kernel(const InArgs p, int slot_blocks) {
     const int warp = threadIdx.x / 32, C = p.C;
     const unsigned lines = (unsigned)(p.next_bytes / 128);
     Piece<F> w[2][CHUNKS];
-    Vec norm = {};
+    Vec norm[HELD] = {};
     int pair = at.number * WARPS + warp, e = 0, chosen;
     auto rows_of = [&](int i, Row (&row)[2]) {
         const int o = first_row(min(i, at.pairs - 1), at.gated), rows = at.gated ? 2 * at.width : at.width;
@@ -772,7 +785,7 @@ void decode_in_long_kernel(const InArgs p, int slot_blocks) {
         load_parts(w, row, 0, C);
     };
     if (!at.stores_choice || p.P) let_next_start();                 // with P, decode_attention comes before decode_out
-    if (!p.logits) norm = load_vec(p.norm.weight + min((int)threadIdx.x * VECTOR, C - VECTOR));
+    if (!p.logits) load_held(norm, p.norm.weight, C);
     if (!at.routed) load_pair(pair);
     wait_for_previous();
 
@@ -983,8 +996,8 @@ static void decode_in(OUT floatX *out, OUT floatX *plain, OUT Choice choice, con
                           || router.groups.count > 1)) {
         const size_t x = (size_t)N * C;
         floatX *normed = (floatX *)workspace((x + (size_t)N * E) * sizeof(floatX)), *logits = normed + x;
-        LAUNCH_EARLY(decode_router_kernel, (unsigned)divide_up((size_t)N * E, WARPS), THREADS, x * sizeof(floatX),
-                     normed, logits, p);
+        const auto kernel = N == 1 ? decode_router_kernel<true> : decode_router_kernel<false>;
+        LAUNCH_EARLY(kernel, (unsigned)divide_up((size_t)N * E, WARPS), THREADS, x * sizeof(floatX), normed, logits, p);
         p.inp = normed, p.logits = logits;
     }
     if (N > 1 && coded) decode_in_codes(p);
