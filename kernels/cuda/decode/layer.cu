@@ -760,7 +760,7 @@ void decode_router_kernel(floatX *x, floatX *logits, const InArgs p) {
     if (first == 0) logits[unit] = p.router.added ? X(R(X(sum[0][0])) + R(added)) : X(sum[0][0]);
 }
 
-__host__ __device__ constexpr int long_blocks(Format f, int chunks) { return f == OF_MXFP4 || chunks <= 2 ? 3 : 2; }
+__host__ __device__ constexpr int long_blocks(Format f, int chunks) { return f == OF_FP8 && chunks > 2 ? 2 : 3; }
 // The same of codes, and of long rows. The token is in shared memory; a router has had a
 // decode_router.
 template <Format F, int CHUNKS> static __global__ __launch_bounds__(THREADS, long_blocks(F, CHUNKS))
@@ -941,9 +941,8 @@ typedef void InKernel(InArgs, int);
 // Kernels for rows of codes, and for long ones; chunks: of rows that they take at once.
 typedef struct { InKernel *kernel; Format format; int chunks; } LongKernel;
 static const LongKernel long_kernels[] = {
-    { decode_in_long_kernel<OF_FLOATX, 8>, OF_FLOATX, 8 }, { decode_in_long_kernel<OF_FLOATX, 6>, OF_FLOATX, 6 },
-    { decode_in_long_kernel<OF_FP8, 6>, OF_FP8, 6 },       { decode_in_long_kernel<OF_FP8, 4>, OF_FP8, 4 },
-    { decode_in_long_kernel<OF_FP8, 2>, OF_FP8, 2 },
+    { decode_in_long_kernel<OF_FLOATX, 4>, OF_FLOATX, 4 }, { decode_in_long_kernel<OF_FP8, 6>, OF_FP8, 6 },
+    { decode_in_long_kernel<OF_FP8, 4>, OF_FP8, 4 },       { decode_in_long_kernel<OF_FP8, 2>, OF_FP8, 2 },
 #if defined(PRECISION_BF16)
     { decode_in_long_kernel<OF_MXFP4, 3>, OF_MXFP4, 3 },   { decode_in_long_kernel<OF_MXFP4, 2>, OF_MXFP4, 2 },
 #endif
