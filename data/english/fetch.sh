@@ -4,8 +4,9 @@
 # The packages are taken from $MOE_DATA_DIR/english/*.deb (default of MOE_DATA_DIR: shared/data next to the repository) or else by apt-get
 # download, about 450 MB; PACKAGES="one-doc other-doc" takes others than those below. Their HTML becomes text, without tags, scripts, menus,
 # headers and footers. Lines on more than a twentieth of a package's pages are dropped, and so are pages most of whose text other pages
-# have. One page in a hundred goes into val.jsonl. The order is a function of pages' names: the same packages give the same files. Needs
-# dpkg-deb, tar and awk, 4 GB of disk while it works, 1.5 GB of memory, and ten minutes. Old files stay until the new ones are complete.
+# have, or that are not UTF-8. One page in a hundred goes into val.jsonl, of those below 100 kB: three generated ones would be more than
+# half of it. The order is a function of pages' names: the same packages give the same files. Needs dpkg-deb, tar and awk, 4 GB of disk
+# while it works, 1.5 GB of memory, and ten minutes. Old files stay until the new ones are complete.
 set -eu
 LC_ALL=C; export LC_ALL
 packages=${PACKAGES:-python3.11-doc linux-doc-6.1 racket-doc erlang-doc openjdk-17-doc python-pandas-doc python-scipy-doc python-sympy-doc sqlite3-doc
@@ -133,6 +134,11 @@ function escape(text,   i, out) {        # backslashes; gsub counts them differe
     while (i = index(text, "\\")) { out = out substr(text, 1, i) "\\"; text = substr(text, i + 1) }
     return out text
 }
+function is_utf8(text) {                 # what is left without its characters is ASCII
+    gsub(/[\302-\337][\200-\277]|\340[\240-\277][\200-\277]|\355[\200-\237][\200-\277]|[\341-\354\356\357][\200-\277][\200-\277]/, "", text)
+    gsub(/\360[\220-\277][\200-\277][\200-\277]|[\361-\363][\200-\277][\200-\277][\200-\277]|\364[\200-\217][\200-\277][\200-\277]/, "", text)
+    return text !~ /[\200-\377]/
+}
 function write(   i, long, old, text, bytes, high) {
     for (i = 1; i <= n; i++) {
         text = text line[i] "\n"
@@ -143,9 +149,11 @@ function write(   i, long, old, text, bytes, high) {
     bytes = length(text)
     high = gsub(/[\200-\377]/, "&", text)
     if (bytes < 500 || long < bytes / 5 || old > long / 2 || high > bytes / 20) return
+    if (high && !is_utf8(text)) return
     text = escape(text); gsub(/"/, "\\\"", text); gsub(/\n/, "\\n", text); gsub(/\t/, "\\t", text)
     for (i = 1; i < 32; i++) if (index(text, control[i])) gsub(control[i], " ", text)
-    printf "%.9f %s %d {\"text\": \"%s\"}\n", hash(name, 2), hash(name, 3) < 0.01 ? "val" : "train", length(text) + 14, text
+    split_name = hash(name, 3) < 0.01 && bytes < 100000 ? "val" : "train"
+    printf "%.9f %s %d {\"text\": \"%s\"}\n", hash(name, 2), split_name, length(text) + 14, text
 }
 AWK
 

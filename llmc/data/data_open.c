@@ -302,8 +302,9 @@ static int no_data(const char *folder, int use, int shakespeare, Error *e) {
     char *hint = shakespeare || is_file(fetch) ? text_format("; fetch it: sh %s", fetch) : text_format("%s", "");
     error_set(e, "%s: a folder with no data, expected one of\n"
               "  %-29s shards of llm.c\n  %-29s nanoGPT, uint16 without a header\n"
-              "  %-29s text\n  input.txt                     text\n  any files but *.bin           text, a document in "
-              "each, or in each record of JSON; or name a file, or a pattern in quotes%s", folder,
+              "  %-29s text, or records of JSON: .jsonl\n  input.txt                     text\n"
+              "  any files but *.bin           text, a document in each, or in each record of JSON; or name a file, or "
+              "a pattern in quotes%s", folder,
               use == DATA_VALIDATION ? "*_val*.bin" : "*_train*.bin and *_val*.bin",
               use == DATA_VALIDATION ? "val.bin" : "train.bin and val.bin", "train.txt and val.txt", hint);
     free_each(fetch, hint);
@@ -319,7 +320,7 @@ static int count_matches(const char *folder, const char *pattern) {
 static int use_folder(Data *d, int use, const char *folder, Error *e) {
     static const struct { const char *train, *validation; int both; } layouts[] = {   /* both: only if both are there */
         { "*_train*.bin", "*_val*.bin", 0 }, { "train.bin", "val.bin", 0 }, { "train.txt", "val.txt", 1 },
-        { "input.txt", "", 0 }, };
+        { "train.jsonl", "val.jsonl", 1 }, { "input.txt", "", 0 }, };
     const int shakespeare = !strcmp(base_name(folder), "tinyshakespeare");
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         const char *train = layouts[i].train, *validation = layouts[i].validation;

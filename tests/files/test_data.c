@@ -114,6 +114,10 @@ static void test_layouts(void) {
     opens("train.txt without val.txt: a document", f, NULL, 27, 10, 'A', 'x');
     put_text("layouts/input.txt", "abcdefghij");
     opens("input.txt", f, NULL, 9, 1, 0, 'j'); /* one token: it has no target, so the batch is padding */
+    put_text("layouts/train.jsonl", "{\"text\": \"uvw\"}\n{\"text\": \"xyz\"}\n");
+    opens("train.jsonl without val.jsonl", f, NULL, 9, 1, 0, 'j');
+    put_text("layouts/val.jsonl", "{\"text\": \"rst\"}\n");
+    opens("train.jsonl and val.jsonl", f, NULL, 6, 3, 'r', 'z');
     put_text("layouts/val.txt", "KLMNOP");
     opens("train.txt and val.txt", f, NULL, 10, 6, 'K', 'P');
     opens("the same for validation alone", at("a text"), f, 20, 6, 'K', 't');
