@@ -35,8 +35,8 @@ static size_t configurations(void) {
 }
 
 static Config small(const char *descriptor, int context) { return trainee_config(descriptor, 96, context); }
-/* What rounding to bf16 does to a model's gradients: of 16 channels, a twentieth. Each of two
- * devices may be as far from the truth. */
+/* What rounding to bf16 does to a model's gradients: 0.02 to 0.03 of their norm, of 16 channels a
+ * twentieth. Each of two devices may be as far from the truth. */
 static double rounding_error(const Check *c) {
     double worst;
     check_devices(c, device_find("cpu-bf16"), device_find("cpu-f64"), 1, stdout, 0, &worst);
@@ -72,8 +72,7 @@ static void lockstep(const Device *dev) {
         if (is_missing(&c.config, dev)) continue;
         /* With rounded routing many tokens have one expert, with weight 1 and no gradient: the
          * router's gradient is a sum of few terms. */
-        const double bound = dev->floatX_size != 2 ? 1e-4 : rounds ? 1e-1
-                                                   : fmax(3e-2, at < GRID - IN_8_BITS ? 0 : 2 * rounding_error(&c));
+        const double bound = dev->floatX_size != 2 ? 1e-4 : rounds ? 1e-1 : fmax(3e-2, 2 * rounding_error(&c));
         const int bad = check_devices(&c, dev, twin, bound, stdout, 0, &worst);
         check(bad == 0, "%s%s: %s agrees with %s, %d bad tensors, worst %.1e", name_of(at), rounds ? " rounded" : "",
               dev->name, twin->name, bad, worst);
