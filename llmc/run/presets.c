@@ -9,14 +9,14 @@ const char *const preset_purpose[SUITS] = {
 };
 const Suited suited[SUITED] = {
     /*                  little on a GPU, much on a CPU, PLAIN, RACE */
-    { "e",  DESCRIBED, { "m6:z1",  "m4:z1",  "m6:c512h4e128k4f256r100", "m6:c768h6e96k4f256l15v1g1t10j3o256r100" } },
+    { "e",  DESCRIBED, { "m6:u1z2", "m4:z1", "m6:c512h4e128k4f256r100", "m6:c768h6e96k4f256l15v1g1t10j3o256r100" } },
     { "b",  ANY,       { "64",     "32",     "64",      "64" } },
     { "t",  ANY,       { "256",    "128",    "1024",    "1024" } },
     { "d",  ANY,       { "0",      "0",      "65536",   "65536" } },
     { "x",  ANY,       { "800",    "1000",   "-1",      "-1" } },
-    { "k",  DESCRIBED, { "cosine", "cosine", "wsd",     "wsd" } },
-    { "kd", DESCRIBED, { "0.2",    "0.2",    "0.6",     "0.6" } },
-    { "l",  ANY,       { "4e-3",   "4e-3",   "5e-3",    "5e-3" } },
+    { "k",  DESCRIBED, { "wsd",    "cosine", "wsd",     "wsd" } },
+    { "kd", DESCRIBED, { "0.9",    "0.2",    "0.6",     "0.6" } },
+    { "l",  ANY,       { "6e-3",   "4e-3",   "5e-3",    "5e-3" } },
     { "u",  DESCRIBED, { "50",     "50",     "20",      "20" } },
     { "ft", OWN,       { "0",      "0",      "0.5",     "0.5" } },
     { "q",  ANY,       { "0",      "0.1",    "0.1",     "0.1" } },

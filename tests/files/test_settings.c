@@ -358,10 +358,10 @@ static void defaults(void) {
     static const struct { const char *arguments; int on; int64_t tokens; const char *model; Updates optimizer;
                           float lr; int batch; } cases[] = {
         { "", A_CPU, 1000000, "m4:u1z2", MUON, 8e-3f, 24 }, { "", A_CPU, 100000000, "m4:z1", MUON, 4e-3f, 32 },
-        { "", A_GPU, 1000000, "m6:z1", MUON, 4e-3f, 64 }, { "", A_GPU, 100000000, PLAIN_MODEL, MUON, 6e-3f, 64 },
+        { "", A_GPU, 1000000, "m6:u1z2", MUON, 6e-3f, 64 }, { "", A_GPU, 100000000, PLAIN_MODEL, MUON, 6e-3f, 64 },
         { "-wo adamw -e d12",   A_GPU, 100000000, "d12", ADAMW, 6e-4f, 64 },
         { "-wo adamw -b 3",     A_CPU, 1000000,   "m4:u1z2", ADAMW, 1e-3f, 3 },
-        { "-wo adamw",          A_GPU, 1000000,   "m6:z1", ADAMW, 2e-3f, 64 },
+        { "-wo adamw",          A_GPU, 1000000,   "m6:u1z2", ADAMW, 2e-3f, 64 },
         { "-l 1e-4 -wo muon",   A_GPU, 100000000, PLAIN_MODEL, MUON, 1e-4f, 64 },
         { "-e tests", A_CPU, 1000000, "tests", ADAMW, 1e-3f, 24 },
         { "-e tests", A_GPU, 100000000, "tests", ADAMW, 6e-4f, 64 },
@@ -393,7 +393,7 @@ static void preset_defaults(void) {
         { "-fa gelu",    A_HOPPER, 100000000, "plain", WSD,    PRECISE,    0, FLOATX },
         { "-e d6",       A_HOPPER, 100000000, NULL,    WSD,    PRECISE,    1, REAL },
         { "-e tests",    A_HOPPER, 100000000, NULL,    COSINE, PRECISE,    1, REAL },
-        { "",            A_HOPPER, 1000,      NULL,    COSINE, PRECISE,    1, REAL },
+        { "",            A_HOPPER, 1000,      NULL,    WSD,    PRECISE,    1, REAL },
         { "",            A_CPU,    1000,      NULL,    WSD,    PRECISE,    1, REAL },
         { "-e tests",    A_CPU,    1000,      NULL,    COSINE, PRECISE,    1, REAL },
         { "",            A_CPU,    100000000, NULL,    COSINE, PRECISE,    1, REAL },
