@@ -1085,6 +1085,8 @@ expect 0 'state and gradients sharded over 8 ranks, -z 2 -zn 0' $hosts -ga momen
 expect 2 'ga momentum: not with -rp 1, ' $train $data $model -rp 1 -ga momentum -o new
 expect 2 'ga momentum: .* -wl 0, or -ga gradients' $train $data $model -wl 1 -ga momentum -o new
 expect 0 'ga momentum, chosen by the plan' $train $data -e m12:e64k8f256 -gm 4.6 -dv cuda -mw 0 -mo bf16 -d 65536 -x 0
+expect 0 'wm  momentum        | 0.64$' $train $data $model -ga momentum -x 0 -o new
+expect 0 'wm  momentum        | 0.7  ' $train $data $model -ga momentum -wm 0.7 -x 0 -o new
 expect 4 'has no v of model.layers.0.self_attention.kv_proj.weight.*-wo muon' $train -o muon -y 1 -x 25 -wo adamw
 expect 0 fingerprint $train -i good.bin $model -b 2 -t 32 -x 8 -n 4 -nk 3 -l 0.00123456789 -dr 0.1 -rb 1e-3 -rs sigmoid -o ids
 rm -rf ids/state/step-00000008 && cp -r ids ids2

@@ -206,6 +206,7 @@ static void choose_accumulation(Run *r) {
         fail(EXIT_USAGE, "-ga momentum: not with %s. -ga gradients%s", s->ordered ? "-rp 1, which sums gradients first"
              : e.level < 2 ? "-z 0 or 1 on several ranks, which sum gradients first" : "nodes (-zn), each of which has "
              "a momentum", s->ordered ? "" : e.level < 2 ? ", or -z 2" : ", or -zn 0");
+    if (s->ahead && !r->restored) settings_plain_momentum(s);
     s->ahead = 0;
 }
 

@@ -83,9 +83,9 @@ static const Option options[] = {
     { "optimizer", "wo", "optimizer",        OPTION_CHOICE, AT(optimizer),     "muon",               0, 0, "adamw|muon",
       "what updates the layers' matrices; embedding, head, norms, biases and routers are always updated by adamw" },
     { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.8",                0.01, 0.99999, NULL,
-      "Muon: decay rate of the momentum" },
+      "Muon: decay rate of the momentum; the default of plain momentum (-wl 0, -ga momentum) is its square" },
     { "optimizer", "wl", "lookahead",        OPTION_INT,   AT(ahead),         "1",                   0,    1,     NULL,
-      "Muon: 1: the update looks one gradient ahead (Nesterov); 0: plain momentum; try a lower -wm, 0.6 for 0.8" },
+      "Muon: 1: the update looks one gradient ahead (Nesterov); 0: plain momentum" },
     { "optimizer", "wp", "expert-period",    OPTION_INT,   AT(period),        "1",                1, MUON_PERIODS, NULL,
       "Muon: each expert is updated in every N-th step only, at N times the rate" },
     { "optimizer", "wn", "row-decay",        OPTION_FLOAT, AT(row_decay),     "0.9",                 0, 0.99999,  NULL,
@@ -378,6 +378,14 @@ void settings_suit(Settings *s, const Device *dev, int64_t tokens) {
             options_default(table(s), suited[i].letter, preset_value(i, suit, s->preset ? tokens : 0));
     if (folder && *s->upcycle) options_default(table(s), "l", "3e-4");
     else if (s->optimizer != MUON) options_default(table(s), "l", !gpu ? "1e-3" : large ? "6e-4" : "2e-3");
+    if (!s->ahead) settings_plain_momentum(s);
+}
+/* With the square of its rate the newest gradient counts as much as with the lookahead: 1 - b^2. */
+void settings_plain_momentum(Settings *s) {
+    char rate[32];
+    snprintf(rate, sizeof rate, "%.4g", (double)s->momentum * s->momentum);
+    options_default(table(s), "wm", rate);
+    s->ahead = 0;
 }
 
 /* The rate is that of OLMoE's instruction tuning, 2e-5 at 2048 channels, two epochs (arXiv

@@ -412,6 +412,18 @@ static void preset_defaults(void) {
               (long long)s.total, (double)s.lr);
     }
 }
+/* Without the lookahead the rate is its square, unless it is given. */
+static void plain_momentum(void) {
+    static const struct { const char *arguments; int on; float momentum; } cases[] = {
+        { "", A_CPU, 0.8f }, { "-wl 0", A_CPU, 0.64f }, { "-wl 0", A_GPU, 0.81f }, { "-wl 0 -wm 0.9", A_GPU, 0.9f },
+        { "-wm 0.95 -wl 1", A_GPU, 0.95f }, { "-e tests -wo muon -wl 0", A_GPU, 0.81f },
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        Settings s;
+        suit(&s, cases[i].arguments, cases[i].on, 1000000);
+        check(s.momentum == cases[i].momentum, "\"%s\": -wm %g", cases[i].arguments, (double)s.momentum);
+    }
+}
 /* A preset's command line is the preset, and so is the file of settings of its run. */
 static void preset_words(void) {
     for (int race = 0; race < 2; race++) {
@@ -441,13 +453,13 @@ static void preset_words(void) {
 static void fine_tuning_defaults(void) {
     static const struct { const char *argument; int gpu, channels, context, chats; int64_t rows; float lr; int batch,
                           seq; int64_t steps, warmup; } cases[] = {
-        { "-wo adamw", 1, 2048, 4096, 1, 10000, 2e-5f, 8, 2048, -2, 10 },
-        { "-wo muon",  1, 2048, 4096, 1, 10000, 4e-5f, 8, 2048, -2, 10 },
-        { "-wo adamw", 1, 1024, 1000, 1, 100, 4e-5f, 5, 1000, -2, 4 },
+        { "-e tests",           1, 2048, 4096, 1, 10000, 2e-5f, 8, 2048, -2, 10 },
+        { "-e tests -wo muon",  1, 2048, 4096, 1, 10000, 4e-5f, 8, 2048, -2, 10 },
+        { "-e tests -wo adamw", 1, 1024, 1000, 1, 100, 4e-5f, 5, 1000, -2, 4 },
         { "-e tests",  0, 64, 128, 1, 3, 6.4e-4f, 1, 128, -2, 0 },
         { "-e tests -b 3", 0, 8, 4096, 1, 600, 1e-3f, 3, 512, -2, 10 },
-        { "-l 0.5",    1, 2048, 4096, 0, 0, 0.5f, 64, 256, 800, 10 },
-        { "-x 50 -wo adamw", 1, 4096, 4096, 1, 1000, 1e-5f, 8, 2048, 50, 5 }, };
+        { "-e tests -l 0.5",    1, 2048, 4096, 0, 0, 0.5f, 64, 256, 800, 10 },
+        { "-e tests -x 50",     1, 4096, 4096, 1, 1000, 1e-5f, 8, 2048, 50, 5 }, };
     for (size_t i = 0; i < COUNT(cases); i++) {
         Settings s;
         suit(&s, cases[i].argument, cases[i].gpu, 1000);
@@ -463,6 +475,6 @@ static void fine_tuning_defaults(void) {
 void test_settings(void) {
     PART(schedules()); PART(stages()); PART(batch_stages()); PART(sampling()); PART(odd_logits());
     PART(windows()); PART(options()); PART(defaults());
-    PART(preset_defaults()); PART(preset_words());
+    PART(preset_defaults()); PART(preset_words()); PART(plain_momentum());
     PART(fine_tuning_defaults());
 }
