@@ -385,7 +385,6 @@ void settings_plain_momentum(Settings *s) {
     char rate[32];
     snprintf(rate, sizeof rate, "%.4g", (double)s->momentum * s->momentum);
     options_default(table(s), "wm", rate);
-    s->ahead = 0;
 }
 
 /* The rate is that of OLMoE's instruction tuning, 2e-5 at 2048 channels, two epochs (arXiv

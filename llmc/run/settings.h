@@ -72,7 +72,7 @@ enum { LARGE_TEXT = 10000000 };
 /* Sets what the user did not give to defaults for this machine and this many tokens of training
  * data. The table's defaults are for little text on a CPU. Without -e this may be a preset. */
 void settings_suit(Settings *s, const Device *dev, int64_t tokens);
-void settings_plain_momentum(Settings *s);      /* no lookahead: -wm, unless it was given, becomes its square */
+void settings_plain_momentum(Settings *s);      /* for a run without lookahead: -wm, unless given, becomes its square */
 void settings_preset(const char *name, int64_t tokens, Text *out);  /* the command line that it stands for there */
 int  settings_fp8(const Settings *s, const Device *dev);        /* are a preset's experts in 8 bits? only on GPUs */
 /* The same for a folder's model of these channels and this context; chats: on conversations. */
