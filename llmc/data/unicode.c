@@ -21,23 +21,26 @@ static const uint32_t *row_of(const uint32_t *table, size_t rows, size_t width, 
     return NULL;
 }
 
-/* The characters of the categories whose bits are in `mask`. */
-static void add_categories(CodeSet *out, uint32_t mask) {
-    const size_t runs = COUNT(unicode_categories);
-    for (size_t i = 0; i < runs; i++) {
-        const uint32_t first = unicode_categories[i] >> 8, category = unicode_categories[i] & 0xFF,
-            end = i + 1 < runs ? unicode_categories[i + 1] >> 8 : CODE_MAX + 1;
-        if (category == ALTERNATE && (mask & 3) != 3) {
-            for (uint32_t c = first + !(mask & 1); mask & 3 && c < end; c += 2) codeset_add(out, c, c);
-        } else if (category == ALTERNATE || mask >> category & 1) codeset_add(out, first, end - 1);
-    }
-}
 /* The bits of a category (Lu), or of a group of them (L). */
 static uint32_t mask_of(const char *name, size_t n) {
     uint32_t mask = 0;
-    for (uint32_t i = 0; i < ALTERNATE; i++)
+    for (uint32_t i = 0; UNICODE_CATEGORIES[2 * i]; i++)
         if (n && n <= 2 && !memcmp(&UNICODE_CATEGORIES[2 * i], name, n)) mask |= 1u << i;
     return mask;
+}
+/* The characters of the categories whose bits are in `mask`. */
+static void add_categories(CodeSet *out, uint32_t mask) {
+    enum { UPPER = 1, LOWER = 2 };
+    uint32_t code = 0;
+    for (size_t i = 0; i < COUNT(unicode_categories); i++)
+        for (const char *at = unicode_categories[i]; *at; at += *at == ' ') {
+            const uint32_t of = memcmp(at, "LC", 2) ? mask_of(at, 2) : UPPER | LOWER;
+            char *end;
+            const uint32_t n = (uint32_t)strtoul(at + 2, &end, 10), next = code + (n ? n : 1);
+            if ((mask & of) == of) codeset_add(out, code, next - 1);
+            else if (mask & of) for (code += !(mask & UPPER); code < next; code += 2) codeset_add(out, code, code);
+            code = next, at = end;
+        }
 }
 
 int unicode_add(CodeSet *out, const char *name, size_t n) {
@@ -81,14 +84,21 @@ static uint32_t combining_class(uint32_t code) {
     return row ? row[2] : 0;
 }
 
+/* Of an ideograph that is there for compatibility, or 0. */
+static uint32_t usual_ideograph(uint32_t code) {
+    const uint32_t i = code - 0xF900, k = code - 0x2F800;
+    return i < COUNT(unicode_ideographs_f900) ? unicode_ideographs_f900[i]
+        : k < COUNT(unicode_ideographs_2f800) ? unicode_ideographs_2f800[k] : 0;
+}
 static void decompose(Codes *out, uint32_t code) {
-    uint32_t s = code - S_BASE;
+    const uint32_t s = code - S_BASE, ideograph = usual_ideograph(code);
     if (code >= S_BASE && s < L_COUNT * V_COUNT * T_COUNT) {
         codes_add(out, L_BASE + s / (V_COUNT * T_COUNT));
         codes_add(out, V_BASE + s / T_COUNT % V_COUNT);
         if (s % T_COUNT) codes_add(out, T_BASE + s % T_COUNT);
         return;
     }
+    if (ideograph) { decompose(out, ideograph); return; }
     const uint32_t *row = row_of(unicode_decompositions[0], COUNT(unicode_decompositions), 3, 0, code);
     if (!row) { codes_add(out, code); return; }
     decompose(out, row[1]);
