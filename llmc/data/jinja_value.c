@@ -172,6 +172,18 @@ int value_has(Work *w, const Value *in, const Value *v) {
     }
     return 0;
 }
+int value_compares(Work *w, const Value *a, const Value *b, Operator op) {
+    switch (op) {
+    case O_EQUAL:         return value_equal(w, a, b);
+    case O_UNEQUAL:       return !value_equal(w, a, b);
+    case O_LESS:          return value_order(w, a, b) < 0;
+    case O_LESS_EQUAL:    return value_order(w, a, b) <= 0;
+    case O_GREATER:       return value_order(w, a, b) > 0;
+    case O_GREATER_EQUAL: return value_order(w, a, b) >= 0;
+    case O_IN:            return value_has(w, b, a);
+    default:              return !value_has(w, b, a);
+    }
+}
 size_t value_length(Work *w, const Value *v) {
     switch (v->kind) {
     case UNDEFINED: return 0;
