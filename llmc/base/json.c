@@ -412,9 +412,8 @@ Json *json_read_file(const char *folder, const char *name, Error *e) {
     return json;
 }
 Json *json_read_beside(const char *folder, const char *name, int *ok, Error *e) {
-    char *path = text_format("%s/%s", folder, name);
-    Json *json = is_there(path) ? json_read_file(folder, name, e) : NULL;
-    if (!json && is_there(path)) *ok = 0;
-    free(path);
+    const int there = folder_has(folder, name);
+    Json *json = there ? json_read_file(folder, name, e) : NULL;
+    if (!json && there) *ok = 0;
     return json;
 }
