@@ -294,6 +294,7 @@ void json_cut(JsonValue *array, size_t first, size_t count) {
 int json_is(const JsonValue *v, JsonType type) { return v && v->type == type; }
 
 int json_is_null(const JsonValue *v) { return !v || v->type == JSON_NULL; }
+int json_is_empty(const JsonValue *v) { return json_is_null(v) || (v->type >= JSON_STRING && !v->length); }
 const JsonValue *json_first(const JsonValue *v) {
     return json_is(v, JSON_ARRAY) || json_is(v, JSON_OBJECT) ? v->is.children.first : NULL;
 }
@@ -310,6 +311,10 @@ const JsonValue *json_find(const JsonValue *object, const char *key, size_t byte
     return NULL;
 }
 const JsonValue *json_get(const JsonValue *object, const char *key) { return json_find(object, key, strlen(key)); }
+const JsonValue *json_given(const JsonValue *object, const char *key) {
+    const JsonValue *v = key ? json_get(object, key) : NULL;
+    return json_is_null(v) ? NULL : v;
+}
 
 int64_t json_int(const JsonValue *v, int64_t otherwise) { return json_is(v, JSON_INT) ? v->is.integer : otherwise; }
 int json_bool(const JsonValue *v, int otherwise) { return json_is(v, JSON_BOOL) ? (int)v->is.integer : otherwise; }

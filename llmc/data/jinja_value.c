@@ -248,11 +248,7 @@ size_t str_find(Work *w, Str in, Str s, size_t from) {
     }
     return SIZE_MAX;
 }
-size_t str_length(Str s) {
-    size_t n = 0;
-    for (size_t i = 0; i < s.bytes; i++) n += (s.at[i] & 0xC0) != 0x80;
-    return n;
-}
+size_t str_length(Str s) { return utf8_count(s.at, s.bytes); }
 size_t str_offset(Str s, size_t characters) {
     size_t i = 0;
     for (; i < s.bytes; i++) if ((s.at[i] & 0xC0) != 0x80 && !characters--) break;
