@@ -53,6 +53,7 @@ int   is_folder(const char *path);
 int   is_same_folder(const char *a, const char *b);           /* by whatever names */
 int   is_file(const char *path);                              /* a regular one */
 int   is_there(const char *path);                             /* of whatever kind, also a link to nothing */
+char *folder_of(const char *path);                            /* the part before the name, or "."; free() it */
 int   folder_has(const char *folder, const char *name);       /* the same of folder/name */
 
 /* All files are opened by these, which never wait. To read: regular files only; -1 or NULL and e

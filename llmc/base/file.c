@@ -245,8 +245,7 @@ int folder_sync(const char *path, Error *e) {
     return ok;
 }
 
-/* The folder part of a path, in a new string; "." if there is none. */
-static char *folder_of(const char *path) {
+char *folder_of(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? text_format("%.*s", slash == path ? 1 : (int)(slash - path), path) : text_format(".");
 }

@@ -467,8 +467,7 @@ Tokenizer *tokenizer_load_text(const char *text, size_t bytes, Error *e) {
 static void compare_config(const Tokenizer *t, const char *path) {
     static const char *const classes[] = { "", "LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer",
                                            "CohereTokenizer" };
-    const char *slash = strrchr(path, '/');
-    char *folder = slash ? text_format("%.*s", (int)(slash + 1 - path), path) : text_format(".");
+    char *folder = folder_of(path);
     Error e;
     Json *json = json_read_file(folder, "tokenizer_config.json", &e);
     const JsonValue *add = json ? json_get(json_root(json), "add_bos_token") : NULL;

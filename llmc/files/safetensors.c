@@ -224,7 +224,7 @@ struct Safetensors {
     size_t count;
 };
 
-static int by_name(const void *a, const void *b) {
+int by_tensor_name(const void *a, const void *b) {
     return strcmp((*(const FileTensor *const *)a)->name, (*(const FileTensor *const *)b)->name);
 }
 
@@ -243,9 +243,9 @@ static int add_shard(Safetensors *s, const char *path, Error *e) {
 static int index_names(Safetensors *s, Error *e) {
     s->by_name = mem_grow(s->by_name, s->count * sizeof *s->by_name);
     for (size_t i = 0; i < s->count; i++) s->by_name[i] = &s->tensors[i];
-    qsort(s->by_name, s->count, sizeof *s->by_name, by_name);
+    qsort(s->by_name, s->count, sizeof *s->by_name, by_tensor_name);
     for (size_t i = 1; i < s->count; i++)
-        if (by_name(&s->by_name[i - 1], &s->by_name[i]) == 0)
+        if (by_tensor_name(&s->by_name[i - 1], &s->by_name[i]) == 0)
             return error_set(e, "tensor %.200s is in two files: %s and %s", s->by_name[i]->name,
                              s->shards[s->by_name[i - 1]->file].path, s->shards[s->by_name[i]->file].path);
     return 1;
@@ -340,7 +340,7 @@ const FileTensor *safetensors_at(const Safetensors *s, size_t i) { return &s->te
 const FileTensor *safetensors_find(const Safetensors *s, const char *name) {
     FileTensor wanted = { .name = name };
     const FileTensor *w = &wanted, **found = NULL;
-    if (s->count) found = bsearch(&w, s->by_name, s->count, sizeof *found, by_name);
+    if (s->count) found = bsearch(&w, s->by_name, s->count, sizeof *found, by_tensor_name);
     return found ? *found : NULL;
 }
 
