@@ -28,18 +28,22 @@ static uint32_t mask_of(const char *name, size_t n) {
         if (n && n <= 2 && !memcmp(&UNICODE_CATEGORIES[2 * i], name, n)) mask |= 1u << i;
     return mask;
 }
+static size_t letters(const char *name) { return (size_t)(name[0] & 31) * 32 + (size_t)(name[1] & 31); }
 /* The characters of the categories whose bits are in `mask`. */
 static void add_categories(CodeSet *out, uint32_t mask) {
     enum { UPPER = 1, LOWER = 2 };
-    uint32_t code = 0;
+    uint32_t bits[32 * 32] = { 0 }, code = 0;               /* bits: of a category, by the letters of its name */
+    for (uint32_t i = 0; UNICODE_CATEGORIES[2 * i]; i++) bits[letters(&UNICODE_CATEGORIES[2 * i])] = 1u << i;
+    bits[letters("LC")] = UPPER | LOWER;
     for (size_t i = 0; i < COUNT(unicode_categories); i++)
         for (const char *at = unicode_categories[i]; *at; at += *at == ' ') {
-            const uint32_t of = memcmp(at, "LC", 2) ? mask_of(at, 2) : UPPER | LOWER;
-            char *end;
-            const uint32_t n = (uint32_t)strtoul(at + 2, &end, 10), next = code + (n ? n : 1);
+            const uint32_t of = bits[letters(at)];
+            uint32_t n = 0;
+            for (at += 2; *at >= '0' && *at <= '9'; at++) n = 10 * n + (uint32_t)(*at - '0');
+            const uint32_t next = code + (n ? n : 1);
             if ((mask & of) == of) codeset_add(out, code, next - 1);
             else if (mask & of) for (code += !(mask & UPPER); code < next; code += 2) codeset_add(out, code, code);
-            code = next, at = end;
+            code = next;
         }
 }
 
