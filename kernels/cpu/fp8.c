@@ -74,37 +74,34 @@ static void weight_to_codes(OUT Fp8 code, const floatX *weight, int E, int O, in
     fp8_weight(code, (Fp8){ 0 }, weight, E, O, C);
 }
 
-/* Where block i of expert e is in columns. */
-static size_t block_of(const Plan *plan, int e, int i) { return (size_t)(plan->start[e] / FP8_BLOCK + e + i); }
-/* Rows of an expert that are in its block i; 0: there is no such block. */
-static int rows_of_block(const Plan *plan, int e, int i) {
-    const int left = plan->start[e + 1] - plan->start[e] - i * FP8_BLOCK;
-    return left > FP8_BLOCK ? FP8_BLOCK : left > 0 ? left : 0;
+/* The n-th of all blocks of rows that experts could have, most_blocks each: its number in columns,
+ * its first row, and how many are in it; 0: there is no such block. */
+typedef struct { size_t number; int first, rows; } RowBlock;
+static size_t most_blocks(const Plan *plan) { return ((size_t)plan->S + FP8_BLOCK - 1) / FP8_BLOCK; }
+static RowBlock row_block(const Plan *plan, size_t n) {
+    const int e = (int)(n / most_blocks(plan)), i = (int)(n % most_blocks(plan)),
+        first = plan->start[e] + i * FP8_BLOCK, left = plan->start[e + 1] - first;
+    return (RowBlock){ (size_t)(plan->start[e] / FP8_BLOCK + e + i), first,
+                       left > FP8_BLOCK ? FP8_BLOCK : left > 0 ? left : 0 };
 }
-/* The most blocks of an expert. Loops visit this many of each, and skip those that do not exist. */
-static int most_blocks(const Plan *plan) { return (plan->S + FP8_BLOCK - 1) / FP8_BLOCK; }
 
 static void fp8_columns(OUT Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_rows) {
     const size_t across = (size_t)C / FP8_BLOCK;
-    const int most = most_blocks(plan);
     #pragma omp parallel for PARALLEL_IF((size_t)plan->S * (size_t)C)
-    for (size_t n = 0; n < (size_t)plan->E * (size_t)most; n++) {
-        const int e = (int)(n / (size_t)most), i = (int)(n % (size_t)most), first = plan->start[e] + i * FP8_BLOCK;
-        const int rows = rows_of_block(plan, e, i);
-        const size_t b = block_of(plan, e, i);
-        if (!rows) continue;
-        for (size_t a = 0; a < across; a++) {
+    for (size_t n = 0; n < (size_t)plan->E * most_blocks(plan); n++) {
+        const RowBlock b = row_block(plan, n);
+        for (size_t a = 0; b.rows && a < across; a++) {
             size_t row[FP8_BLOCK];                          /* which block of inp */
             real scale = 0;
-            for (int r = 0; r < rows; r++) {
-                row[r] = (size_t)(inp_rows == BY_TOKEN ? plan->token_of_row[first + r] : first + r) * across + a;
+            for (int r = 0; r < b.rows; r++) {
+                row[r] = (size_t)(inp_rows == BY_TOKEN ? plan->token_of_row[b.first + r] : b.first + r) * across + a;
                 if (scale == scale && !(inp.scale[row[r]] <= scale)) scale = inp.scale[row[r]];      /* NaN stays */
             }
-            out.scale[b * across + a] = scale;
+            out.scale[b.number * across + a] = scale;
             for (size_t c = 0; c < FP8_BLOCK; c++) {
-                uint8_t *const to = out.code + ((b * across + a) * FP8_BLOCK + c) * FP8_BLOCK;
+                uint8_t *const to = out.code + ((b.number * across + a) * FP8_BLOCK + c) * FP8_BLOCK;
                 memset(to, 0, FP8_BLOCK);
-                for (int r = 0; r < rows; r++)
+                for (int r = 0; r < b.rows; r++)
                     to[r] = code_of(value_of(inp.code[row[r] * FP8_BLOCK + c]) * (float)(inp.scale[row[r]] / scale));
             }
         }
@@ -140,18 +137,15 @@ static floatX *weight_from(Fp8 x, int E, int O, int C) {
 }
 static floatX *columns_from(Fp8 x, const Plan *plan, int C) {           /* (S,C) GROUPED */
     const size_t across = (size_t)C / FP8_BLOCK;
-    const int most = most_blocks(plan);
     floatX *to = scratch((size_t)plan->S * (size_t)C * sizeof *to);
     #pragma omp parallel for PARALLEL_IF((size_t)plan->S * (size_t)C)
-    for (size_t n = 0; n < (size_t)plan->E * (size_t)most; n++) {
-        const int e = (int)(n / (size_t)most), i = (int)(n % (size_t)most), first = plan->start[e] + i * FP8_BLOCK;
-        const int rows = rows_of_block(plan, e, i);
-        const size_t b = block_of(plan, e, i);
-        for (int r = 0; r < rows; r++)
+    for (size_t n = 0; n < (size_t)plan->E * most_blocks(plan); n++) {
+        const RowBlock b = row_block(plan, n);
+        for (int r = 0; r < b.rows; r++)
             for (size_t c = 0; c < (size_t)C; c++) {
-                const real scale = x.scale[b * across + c / FP8_BLOCK];
-                to[(size_t)(first + r) * (size_t)C + c] =
-                    X((real)value_of(x.code[(b * (size_t)C + c) * FP8_BLOCK + (size_t)r]) * scale);
+                const real scale = x.scale[b.number * across + c / FP8_BLOCK];
+                to[(size_t)(b.first + r) * (size_t)C + c] =
+                    X((real)value_of(x.code[(b.number * (size_t)C + c) * FP8_BLOCK + (size_t)r]) * scale);
             }
     }
     return to;

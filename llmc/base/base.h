@@ -53,12 +53,17 @@ int   is_folder(const char *path);
 int   is_same_folder(const char *a, const char *b);           /* by whatever names */
 int   is_file(const char *path);                              /* a regular one */
 int   is_there(const char *path);                             /* of whatever kind, also a link to nothing */
+char *folder_of(const char *path);                            /* the part before the name, or "."; free() it */
+int   folder_has(const char *folder, const char *name);       /* the same of folder/name */
 
 /* All files are opened by these, which never wait. To read: regular files only; -1 or NULL and e
  * for pipes, devices, sockets and folders. bytes: its size. to_write: of open(), how it is written
  * (O_WRONLY or O_RDWR, O_APPEND, O_TRUNC); makes it if it is not there. */
 int   file_open(const char *path, uint64_t *bytes, Error *e);
 FILE *file_stream(const char *path, uint64_t *bytes, Error *e);
+/* Bytes of an open file from `at` on; returns how many: fewer at its end, then errno is 0, or after
+ * an error. */
+size_t file_read_at(int fd, uint64_t at, void *data, size_t bytes);
 int   file_open_to_write(const char *path, int how, Error *e);
 
 /* A FileWriter writes a file from its first byte to its last, through a buffer. file_patch

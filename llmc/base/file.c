@@ -19,6 +19,12 @@ int is_same_folder(const char *a, const char *b) {
     return stat(a, &s) == 0 && stat(b, &t) == 0 && S_ISDIR(s.st_mode) && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
 }
 int is_file(const char *path)   { struct stat s; return stat(path, &s) == 0 && S_ISREG(s.st_mode); }
+int folder_has(const char *folder, const char *name) {
+    char *path = text_format("%s/%s", folder, name);
+    const int has = is_there(path);
+    free(path);
+    return has;
+}
 int is_there(const char *path)  { struct stat s; return !lstat(path, &s) || (errno != ENOENT && errno != ENOTDIR); }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -84,6 +90,17 @@ char *file_read(const char *path, size_t *bytes, Error *e) {
     fclose(f);
     if (data) { data[size] = 0; *bytes = size; }
     return data;
+}
+
+size_t file_read_at(int fd, uint64_t at, void *data, size_t bytes) {
+    size_t done = 0;
+    for (ssize_t n = 1; n && done < bytes; done += n > 0 ? (size_t)n : 0) {
+        const size_t left = bytes - done;
+        n = pread(fd, (char *)data + done, left < 1 << 30 ? left : 1 << 30, (off_t)(at + done));
+        if (n < 0 && errno != EINTR) break;
+        if (!n) errno = 0;
+    }
+    return done;
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */
@@ -160,18 +177,8 @@ int file_patch(FileWriter *w, uint64_t at, const void *data, size_t bytes, Error
     if (!usable(w, e) || !flush(w, e)) return 0;
     if (at > w->written || bytes > w->written - at)
         return error_set(e, "%s: only %llu bytes to patch", w->path, (unsigned long long)w->written);
-    for (const char *from = data; bytes; ) {
-        const ssize_t n = pwrite(w->fd, from, bytes, (off_t)at);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) {
-            w->failed = 1;
-            return error_set(e, "%s: %s", w->path, n ? strerror(errno) : "nothing could be written");
-        }
-        from += n;
-        at += (uint64_t)n;
-        bytes -= (size_t)n;
-    }
-    return 1;
+    const uint64_t end = w->written;
+    return file_seek(w, at, e) && write_all(w, data, bytes, e) && file_seek(w, end, e);
 }
 
 /* macOS syncs only to the disk's cache unless asked; some file systems cannot do more. */
@@ -238,8 +245,7 @@ int folder_sync(const char *path, Error *e) {
     return ok;
 }
 
-/* The folder part of a path, in a new string; "." if there is none. */
-static char *folder_of(const char *path) {
+char *folder_of(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? text_format("%.*s", slash == path ? 1 : (int)(slash - path), path) : text_format(".");
 }

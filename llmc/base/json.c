@@ -294,6 +294,7 @@ void json_cut(JsonValue *array, size_t first, size_t count) {
 int json_is(const JsonValue *v, JsonType type) { return v && v->type == type; }
 
 int json_is_null(const JsonValue *v) { return !v || v->type == JSON_NULL; }
+int json_is_empty(const JsonValue *v) { return json_is_null(v) || (v->type >= JSON_STRING && !v->length); }
 const JsonValue *json_first(const JsonValue *v) {
     return json_is(v, JSON_ARRAY) || json_is(v, JSON_OBJECT) ? v->is.children.first : NULL;
 }
@@ -310,6 +311,10 @@ const JsonValue *json_find(const JsonValue *object, const char *key, size_t byte
     return NULL;
 }
 const JsonValue *json_get(const JsonValue *object, const char *key) { return json_find(object, key, strlen(key)); }
+const JsonValue *json_given(const JsonValue *object, const char *key) {
+    const JsonValue *v = key ? json_get(object, key) : NULL;
+    return json_is_null(v) ? NULL : v;
+}
 
 int64_t json_int(const JsonValue *v, int64_t otherwise) { return json_is(v, JSON_INT) ? v->is.integer : otherwise; }
 int json_bool(const JsonValue *v, int otherwise) { return json_is(v, JSON_BOOL) ? (int)v->is.integer : otherwise; }
@@ -412,9 +417,8 @@ Json *json_read_file(const char *folder, const char *name, Error *e) {
     return json;
 }
 Json *json_read_beside(const char *folder, const char *name, int *ok, Error *e) {
-    char *path = text_format("%s/%s", folder, name);
-    Json *json = is_there(path) ? json_read_file(folder, name, e) : NULL;
-    if (!json && is_there(path)) *ok = 0;
-    free(path);
+    const int there = folder_has(folder, name);
+    Json *json = there ? json_read_file(folder, name, e) : NULL;
+    if (!json && there) *ok = 0;
     return json;
 }

@@ -55,8 +55,10 @@ void json_cut(JsonValue *array, size_t first, size_t count);
 /* All of these accept NULL and values of another type, so that lookups can be chained:
  *   for (const JsonValue *v = json_first(json_get(root, "shape")); v; v = v->next) ... */
 int json_is_null(const JsonValue *v);                                                   /* or not there */
+int json_is_empty(const JsonValue *v);                             /* or a string, array or object without anything */
 const JsonValue *json_first(const JsonValue *container);
 const JsonValue *json_get(const JsonValue *object, const char *key);                    /* NULL if it is missing */
+const JsonValue *json_given(const JsonValue *object, const char *key);          /* also if it is null, or key NULL */
 const JsonValue *json_find(const JsonValue *object, const char *key, size_t bytes);     /* a key that may contain NUL */
 int         json_is(const JsonValue *v, JsonType type);
 int64_t     json_int(const JsonValue *v, int64_t otherwise);

@@ -49,6 +49,11 @@ size_t utf8_valid(const char *text, size_t bytes) {
     return at;
 }
 
+size_t utf8_count(const char *text, size_t bytes) {
+    size_t n = 0;
+    for (size_t i = 0; i < bytes; i++) n += (text[i] & 0xC0) != 0x80;
+    return n;
+}
 size_t utf8_complete(const char *text, size_t bytes) {
     for (size_t back = 1; back < 4 && back <= bytes; back++) {
         size_t length, right = prefix(text + bytes - back, back, &length);

@@ -17,6 +17,7 @@
 size_t utf8_decode(const char *text, size_t bytes, uint32_t *code);     /* bytes of the first character; 0: malformed */
 size_t utf8_encode(uint32_t code, char *text);                          /* writes 1 to 4 bytes, returns how many */
 size_t utf8_valid(const char *text, size_t bytes);                      /* length of the longest well-formed prefix */
+size_t utf8_count(const char *text, size_t bytes);                      /* its characters */
 size_t utf8_complete(const char *text, size_t bytes);               /* length without an incomplete last character */
 
 /* Text from outside on its way to a terminal or a page: files, network, a model. A terminal obeys

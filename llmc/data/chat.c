@@ -165,8 +165,7 @@ static double weight_of(const JsonValue *message) {
     return !v || json_is(v, JSON_NULL) ? 1 : json_is(v, JSON_BOOL) ? json_bool(v, 0) : json_double(v, -1);
 }
 static int is_empty(const JsonValue *v) {
-    return json_is_null(v) || (v->type >= JSON_STRING && !v->length) || (v->type == JSON_BOOL
-            && !v->is.integer);
+    return json_is_empty(v) || (json_is(v, JSON_BOOL) && !v->is.integer);
 }
 static int reads(const Chat *c, const char *name) {
     return jinja_reads(c->form, name) || (c->with_tools && jinja_reads(c->with_tools, name));

@@ -93,15 +93,6 @@ static const JsonValue *parse_inner(Json *json, const JsonValue *v) {
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-/* Absent, or nothing is in it. */
-static int is_empty(const JsonValue *v) {
-    return json_is_null(v)
-        || ((v->type == JSON_STRING || v->type == JSON_ARRAY || v->type == JSON_OBJECT) && !v->length);
-}
-static const JsonValue *get(const JsonValue *object, const char *key) {
-    const JsonValue *v = key ? json_get(object, key) : NULL;
-    return json_is_null(v) ? NULL : v;
-}
 
 static const char *name_of(const JsonValue *v) {
     static const char *const names[] = { "null", "true or false", "a number", "a number", "a string", "a list",
@@ -143,7 +134,8 @@ static int join_parts(const Reader *r, const JsonValue *list, JsonValue **joined
     int ok = 1;
     text_add_bytes(&text, "", 0);
     for (const JsonValue *part = json_first(list); ok && part; part = part->next) {
-        const JsonValue *type = get(part, "type"), *words = json_is(part, JSON_STRING) ? part : get(part, "text");
+        const JsonValue *type = json_given(part, "type"),
+            *words = json_is(part, JSON_STRING) ? part : json_given(part, "text");
         const char *name = json_string(type, json_is(words, JSON_STRING) ? "text" : "?");
         static const char *const texts[] = { "text", "input_text", "output_text" };
         if (!text_is_among(name, texts))
@@ -165,7 +157,7 @@ static int add_calls(const Reader *r, JsonValue *message, const JsonValue *calls
     JsonValue *list = json_append(message, "tool_calls", json_make(r->json, JSON_ARRAY));
     const int several = json_is(calls, JSON_ARRAY);
     for (const JsonValue *v = several ? json_first(calls) : calls; v; v = several ? v->next : NULL) {
-        const JsonValue *name = get(v, "name"), *arguments = get(v, "arguments"),
+        const JsonValue *name = json_given(v, "name"), *arguments = json_given(v, "arguments"),
             *inner = parse_inner(r->json, arguments);
         if (!json_is(name, JSON_STRING) || !arguments || v->length != 2)
             return error_set(e, "has a call that is not {\"name\": \"...\", \"arguments\": {...}}");
@@ -203,7 +195,7 @@ static int add_others(const Reader *r, JsonValue *message, const JsonValue *m, c
             *weight = given;
         } else if (i < MORE && is == CALL) { if (!add_calls(r, message, v, e)) return 0; }
         else if (i < MORE && is == NOT) return error_set(e, "has \"%s\"%s", v->key, more[i].why);
-        else if (is_empty(v)) continue;
+        else if (json_is_empty(v)) continue;
         else if (i < MORE && (int)v->type == is) append(r->json, message, more[i].key, v);
         else if (i < MORE) return error_set(e, "has %s as \"%s\"", name_of(v), v->key);
         else if (strlen(v->key) != v->key_length) return error_set(e, "has a key with a NUL");
@@ -231,13 +223,13 @@ static int read_content(const Reader *r, const JsonValue *v, int has_calls, Json
 }
 
 static int read_message(Reader *r, const JsonValue *m, Error *e) {
-    const JsonValue *role = get(m, "role"), *content = json_get(m, "content");
-    const int has_calls = !is_empty(json_get(m, "tool_calls")) || get(m, "function_call");
+    const JsonValue *role = json_given(m, "role"), *content = json_get(m, "content");
+    const int has_calls = !json_is_empty(json_get(m, "tool_calls")) || json_given(m, "function_call");
     JsonValue *words = NULL, *message;
     const char *name;
     int weight = -1;
     if (!json_is(m, JSON_OBJECT)) return error_set(e, "is no object");
-    if (!role) role = get(m, "from");
+    if (!role) role = json_given(m, "from");
     if (!content) content = json_get(m, "value");
     if (!role) return error_set(e, "has no \"role\"");
     if (!find_role(role, &name, e) || !read_content(r, content, has_calls, &words, e)) return 0;
@@ -287,7 +279,7 @@ static const JsonValue *use(Keys *k, const JsonValue *v) {
 /* The first key of a kind. */
 static const JsonValue *find(const JsonValue *record, Part part) {
     for (int i = 0; i < KEYS; i++) {
-        const JsonValue *v = keys[i].part == part ? get(record, keys[i].key) : NULL;
+        const JsonValue *v = keys[i].part == part ? json_given(record, keys[i].key) : NULL;
         if (v) return v;
     }
     return NULL;
@@ -311,8 +303,8 @@ static int check_keys(const Keys *k, int is_text, Error *e) {
         int used = 0;
         for (int n = 0; n < k->count; n++) used |= v == k->used[n];
         if (used || json_is_null(v)) continue;
-        if (i == KEYS ? is_text || form_is_harmless(v) || is_empty(v)
-                      : is_empty(v) || (is_text && keys[i].part == LABEL && v->type != JSON_BOOL)) continue;
+        if (i == KEYS ? is_text || form_is_harmless(v) || json_is_empty(v)
+                      : json_is_empty(v) || (is_text && keys[i].part == LABEL && v->type != JSON_BOOL)) continue;
         return refuse(k, v, e);
     }
     return 1;
@@ -347,16 +339,16 @@ static int finish(const Reader *r, const JsonValue *tools, Form *f, Error *e) {
         return error_set(e, "\"%s\" is %s; expected an object", r->variables->key, name_of(r->variables));
     if (r->variables) append(r->json, chat, "chat_template_kwargs", r->variables);
     if (r->documents) append(r->json, chat, "documents", r->documents);
-    return is_empty(tools) || read_tools(r->json, tools, chat, e);
+    return json_is_empty(tools) || read_tools(r->json, tools, chat, e);
 }
 static Reader begin(Json *json) { return (Reader){ json, json_make(json, JSON_ARRAY), 1, 0, NULL, NULL }; }
 
 /* The system's message beside a list that may have it, too. */
 static int say_system(const Reader *r, const JsonValue *v, const JsonValue *list, Error *e) {
-    const JsonValue *first = json_first(list), *role = get(first, "role"), *words = get(first, "content");
-    if (is_empty(v)) return 1;
-    if (!role) role = get(first, "from");
-    if (!words) words = get(first, "value");
+    const JsonValue *first = json_first(list), *role = json_given(first, "role"), *words = json_given(first, "content");
+    if (json_is_empty(v)) return 1;
+    if (!role) role = json_given(first, "from");
+    if (!words) words = json_given(first, "value");
     if (!expect_string(v, v->key, e)) return 0;
     if (strcmp(json_string(role, ""), "system")) { say(r, "system", v); return 1; }
     return (json_is(words, JSON_STRING) && words->length == v->length
@@ -367,8 +359,8 @@ static int say_system(const Reader *r, const JsonValue *v, const JsonValue *list
 /* Some data sets repeat the first question as the prompt. */
 static int is_copied(const JsonValue *prompt, const JsonValue *list) {
     for (const JsonValue *m = json_first(list); m && json_is(prompt, JSON_STRING); m = m->next) {
-        const JsonValue *words = get(m, "content");
-        if (!strcmp(json_string(get(m, "role"), ""), "user"))
+        const JsonValue *words = json_given(m, "content");
+        if (!strcmp(json_string(json_given(m, "role"), ""), "user"))
             return json_is(words, JSON_STRING) && words->length == prompt->length
                 && !memcmp(words->is.string, prompt->is.string, prompt->length);
     }
@@ -377,7 +369,7 @@ static int is_copied(const JsonValue *prompt, const JsonValue *list) {
 
 static int read_list(Form *f, Keys *k, const JsonValue *list, int named, Error *e) {
     Reader r = begin(k->json);
-    const JsonValue *prompt = get(k->record, "prompt");
+    const JsonValue *prompt = json_given(k->record, "prompt");
     use(k, list);
     const JsonValue *system = use(k, find(k->record, SYSTEM)), *tools = use(k, find(k->record, TOOLS));
     r.documents = use(k, find(k->record, DOCUMENTS));
@@ -388,7 +380,8 @@ static int read_list(Form *f, Keys *k, const JsonValue *list, int named, Error *
 }
 
 static int read_pair(Form *f, Keys *k, Error *e) {
-    const JsonValue *prompt = use(k, get(k->record, "prompt")), *completion = use(k, get(k->record, "completion"));
+    const JsonValue *prompt = use(k, json_given(k->record, "prompt")),
+        *completion = use(k, json_given(k->record, "completion"));
     Reader r = begin(k->json);
     const int lists = json_is(prompt, JSON_ARRAY) && json_is(completion, JSON_ARRAY);
     const JsonValue *tools = lists ? use(k, find(k->record, TOOLS)) : NULL;
@@ -414,9 +407,9 @@ static int read_pair(Form *f, Keys *k, Error *e) {
 
 /* Earlier questions with their answers: [["...", "..."], ...] */
 static int read_history(const Reader *r, const JsonValue *history, Error *e) {
-    if (!is_empty(history) && history->type != JSON_ARRAY)
+    if (!json_is_empty(history) && history->type != JSON_ARRAY)
         return error_set(e, "\"history\" is %s; expected a list of pairs", name_of(history));
-    for (const JsonValue *pair = is_empty(history) ? NULL : json_first(history); pair; pair = pair->next) {
+    for (const JsonValue *pair = json_is_empty(history) ? NULL : json_first(history); pair; pair = pair->next) {
         const JsonValue *question = json_first(pair), *answer = question ? question->next : NULL;
         if (pair->type != JSON_ARRAY || pair->length != 2 || !json_is(question, JSON_STRING)
             || !json_is(answer, JSON_STRING))
@@ -429,9 +422,10 @@ static int read_history(const Reader *r, const JsonValue *history, Error *e) {
 
 /* A question and its context are two lines, as LLaMA-Factory has them. */
 static int read_question(Form *f, Keys *k, int row, Error *e) {
-    const JsonValue *question = use(k, get(k->record, pairs[row].question)),
-        *answer = use(k, get(k->record, pairs[row].answer)), *context = use(k, get(k->record, pairs[row].context)),
-        *system = use(k, find(k->record, SYSTEM)), *history = use(k, get(k->record, "history")),
+    const JsonValue *question = use(k, json_given(k->record, pairs[row].question)),
+        *answer = use(k, json_given(k->record, pairs[row].answer)),
+        *context = use(k, json_given(k->record, pairs[row].context)),
+        *system = use(k, find(k->record, SYSTEM)), *history = use(k, json_given(k->record, "history")),
         *tools = use(k, find(k->record, TOOLS));
     Reader r = begin(k->json);
     r.variables = use(k, find(k->record, VARIABLES));
@@ -439,7 +433,7 @@ static int read_question(Form *f, Keys *k, int row, Error *e) {
     if (!check_keys(k, 0, e) || !expect_string(question, pairs[row].question, e)
         || !expect_string(answer, pairs[row].answer, e) || (context && !expect_string(context, pairs[row].context, e))
         || !say_system(&r, system, NULL, e) || !read_history(&r, history, e)) return 0;
-    if (!is_empty(context)) {
+    if (!json_is_empty(context)) {
         Text text = { 0 };
         text_add_bytes(&text, question->is.string, question->length);
         if (question->length) text_add_string(&text, "\n");
@@ -480,14 +474,16 @@ int form_read(Form *f, Json *json, const char *field, Error *e) {
     const JsonValue *record = json_root(json), *list = find(record, LIST), *preferred = find(record, REFUSED);
     Keys k = { .json = json, .record = record };
     *f = (Form){ 0 };
-    if (json_is(record, JSON_ARRAY) && (get(json_first(record), "role") || get(json_first(record), "from")))
+    const JsonValue *first = json_is(record, JSON_ARRAY) ? json_first(record) : NULL;
+    if (json_given(first, "role") || json_given(first, "from"))
         return form_read_chat(f, json, record, NULL, e);
     if (!json_is(record, JSON_OBJECT)) return error_set(e, "expected " A_RECORD ": found %s", name_of(record));
     if (field && *field) return read_field(f, &k, field, e);
     if (list) return read_list(f, &k, list, 0, e);
-    if (get(record, "completion") || (get(record, "prompt") && !preferred)) return read_pair(f, &k, e);
+    if (json_given(record, "completion") || (json_given(record, "prompt") && !preferred)) return read_pair(f, &k, e);
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
-        if (get(record, pairs[i].question) && get(record, pairs[i].answer)) return read_question(f, &k, (int)i, e);
+        if (json_given(record, pairs[i].question) && json_given(record, pairs[i].answer))
+            return read_question(f, &k, (int)i, e);
     const JsonValue *text = use(&k, json_get(record, "text"));
     if (text) return read_text(f, text, e) && check_keys(&k, 1, e);
     return preferred ? refuse(&k, preferred, e) : no_form(record, e);
@@ -504,7 +500,7 @@ int forms_held(const char *text, size_t bytes) {
     records_find(&r, text, some, &e);                       /* the last record may be cut */
     Json *json = r.count ? json_parse_record(r.at->at, r.at->bytes, &e) : NULL;
     const JsonValue *v = json ? json_root(json) : NULL;
-    const int is = json_is(v, JSON_ARRAY) ? get(json_first(v), "role") || get(json_first(v), "from")
+    const int is = json_is(v, JSON_ARRAY) ? json_given(json_first(v), "role") || json_given(json_first(v), "from")
                  : json && (r.count > 1 || memchr(text, '[', (size_t)(r.at->at - text)))
                    && (find(v, LIST) || find(v, TEXT) || find(v, PROMPT) || (find(v, QUESTION) && find(v, ANSWER)));
     free(r.at);

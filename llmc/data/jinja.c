@@ -149,19 +149,6 @@ static Value operation(Work *w, const Value *a, const Value *b, Operator op) {
         return repeated(w, b, a->is.integer);
     no_operation(w, a, b, op);
 }
-static int compares(Work *w, const Value *a, const Value *b, Operator op) {
-    switch (op) {
-    case O_EQUAL:         return value_equal(w, a, b);
-    case O_UNEQUAL:       return !value_equal(w, a, b);
-    case O_LESS:          return value_order(w, a, b) < 0;
-    case O_LESS_EQUAL:    return value_order(w, a, b) <= 0;
-    case O_GREATER:       return value_order(w, a, b) > 0;
-    case O_GREATER_EQUAL: return value_order(w, a, b) >= 0;
-    case O_IN:            return value_has(w, b, a);
-    default:              return !value_has(w, b, a);
-    }
-}
-
 /* v[start:stop:step], as Python takes bounds. */
 static Value slice(Run *r, const Value *v, const Node *bounds) {
     Work *w = &r->w;
@@ -320,7 +307,7 @@ static Value eval_compare(Run *r, const Node *n) {
     Value left = eval(r, n->a);
     for (const Node *x = n->b; x; x = x->next) {
         const Value right = eval(r, x->a);
-        if (!compares(&r->w, &left, &right, (Operator)x->op)) return value_bool(0);
+        if (!value_compares(&r->w, &left, &right, (Operator)x->op)) return value_bool(0);
         left = right;
     }
     return value_bool(1);
@@ -473,10 +460,13 @@ static void exec_set(Run *r, const Node *n) {
     follow(r, &v);
     assign(r, n->a, v);
 }
-static void exec_call(Run *r, const Node *n) {
+static Value macro_here(Run *r, const Node *parameters, const Node *body) {
     Macro *m = work_alloc(&r->w, sizeof *m);
-    *m = (Macro){ .parameters = n->c, .body = n->b, .scope = r->scope };
-    const Value f = eval(r, n->a->a), caller = VALUE(MACRO, macro, m);
+    *m = (Macro){ .parameters = parameters, .body = body, .scope = r->scope };
+    return VALUE(MACRO, macro, m);
+}
+static void exec_call(Run *r, const Node *n) {
+    const Value f = eval(r, n->a->a), caller = macro_here(r, n->c, n->b);
     const Args a = arguments(r, n->a->b, &caller);
     if (f.kind != MACRO) work_fail(&r->w, "{%% call %%} needs a macro");
     out_add(&r->w, call(r, &f, &a).is.string);
@@ -492,7 +482,6 @@ static Flow exec_with(Run *r, const Node *n) {
 static Flow exec_one(Run *r, const Node *n) {
     Work *w = &r->w;
     Value v;
-    Macro *m;
     Str s;
     switch (n->kind) {
     case S_TEXT:  out_add(w, n->value.is.string); break;
@@ -507,11 +496,7 @@ static Flow exec_one(Run *r, const Node *n) {
         if (n->kind == S_FILTER) out_add(w, value_text(w, &v));
         else assign(r, n->a, v);
         break;
-    case S_MACRO:
-        m = work_alloc(w, sizeof *m);
-        *m = (Macro){ .parameters = n->a, .body = n->b, .scope = r->scope };
-        set_name(r, n->name, VALUE(MACRO, macro, m));
-        break;
+    case S_MACRO: set_name(r, n->name, macro_here(r, n->a, n->b)); break;
     case S_CALL:  exec_call(r, n); break;
     case S_GENERATION:
         w->in_generation++;

@@ -305,65 +305,47 @@ Value filter_call(Work *w, const char *name, Value v, const Args *a) {
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-enum { IS_DEFINED, IS_UNDEFINED, IS_NONE, IS_BOOLEAN, IS_TRUE, IS_FALSE, IS_INTEGER, IS_FLOAT, IS_NUMBER, IS_STRING,
-       IS_MAPPING, IS_ITERABLE, IS_SEQUENCE, IS_CALLABLE, IS_IN, IS_EQUAL, IS_UNEQUAL, IS_GREATER, IS_GREATER_EQUAL,
-       IS_LESS, IS_LESS_EQUAL, IS_ODD, IS_EVEN, IS_DIVISIBLE, IS_LOWER, IS_UPPER };
-static const struct { const char *name; int is; } known_tests[] = {
-    { "defined", IS_DEFINED }, { "undefined", IS_UNDEFINED }, { "none", IS_NONE }, { "boolean", IS_BOOLEAN },
-    { "true", IS_TRUE }, { "false", IS_FALSE }, { "integer", IS_INTEGER }, { "float", IS_FLOAT },
-    { "number", IS_NUMBER }, { "string", IS_STRING }, { "mapping", IS_MAPPING }, { "iterable", IS_ITERABLE },
-    { "sequence", IS_SEQUENCE }, { "callable", IS_CALLABLE }, { "in", IS_IN }, { "eq", IS_EQUAL },
-    { "equalto", IS_EQUAL }, { "==", IS_EQUAL }, { "sameas", IS_EQUAL }, { "ne", IS_UNEQUAL }, { "!=", IS_UNEQUAL },
-    { "gt", IS_GREATER }, { ">", IS_GREATER }, { "greaterthan", IS_GREATER }, { "ge", IS_GREATER_EQUAL },
-    { ">=", IS_GREATER_EQUAL }, { "lt", IS_LESS }, { "<", IS_LESS }, { "lessthan", IS_LESS }, { "le", IS_LESS_EQUAL },
-    { "<=", IS_LESS_EQUAL }, { "odd", IS_ODD }, { "even", IS_EVEN }, { "divisibleby", IS_DIVISIBLE },
-    { "lower", IS_LOWER }, { "upper", IS_UPPER }, };
+#define IS(kind) (1u << (kind))
+enum { ITEMS = IS(LIST) | IS(TUPLE) | IS(DICT) | IS(STRING) | IS(UNDEFINED) };
+/* Of which kind it is, how it compares, whether it is true or odd, or what test_call says. */
+typedef enum { OF_KIND, COMPARES, TRUTH, ODD, CASE, DIVISIBLE } TestOf;
+static const struct { const char *name; TestOf of; unsigned is; } known_tests[] = {
+    { "defined", OF_KIND, ~IS(UNDEFINED) }, { "undefined", OF_KIND, IS(UNDEFINED) }, { "none", OF_KIND, IS(NONE) },
+    { "boolean", OF_KIND, IS(BOOLEAN) }, { "integer", OF_KIND, IS(INTEGER) }, { "float", OF_KIND, IS(FLOAT) },
+    { "number", OF_KIND, IS(INTEGER) | IS(FLOAT) | IS(BOOLEAN) }, { "string", OF_KIND, IS(STRING) },
+    { "mapping", OF_KIND, IS(DICT) }, { "iterable", OF_KIND, ITEMS | IS(LOOP) }, { "sequence", OF_KIND, ITEMS },
+    { "callable", OF_KIND, IS(MACRO) | IS(METHOD) | IS(FUNCTION) | IS(UNDEFINED) },
+    { "in", COMPARES, O_IN }, { "eq", COMPARES, O_EQUAL }, { "equalto", COMPARES, O_EQUAL },
+    { "==", COMPARES, O_EQUAL }, { "sameas", COMPARES, O_EQUAL }, { "ne", COMPARES, O_UNEQUAL },
+    { "!=", COMPARES, O_UNEQUAL }, { "gt", COMPARES, O_GREATER }, { ">", COMPARES, O_GREATER },
+    { "greaterthan", COMPARES, O_GREATER }, { "ge", COMPARES, O_GREATER_EQUAL },
+    { ">=", COMPARES, O_GREATER_EQUAL }, { "lt", COMPARES, O_LESS }, { "<", COMPARES, O_LESS },
+    { "lessthan", COMPARES, O_LESS }, { "le", COMPARES, O_LESS_EQUAL }, { "<=", COMPARES, O_LESS_EQUAL },
+    { "true", TRUTH, 1 }, { "false", TRUTH, 0 }, { "odd", ODD, 1 }, { "even", ODD, 0 }, { "lower", CASE, 0 },
+    { "upper", CASE, 0 }, { "divisibleby", DIVISIBLE, 0 }, };
 enum { TESTS = sizeof known_tests / sizeof *known_tests };
 
 static int test_number(const char *name) {
-    for (int i = 0; i < TESTS; i++) if (!strcmp(name, known_tests[i].name)) return known_tests[i].is;
-    return -1;
+    int i = 0;
+    while (i < TESTS && strcmp(name, known_tests[i].name)) i++;
+    return i;
 }
-int test_known(const char *name) { return test_number(name) >= 0; }
-
-static int test_with(Work *w, const char *name, int is, const Value *v, const Args *a) {
-    const Value *other = arg_needed(w, a, 0, NULL, name);
-    if (is == IS_IN) return value_has(w, other, v);
-    if (is == IS_EQUAL || is == IS_UNEQUAL) {
-        if (!strcmp(name, "sameas") && v->kind != other->kind) return 0;
-        return value_equal(w, v, other) == (is == IS_EQUAL);
-    }
-    if (is == IS_DIVISIBLE) {
-        const int64_t by = need_int(w, other, name);
-        if (by == 0 || by == -1) work_fail(w, "divisibleby: by %d", (int)by);
-        return need_int(w, v, name) % by == 0;
-    }
-    const int order = value_order(w, v, other);
-    return is == IS_GREATER ? order > 0 : is == IS_GREATER_EQUAL ? order >= 0 : is == IS_LESS ? order < 0 : order <= 0;
-}
+int test_known(const char *name) { return test_number(name) < TESTS; }
 int test_call(Work *w, const char *name, const Value *v, const Args *a) {
-    const Kind k = v->kind;
-    const int is = test_number(name), items = k == LIST || k == TUPLE || k == DICT || k == STRING || k == UNDEFINED;
+    const int i = test_number(name);
+    const unsigned is = known_tests[i].is;
     work_step(w, 1);
-    switch (is) {
-    case IS_DEFINED:   return k != UNDEFINED;
-    case IS_UNDEFINED: return k == UNDEFINED;
-    case IS_NONE:      return k == NONE;
-    case IS_BOOLEAN:   return k == BOOLEAN;
-    case IS_TRUE:      return k == BOOLEAN && v->is.integer;
-    case IS_FALSE:     return k == BOOLEAN && !v->is.integer;
-    case IS_INTEGER:   return k == INTEGER;
-    case IS_FLOAT:     return k == FLOAT;
-    case IS_NUMBER:    return k == INTEGER || k == FLOAT || k == BOOLEAN;
-    case IS_STRING:    return k == STRING;
-    case IS_MAPPING:   return k == DICT;
-    case IS_ITERABLE:  return items || k == LOOP;
-    case IS_SEQUENCE:  return items;
-    case IS_CALLABLE:  return k == MACRO || k == METHOD || k == FUNCTION || k == UNDEFINED;
-    case IS_ODD:       return need_int(w, v, name) % 2 != 0;
-    case IS_EVEN:      return need_int(w, v, name) % 2 == 0;
-    case IS_LOWER: case IS_UPPER:
-        return call_method(w, *v, is == IS_LOWER ? "islower" : "isupper", a).is.integer != 0;
-    default: return test_with(w, name, is, v, a);
+    switch (known_tests[i].of) {
+    case OF_KIND: return is >> v->kind & 1;
+    case TRUTH:   return v->kind == BOOLEAN && (v->is.integer != 0) == (is != 0);
+    case ODD:     return (need_int(w, v, name) % 2 != 0) == (is != 0);
+    case CASE:    return call_method(w, *v, *name == 'l' ? "islower" : "isupper", a).is.integer != 0;
+    default: break;
     }
+    const Value *other = arg_needed(w, a, 0, NULL, name);
+    if (known_tests[i].of == COMPARES)
+        return (strcmp(name, "sameas") || v->kind == other->kind) && value_compares(w, v, other, (Operator)is);
+    const int64_t by = need_int(w, other, name);
+    if (by == 0 || by == -1) work_fail(w, "divisibleby: by %d", (int)by);
+    return need_int(w, v, name) % by == 0;
 }

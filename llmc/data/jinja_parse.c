@@ -52,6 +52,11 @@ static Node *node(Parser *p, NodeKind kind, Node *a, Node *b) {
 static void advance(Parser *p, size_t n) {
     for (; n; n--) p->w->line += *p->at++ == '\n';
 }
+/* Back to where the parser was. */
+static void back_to(Parser *p, const Parser *before) {
+    for (const char *c = before->at; c < p->at; c++) p->w->line -= *c == '\n';
+    *p = *before;
+}
 static void skip_white(Parser *p) { while (p->at < p->end && text_is_white(*p->at)) advance(p, 1); }
 static int starts(const Parser *p, const char *with) {
     const size_t n = strlen(with);
@@ -209,22 +214,21 @@ static Node *key_constant(Parser *p, Value v) {
     if (v.kind == STRING && v.is.string.bytes < 64) intern(p, v.is.string.at, v.is.string.bytes, 1);
     return constant(p, v);
 }
-/* Items up to a bracket; pairs: keys with values. */
-static Node *items(Parser *p, const char *close, int pairs) {
-    Node *first = NULL, **to = &first;
-    while (!at_op(p, close)) {
-        Node *n = *to = expression(p);
-        if (pairs) {
-            need_op(p, ":");
-            Node *key = *to = node(p, X_ARGUMENT, n, NULL);
-            key->b = expression(p);
-            n = key;
-        }
-        to = &n->next;
+/* Parts with commas between them, up to a bracket. */
+static Node *listed(Parser *p, const char *close, Node *(*part)(Parser *)) {
+    Node *first = NULL;
+    for (Node **to = &first; !at_op(p, close); to = &(*to)->next) {
+        *to = part(p);
         if (!at_op(p, close)) need_op(p, ",");
     }
     next(p);
     return first;
+}
+static Node *pair(Parser *p) {
+    Node *n = node(p, X_ARGUMENT, expression(p), NULL);
+    need_op(p, ":");
+    n->b = expression(p);
+    return n;
 }
 static Node *primary(Parser *p) {
     static const struct { const char *name; Kind kind; int64_t is; } constants[] = {
@@ -249,8 +253,8 @@ static Node *primary(Parser *p) {
         need_op(p, ")");
         return n;
     }
-    if (take_op(p, "[")) return node(p, X_LIST, items(p, "]", 0), NULL);
-    if (take_op(p, "{")) return node(p, X_DICT, items(p, "}", 1), NULL);
+    if (take_op(p, "[")) return node(p, X_LIST, listed(p, "]", expression), NULL);
+    if (take_op(p, "{")) return node(p, X_DICT, listed(p, "}", pair), NULL);
     if (p->token.kind != T_NAME) work_fail(p->w, "expected a value, found %s", shown(p));
     const char *name = need_name(p);
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
@@ -261,28 +265,22 @@ static Node *primary(Parser *p) {
     return n;
 }
 
+static Node *argument(Parser *p) {
+    if (at_op(p, "**")) work_fail(p->w, "arguments with ** are not implemented");
+    Node *n = node(p, X_ARGUMENT, NULL, NULL);
+    n->op = take_op(p, "*");
+    const Parser before = *p;
+    const char *name = p->token.kind == T_NAME ? need_name(p) : NULL;
+    if (name && take_op(p, "=")) n->name = name;
+    else back_to(p, &before);
+    n->a = expression(p);
+    return n;
+}
 /* After '(': up to ')'. */
 static Node *arguments(Parser *p) {
-    Node *first = NULL, **to = &first;
-    int named = 0;
-    while (!at_op(p, ")")) {
-        if (at_op(p, "**")) work_fail(p->w, "arguments with ** are not implemented");
-        Node *n = *to = node(p, X_ARGUMENT, NULL, NULL);
-        n->op = take_op(p, "*");
-        const Parser before = *p;
-        const int line = p->w->line;
-        const char *name = p->token.kind == T_NAME ? need_name(p) : NULL;
-        if (name && take_op(p, "=")) { n->name = name; named = 1; }
-        else {
-            *p = before;
-            p->w->line = line;
-            if (named) work_fail(p->w, "an argument without a name follows one with a name");
-        }
-        n->a = expression(p);
-        to = &n->next;
-        if (!at_op(p, ")")) need_op(p, ",");
-    }
-    next(p);
+    Node *first = listed(p, ")", argument);
+    for (const Node *n = first; n && n->next; n = n->next)
+        if (n->name && !n->next->name) work_fail(p->w, "an argument without a name follows one with a name");
     return first;
 }
 /* After '[': an index or a slice. */
@@ -397,10 +395,8 @@ static int comparison(Parser *p, int *op) {
         if (take_op(p, symbols[i].op)) { *op = (int)symbols[i].is; return 1; }
     if (take_name(p, "in")) { *op = O_IN; return 1; }
     const Parser before = *p;
-    const int line = p->w->line;
     if (take_name(p, "not") && take_name(p, "in")) { *op = O_NOT_IN; return 1; }
-    *p = before;
-    p->w->line = line;
+    back_to(p, &before);
     return 0;
 }
 static Node *compare(Parser *p) {
@@ -466,6 +462,13 @@ static void end_tag(Parser *p) {
     next(p);
     need_end(p);
 }
+/* The end of the tag that begins a block, its body, and the tag that ends it. */
+static Node *block(Parser *p, Node *n, const char *end) {
+    need_end(p);
+    n->b = body(p, end);
+    end_tag(p);
+    return n;
+}
 static Node *parse_if(Parser *p) {
     Node *n = node(p, S_IF, tuple(p, any_of), NULL);
     need_end(p);
@@ -502,57 +505,34 @@ static Node *parse_set(Parser *p) {
     }
     Node *n = node(p, S_CAPTURE, target, NULL);
     if (take_op(p, "|")) n->c = filters(p, filter(p, NULL));
-    need_end(p);
-    n->b = body(p, " endset ");
-    end_tag(p);
+    return block(p, n, " endset ");
+}
+static Node *parameter(Parser *p) {
+    Node *n = node(p, X_ARGUMENT, NULL, NULL);
+    n->name = need_name(p);
+    if (take_op(p, "=")) n->a = expression(p);
     return n;
 }
 /* Parameters, if there are any, with what stands for those that are not given. */
-static Node *parameters(Parser *p) {
-    Node *first = NULL, **to = &first;
-    if (!take_op(p, "(")) return NULL;
-    while (!at_op(p, ")")) {
-        Node *n = *to = node(p, X_ARGUMENT, NULL, NULL);
-        n->name = need_name(p);
-        if (take_op(p, "=")) n->a = expression(p);
-        to = &n->next;
-        if (!at_op(p, ")")) need_op(p, ",");
-    }
-    next(p);
-    return first;
-}
+static Node *parameters(Parser *p) { return take_op(p, "(") ? listed(p, ")", parameter) : NULL; }
 static Node *parse_macro(Parser *p) {
     Node *n = node(p, S_MACRO, NULL, NULL);
     n->name = need_name(p);
     n->a = parameters(p);
-    need_end(p);
-    n->b = body(p, " endmacro ");
-    end_tag(p);
-    return n;
+    return block(p, n, " endmacro ");
 }
 static Node *parse_call(Parser *p) {
     Node *given = parameters(p), *n = node(p, S_CALL, expression(p), NULL);
     if (n->a->kind != X_CALL) work_fail(p->w, "{%% call %%} needs a call");
     n->c = given;
-    need_end(p);
-    n->b = body(p, " endcall ");
-    end_tag(p);
-    return n;
+    return block(p, n, " endcall ");
 }
 static Node *parse_filter(Parser *p) {
-    Node *n = node(p, S_FILTER, filters(p, filter(p, NULL)), NULL);
-    need_end(p);
-    n->b = body(p, " endfilter ");
-    end_tag(p);
-    return n;
+    return block(p, node(p, S_FILTER, filters(p, filter(p, NULL)), NULL), " endfilter ");
 }
 static Node *parse_generation(Parser *p) {
-    Node *n = node(p, S_GENERATION, NULL, NULL);
     p->j->has_generation = 1;
-    need_end(p);
-    n->b = body(p, " endgeneration ");
-    end_tag(p);
-    return n;
+    return block(p, node(p, S_GENERATION, NULL, NULL), " endgeneration ");
 }
 static Node *parse_with(Parser *p) {
     Node *n = node(p, S_WITH, NULL, NULL), **to = &n->a;
@@ -563,9 +543,7 @@ static Node *parse_with(Parser *p) {
         to = &(*to)->next;
         if (p->token.kind != T_END) need_op(p, ",");
     }
-    n->b = body(p, " endwith ");
-    end_tag(p);
-    return n;
+    return block(p, n, " endwith ");
 }
 static Node *parse_break(Parser *p) { need_end(p); return node(p, S_BREAK, NULL, NULL); }
 static Node *parse_continue(Parser *p) { need_end(p); return node(p, S_CONTINUE, NULL, NULL); }
@@ -617,20 +595,17 @@ static void skip_comment(Parser *p) {
 /* After "{% raw %}": its text. */
 static int take_raw(Parser *p, Node ***to) {
     const Parser before = *p;
-    const int line = p->w->line;
     skip_white(p);
-    if (!starts(p, "raw")) { *p = before; p->w->line = line; return 0; }
-    advance(p, 3);
-    skip_white(p);
+    const int raw = starts(p, "raw");
+    if (raw) advance(p, 3), skip_white(p);
     const int white = starts(p, "-%}");
-    if (!white && !starts(p, "%}")) { *p = before; p->w->line = line; return 0; }
+    if (!raw || (!white && !starts(p, "%}"))) { back_to(p, &before); return 0; }
     advance(p, white ? 3 : 2);
     if (white) skip_white(p);
     for (const char *from = p->at; p->at < p->end; advance(p, 1)) {
         const char *tag = p->at;
         if (!starts(p, "{%")) continue;
         const Parser here = *p;
-        const int here_line = p->w->line;
         advance(p, p->end - p->at > 2 && (tag[2] == '-' || tag[2] == '+') ? 3 : 2);
         skip_white(p);
         const int ends = starts(p, "endraw");
@@ -641,8 +616,7 @@ static int take_raw(Parser *p, Node ***to) {
             advance(p, n);
             return 1;
         }
-        *p = here;
-        p->w->line = here_line;
+        back_to(p, &here);
     }
     work_fail(p->w, "{%% raw %%} has no end");
 }

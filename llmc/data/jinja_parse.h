@@ -9,8 +9,6 @@ typedef enum {
     /* statements */
     S_TEXT, S_PRINT, S_IF, S_FOR, S_SET, S_CAPTURE, S_MACRO, S_CALL, S_FILTER, S_GENERATION, S_BREAK, S_CONTINUE, S_WITH
 } NodeKind;
-typedef enum { O_ADD, O_SUBTRACT, O_MULTIPLY, O_DIVIDE, O_FLOOR, O_MODULO, O_POWER, O_CONCATENATE,
-               O_EQUAL, O_UNEQUAL, O_LESS, O_LESS_EQUAL, O_GREATER, O_GREATER_EQUAL, O_IN, O_NOT_IN } Operator;
 /* X_LIST, X_TUPLE: a: the first item. X_DICT: a: a key, its b: the value. X_INDEX: a[b]. X_SLICE:
  * its bounds a, b, c. X_CALL: a(b...). X_ARGUMENT: name (NULL) = a; op 1: all items of a.
  * X_FILTER, X_TEST: of a (NULL: what a block wrote), with b...; a test with op 1 is negated.

@@ -172,6 +172,18 @@ int value_has(Work *w, const Value *in, const Value *v) {
     }
     return 0;
 }
+int value_compares(Work *w, const Value *a, const Value *b, Operator op) {
+    switch (op) {
+    case O_EQUAL:         return value_equal(w, a, b);
+    case O_UNEQUAL:       return !value_equal(w, a, b);
+    case O_LESS:          return value_order(w, a, b) < 0;
+    case O_LESS_EQUAL:    return value_order(w, a, b) <= 0;
+    case O_GREATER:       return value_order(w, a, b) > 0;
+    case O_GREATER_EQUAL: return value_order(w, a, b) >= 0;
+    case O_IN:            return value_has(w, b, a);
+    default:              return !value_has(w, b, a);
+    }
+}
 size_t value_length(Work *w, const Value *v) {
     switch (v->kind) {
     case UNDEFINED: return 0;
@@ -236,11 +248,7 @@ size_t str_find(Work *w, Str in, Str s, size_t from) {
     }
     return SIZE_MAX;
 }
-size_t str_length(Str s) {
-    size_t n = 0;
-    for (size_t i = 0; i < s.bytes; i++) n += (s.at[i] & 0xC0) != 0x80;
-    return n;
-}
+size_t str_length(Str s) { return utf8_count(s.at, s.bytes); }
 size_t str_offset(Str s, size_t characters) {
     size_t i = 0;
     for (; i < s.bytes; i++) if ((s.at[i] & 0xC0) != 0x80 && !characters--) break;

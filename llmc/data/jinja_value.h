@@ -36,6 +36,8 @@ _Noreturn void work_fail(Work *w, const char *format, ...) PRINTF(2, 3);        
 typedef struct { const char *at; size_t bytes; const uint32_t *origins; uint32_t origin; } Str;
 typedef enum { UNDEFINED, NONE, BOOLEAN, INTEGER, FLOAT, STRING, LIST, TUPLE, DICT, SPACE, LOOP, MACRO, METHOD,
                FUNCTION } Kind;
+typedef enum { O_ADD, O_SUBTRACT, O_MULTIPLY, O_DIVIDE, O_FLOOR, O_MODULO, O_POWER, O_CONCATENATE,
+               O_EQUAL, O_UNEQUAL, O_LESS, O_LESS_EQUAL, O_GREATER, O_GREATER_EQUAL, O_IN, O_NOT_IN } Operator;
 typedef struct List List;
 typedef struct Dict Dict;
 typedef struct Loop Loop;
@@ -80,6 +82,7 @@ int   value_truth(const Value *v);
 int   value_equal(Work *w, const Value *a, const Value *b);
 int   value_order(Work *w, const Value *a, const Value *b);         /* < 0, 0, > 0; fails if they have none */
 int   value_has(Work *w, const Value *in, const Value *v);          /* v in `in` */
+int   value_compares(Work *w, const Value *a, const Value *b, Operator op);     /* O_EQUAL to O_NOT_IN */
 size_t value_length(Work *w, const Value *v);
 Value value_items(Work *w, const Value *v);             /* what a loop over v goes through, as a list */
 void  need_defined(Work *w, const Value *v);

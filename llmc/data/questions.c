@@ -18,11 +18,6 @@ void questions_free(Questions *q) {
     *q = (Questions){ 0 };
 }
 
-static int characters(const char *text, size_t bytes) {
-    size_t n = 0;
-    for (size_t i = 0; i < bytes; i++) n += ((unsigned char)text[i] & 0xC0) != 0x80;
-    return (int)n;
-}
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
@@ -61,7 +56,7 @@ static int encode_choice(Candidate *c, const Tokenizer *t, Words context, Words 
     before += count - plain;
     if (before >= count) before = count - 1;                /* the last token of the context reaches into the choice */
     *c = (Candidate){ .ids = ids, .count = (int)count, .scored = (int)(count - before),
-                   .characters = characters(choice.at, choice.bytes) };
+                   .characters = (int)utf8_count(choice.at, choice.bytes) };
     return count > 1;
 }
 
@@ -232,7 +227,7 @@ static int token_characters(const Tokenizer *t, const int *ids, int count) {
     if (!t) return 0;
     for (int i = 0; i < count; i++) {
         const char *piece = tokenizer_piece(t, ids[i], &bytes);
-        n += characters(piece, bytes) - (i == 0 && bytes && *piece == ' ');
+        n += (int)utf8_count(piece, bytes) - (i == 0 && bytes && *piece == ' ');
     }
     return n;
 }

@@ -14,20 +14,14 @@ enum { CHUNK = 1 << 18 };               /* bytes a scan reads at once */
 int data_read_at(const Segment *p, void *to, size_t bytes, int64_t at, Error *e) {
     uint64_t there;
     int fd = p->fd >= 0 ? p->fd : file_open(p->path, &there, e);
-    size_t done = 0;
-    ssize_t n = 1;
     if (fd < 0) return 0;
-    while (n > 0 && done < bytes) {
-        n = pread(fd, (char *)to + done, bytes - done, (off_t)(at + (int64_t)done));
-        if (n > 0) done += (size_t)n;
-        else if (n < 0 && errno == EINTR) n = 1;
-    }
-    int why = errno;
+    const size_t done = file_read_at(fd, (uint64_t)at, to, bytes);
+    const int why = errno;
     struct stat s = { .st_size = 0 };
     if (done < bytes) fstat(fd, &s);
     if (p->fd < 0) close(fd);
     if (done == bytes) return 1;
-    if (n < 0) return error_set(e, "%s: could not be read at byte %lld: %s", p->path, (long long)at, strerror(why));
+    if (why) return error_set(e, "%s: could not be read at byte %lld: %s", p->path, (long long)at, strerror(why));
     return error_set(e, "%s: found %lld bytes, expected at least %lld as when it was opened: it was shortened while in "
                      "use", p->path, (long long)s.st_size, (long long)at + (long long)bytes);
 }

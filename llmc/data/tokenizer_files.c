@@ -211,9 +211,9 @@ char *tokenizer_read(const char *path, size_t *bytes, char **eos, Error *e) {
     if (!text || strcmp(file, name)) return text;
     Error why;
     Json *json = json_parse(text, *bytes, &why);
-    char *folder = slash ? text_format("%.*s", (int)(slash - path), path) : text_format(".");
+    char *folder = folder_of(path);
     Text out = { 0 };
-    const int ok = !json || add_files(*folder ? folder : "/", json_root(json), &out, end, e);
+    const int ok = !json || add_files(folder, json_root(json), &out, end, e);
     json_free(json);
     free_each(folder, own);
     if (ok && !out.at) return text;

@@ -31,6 +31,13 @@ static int has_only(const JsonValue *v, const char *keys, const char *what, Erro
     return 1;
 }
 
+/* All parts of a "Sequence" of normalizers, of pre-tokenizers or of decoders. */
+typedef int Reader(Tokenizer *t, const JsonValue *v, Error *e);
+static int read_sequence(Tokenizer *t, const JsonValue *parts, Reader *read, Error *e) {
+    for (const JsonValue *part = json_first(parts); part; part = part->next) if (!read(t, part, e)) return 0;
+    return 1;
+}
+
 /* {"Regex": ...} or {"String": ...} */
 static Pattern *read_pattern(const JsonValue *v, Error *e) {
     const JsonValue *regex = json_get(v, "Regex"), *text = json_get(v, "String"), *one = regex ? regex : text;
@@ -50,11 +57,7 @@ static int read_normalizer(Tokenizer *t, const JsonValue *v, Error *e) {
     const char *type = type_of(v);
     if (json_is_null(v)) return 1;
     if (!has_only(v, "type normalizers prepend pattern content strip_left strip_right", "normalizer", e)) return 0;
-    if (!strcmp(type, "Sequence")) {
-        for (const JsonValue *part = json_first(json_get(v, "normalizers")); part; part = part->next)
-            if (!read_normalizer(t, part, e)) return 0;
-        return 1;
-    }
+    if (!strcmp(type, "Sequence")) return read_sequence(t, json_get(v, "normalizers"), read_normalizer, e);
     if (!strcmp(type, "NFC")) return add_change(t, NFC, NULL, NULL, e);
     if (!strcmp(type, "NFD")) return add_change(t, NFD, NULL, NULL, e);
     if (!strcmp(type, "Prepend")) return add_change(t, PREPEND, NULL, json_string(json_get(v, "prepend"), NULL), e);
@@ -127,11 +130,7 @@ static int read_pre_tokenizer(Tokenizer *t, const JsonValue *v, Error *e) {
     if (json_is_null(v)) return 1;
     if (!has_only(v, "type pretokenizers pattern behavior invert individual_digits add_prefix_space trim_offsets "
                   "use_regex replacement prepend_scheme split str_rep", "pre_tokenizer", e)) return 0;
-    if (!strcmp(type, "Sequence")) {
-        for (const JsonValue *part = json_first(json_get(v, "pretokenizers")); part; part = part->next)
-            if (!read_pre_tokenizer(t, part, e)) return 0;
-        return 1;
-    }
+    if (!strcmp(type, "Sequence")) return read_sequence(t, json_get(v, "pretokenizers"), read_pre_tokenizer, e);
     if (t->byte_level) return error_set(e, "pre_tokenizer %.80s after ByteLevel is not supported", type);
     if (!strcmp(type, "Split")) return read_split(t, v, e);
     if (!strcmp(type, "ByteLevel")) return read_byte_level(t, v, e);
@@ -148,11 +147,7 @@ static int read_pre_tokenizer(Tokenizer *t, const JsonValue *v, Error *e) {
 
 static int read_decoder(Tokenizer *t, const JsonValue *v, Error *e) {
     const char *type = type_of(v);
-    if (!strcmp(type, "Sequence")) {
-        for (const JsonValue *part = json_first(json_get(v, "decoders")); part; part = part->next)
-            if (!read_decoder(t, part, e)) return 0;
-        return 1;
-    }
+    if (!strcmp(type, "Sequence")) return read_sequence(t, json_get(v, "decoders"), read_decoder, e);
     if (t->byte_level && !strcmp(type, "ByteLevel")) return 1;
     if (t->byte_level) return error_set(e, "decoder %.80s with pre_tokenizer ByteLevel is not supported", type);
     if (!strcmp(type, "ByteFallback") || !strcmp(type, "Fuse")) return 1;
@@ -472,8 +467,7 @@ Tokenizer *tokenizer_load_text(const char *text, size_t bytes, Error *e) {
 static void compare_config(const Tokenizer *t, const char *path) {
     static const char *const classes[] = { "", "LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer",
                                            "CohereTokenizer" };
-    const char *slash = strrchr(path, '/');
-    char *folder = slash ? text_format("%.*s", (int)(slash + 1 - path), path) : text_format(".");
+    char *folder = folder_of(path);
     Error e;
     Json *json = json_read_file(folder, "tokenizer_config.json", &e);
     const JsonValue *add = json ? json_get(json_root(json), "add_bos_token") : NULL;

@@ -21,23 +21,30 @@ static const uint32_t *row_of(const uint32_t *table, size_t rows, size_t width, 
     return NULL;
 }
 
-/* The characters of the categories whose bits are in `mask`. */
-static void add_categories(CodeSet *out, uint32_t mask) {
-    const size_t runs = COUNT(unicode_categories);
-    for (size_t i = 0; i < runs; i++) {
-        const uint32_t first = unicode_categories[i] >> 8, category = unicode_categories[i] & 0xFF,
-            end = i + 1 < runs ? unicode_categories[i + 1] >> 8 : CODE_MAX + 1;
-        if (category == ALTERNATE && (mask & 3) != 3) {
-            for (uint32_t c = first + !(mask & 1); mask & 3 && c < end; c += 2) codeset_add(out, c, c);
-        } else if (category == ALTERNATE || mask >> category & 1) codeset_add(out, first, end - 1);
-    }
-}
 /* The bits of a category (Lu), or of a group of them (L). */
 static uint32_t mask_of(const char *name, size_t n) {
     uint32_t mask = 0;
-    for (uint32_t i = 0; i < ALTERNATE; i++)
+    for (uint32_t i = 0; UNICODE_CATEGORIES[2 * i]; i++)
         if (n && n <= 2 && !memcmp(&UNICODE_CATEGORIES[2 * i], name, n)) mask |= 1u << i;
     return mask;
+}
+static size_t letters(const char *name) { return (size_t)(name[0] & 31) * 32 + (size_t)(name[1] & 31); }
+/* The characters of the categories whose bits are in `mask`. */
+static void add_categories(CodeSet *out, uint32_t mask) {
+    enum { UPPER = 1, LOWER = 2 };
+    uint32_t bits[32 * 32] = { 0 }, code = 0;               /* bits: of a category, by the letters of its name */
+    for (uint32_t i = 0; UNICODE_CATEGORIES[2 * i]; i++) bits[letters(&UNICODE_CATEGORIES[2 * i])] = 1u << i;
+    bits[letters("LC")] = UPPER | LOWER;
+    for (size_t i = 0; i < COUNT(unicode_categories); i++)
+        for (const char *at = unicode_categories[i]; *at; at += *at == ' ') {
+            const uint32_t of = bits[letters(at)];
+            uint32_t n = 0;
+            for (at += 2; *at >= '0' && *at <= '9'; at++) n = 10 * n + (uint32_t)(*at - '0');
+            const uint32_t next = code + (n ? n : 1);
+            if ((mask & of) == of) codeset_add(out, code, next - 1);
+            else if (mask & of) for (code += !(mask & UPPER); code < next; code += 2) codeset_add(out, code, code);
+            code = next;
+        }
 }
 
 int unicode_add(CodeSet *out, const char *name, size_t n) {
@@ -81,14 +88,21 @@ static uint32_t combining_class(uint32_t code) {
     return row ? row[2] : 0;
 }
 
+/* Of an ideograph that is there for compatibility, or 0. */
+static uint32_t usual_ideograph(uint32_t code) {
+    const uint32_t i = code - 0xF900, k = code - 0x2F800;
+    return i < COUNT(unicode_ideographs_f900) ? unicode_ideographs_f900[i]
+        : k < COUNT(unicode_ideographs_2f800) ? unicode_ideographs_2f800[k] : 0;
+}
 static void decompose(Codes *out, uint32_t code) {
-    uint32_t s = code - S_BASE;
+    const uint32_t s = code - S_BASE, ideograph = usual_ideograph(code);
     if (code >= S_BASE && s < L_COUNT * V_COUNT * T_COUNT) {
         codes_add(out, L_BASE + s / (V_COUNT * T_COUNT));
         codes_add(out, V_BASE + s / T_COUNT % V_COUNT);
         if (s % T_COUNT) codes_add(out, T_BASE + s % T_COUNT);
         return;
     }
+    if (ideograph) { decompose(out, ideograph); return; }
     const uint32_t *row = row_of(unicode_decompositions[0], COUNT(unicode_decompositions), 3, 0, code);
     if (!row) { codes_add(out, code); return; }
     decompose(out, row[1]);

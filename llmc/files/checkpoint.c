@@ -92,11 +92,8 @@ Holding checkpoint_exists(const char *folder, Error *e) {
     int64_t *steps;
     const int states = list_steps(folder, &steps, e);
     Holding found = states < 0 ? HOLDS_UNKNOWN : states ? HOLDS_STATE : HOLDS_NOTHING;
-    for (size_t i = 0; i < sizeof signs / sizeof *signs && !found; i++) {
-        char *path = text_format("%s/%s", folder, signs[i].file);
-        if (is_there(path)) found = signs[i].means;
-        free(path);
-    }
+    for (size_t i = 0; i < sizeof signs / sizeof *signs && !found; i++)
+        if (folder_has(folder, signs[i].file)) found = signs[i].means;
     free(steps);
     return found;
 }
@@ -144,13 +141,10 @@ static int sum_file(const char *path, FileSum *sum, Error *e) {
         const int64_t from = i * BUFFER, left = (int64_t)size - from;
         const size_t bytes = (size_t)(left < BUFFER ? left : BUFFER);
         char *buffer = mem_alloc(bytes);
-        size_t got = 0;
-        for (ssize_t n; got < bytes; got += (size_t)n) {
-            while ((n = pread(in, buffer + got, bytes - got, (off_t)from + (off_t)got)) < 0 && errno == EINTR);
-            if (n > 0) continue;
+        const size_t got = file_read_at(in, (uint64_t)from, buffer, bytes);
+        if (got < bytes) {
             #pragma omp atomic write
-            error = n ? errno : EIO;                    /* EIO: it became shorter */
-            break;
+            error = errno ? errno : EIO;                /* EIO: it became shorter */
         }
         crcs[i] = crc32c(0, buffer, got);
         free(buffer);

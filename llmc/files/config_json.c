@@ -134,29 +134,25 @@ static double default_of(int i, const Config *c, const Reader *r) {
     return keys[i].field == offsetof(Config, head_size) && r->heads > 0 ? c->channels / r->heads : REQUIRED;
 }
 
-static const JsonValue *member(const JsonValue *object, const char *key) {  /* null is as good as missing */
-    const JsonValue *v = json_get(object, key);
-    return json_is(v, JSON_NULL) ? NULL : v;
-}
 /* Describes positions: rope_parameters. Transformers takes older files' rope_scaling before it. */
 static const JsonValue *rope_of(const JsonValue *root) {
     const JsonValue *older = json_get(root, "rope_scaling");
-    return json_is(older, JSON_OBJECT) && json_first(older) ? older : member(root, "rope_parameters");
+    return json_is(older, JSON_OBJECT) && json_first(older) ? older : json_given(root, "rope_parameters");
 }
 static int is_flag(int i) { return keys[i].kind == FLAG || keys[i].kind == BIASES || keys[i].kind == RENORM; }
 /* null of a flag is false, as in Python */
 static int flag_of(const JsonValue *v, int otherwise) { return !json_is(v, JSON_NULL) && json_bool(v, otherwise); }
 static const JsonValue *find_key(const JsonValue *root, int i) {
-    const JsonValue *v = keys[i].kind == RANK || is_flag(i) ? json_get(root, keys[i].key) : member(root, keys[i].key);
-    if (!v && keys[i].alias) v = member(root, keys[i].alias);
-    if (!strcmp(keys[i].key, "rope_theta") && member(rope_of(root), "rope_theta"))
-        v = member(rope_of(root), "rope_theta");
+    const JsonValue *v = (keys[i].kind == RANK || is_flag(i) ? json_get : json_given)(root, keys[i].key);
+    if (!v && keys[i].alias) v = json_given(root, keys[i].alias);
+    if (!strcmp(keys[i].key, "rope_theta") && json_given(rope_of(root), "rope_theta"))
+        v = json_given(rope_of(root), "rope_theta");
     return v;
 }
 
 /* Versions of Transformers differ in which of two names they take. */
 static int one_value(const JsonValue *root, int i, Error *e) {
-    const JsonValue *v = member(root, keys[i].key), *other = keys[i].alias ? member(root, keys[i].alias) : NULL;
+    const JsonValue *v = json_given(root, keys[i].key), *other = keys[i].alias ? json_given(root, keys[i].alias) : NULL;
     return !v || !other || json_double(v, 0) == json_double(other, 0)
         || error_set(e, "\"%s\" and \"%s\" mean the same, but differ", keys[i].key, keys[i].alias);
 }
@@ -175,10 +171,10 @@ static int read_real(double *to, const char *key, const JsonValue *v, double oth
     return !v || json_read_double(v, key, -1e308, 1e308, to, e);
 }
 static int integer_of(int *to, const JsonValue *object, const char *key, double otherwise, Error *e) {
-    return read_integer(to, key, member(object, key), otherwise, e);
+    return read_integer(to, key, json_given(object, key), otherwise, e);
 }
 static int real_of(double *to, const JsonValue *object, const char *key, double otherwise, Error *e) {
-    return read_real(to, key, member(object, key), otherwise, e);
+    return read_real(to, key, json_given(object, key), otherwise, e);
 }
 
 /* Fields of these types are read and written as ints, by their offset. */
@@ -258,8 +254,8 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
     }
     if (strcmp(type, json_string(json_get(v, "type"), type)))
         return error_set(e, "\"type\" and \"rope_type\" of the scaled positions differ");
-    if (v && v == json_get(root, "rope_scaling") && member(v, "rope_theta")
-        && json_double(member(root, "rope_theta"), 0) != c->rope_theta)
+    if (v && v == json_get(root, "rope_scaling") && json_given(v, "rope_theta")
+        && json_double(json_given(root, "rope_theta"), 0) != c->rope_theta)
         return error_set(e, "\"rope_theta\" of \"rope_scaling\", which only Transformers 5 reads, is not the one "
                          "beside \"rope_scaling\"; remove the wrong one, and write the other beside it");
     if (kind > ROPE_YARN)
@@ -288,7 +284,7 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
     if (s->kind == ROPE_LINEAR) s->original = 0;
     int dim = c->head_size;
     if (r->family & MMX && !integer_of(&dim, root, "rotary_dim", c->head_size, e)) return 0;
-    if (!real_of(&part, member(v, "partial_rotary_factor") ? v : root, "partial_rotary_factor",
+    if (!real_of(&part, json_given(v, "partial_rotary_factor") ? v : root, "partial_rotary_factor",
                  r->family == FAMILY_GLM ? 0.5 : (double)dim / c->head_size, e)) return 0;
     if (part != 1 && !(r->family & PARTIAL))
         return error_set(e, "\"partial_rotary_factor\" is %g; of a %s this program rotates whole heads", part,
@@ -337,13 +333,13 @@ static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
     if (r->family & QWENS && !integer_of(&step, root, "decoder_sparse_step", 1, e)) return 0;
     if (r->family & DEEPS && !integer_of(&first, root, "first_k_dense_replace",
                                          r->family & DS3 ? 3 : r->family & (GLM | LIT) ? 1 : 0, e)) return 0;
-    const JsonValue *types = r->family & LIT ? member(root, "mlp_layer_types") : NULL, *type = json_first(types);
+    const JsonValue *types = r->family & LIT ? json_given(root, "mlp_layer_types") : NULL, *type = json_first(types);
     if ((r->family & LIT && !types && first != 1) || (r->family & SOL && first))
         return error_set(e, "\"first_k_dense_replace\" is %d; Transformers ignores it in a %s%s", first,
                          family_name(r->family), r->family & LIT ? ", where \"mlp_layer_types\" says it" : "");
     if (r->family & ERN && !(integer_of(&start, root, "moe_layer_start_index", 1, e)
                              && integer_of(&interval, root, "moe_layer_interval", 1, e)
-                             && (json_int(member(root, "moe_layer_end_index"), -1) == -1
+                             && (json_int(json_given(root, "moe_layer_end_index"), -1) == -1
                                  || integer_of(&end, root, "moe_layer_end_index", -1, e)))) return 0;
     if (step < 1 || interval < 1) return error_set(e, "every 0-th layer has experts");
     for (int l = 0; l < c->layers; l++, type = type ? type->next : NULL) {
@@ -404,7 +400,7 @@ static int is_windowed(const Reader *r, const JsonValue *type, int most, int l) 
                                    : r->family & GPT ? (l + 1) % 2 : 1;
 }
 static int read_windows(Config *c, const JsonValue *root, const Reader *r) {
-    const JsonValue *types = r->family & LISTED ? member(root, "layer_types") : NULL, *type = json_first(types);
+    const JsonValue *types = r->family & LISTED ? json_given(root, "layer_types") : NULL, *type = json_first(types);
     Error *e = r->e;
     int window, most;
     if (r->family & OWN) config_set_own_window(c, c->window);
@@ -413,7 +409,8 @@ static int read_windows(Config *c, const JsonValue *root, const Reader *r) {
                     r->family & MIX || json_get(root, "sliding_window") ? 0 : r->family & GPT ? 128 : 4096, e)
         || !integer_of(&most, root, "max_window_layers", r->family & DOT ? 62 : 28, e)) return 0;
     if (r->family & (QW2 | QW3 | QWENS) && !json_bool(json_get(root, "use_sliding_window"), 0)) window = 0;
-    else if (!window && member(root, "sliding_window")) return error_set(e, "\"sliding_window\" is 0; null is none");
+    else if (!window && json_given(root, "sliding_window"))
+        return error_set(e, "\"sliding_window\" is 0; null is none");
     for (int l = 0; l < c->layers; l++, type = type ? type->next : NULL) {
         const char *name = json_string(type, "");
         if (types && strcmp(name, "full_attention") && strcmp(name, "sliding_attention"))
@@ -542,9 +539,11 @@ static int refuse_names(const JsonValue *root, const Reader *r) {
 /* Weights in blocks are read: gpt_oss in MXFP4; others in FP8, 128 x 128 to a scale. */
 static int refuse_quantized(const JsonValue *root, const Reader *r) {
     static const char way[] = "; a folder whose weights are in bf16 is needed";
-    const JsonValue *q = member(root, "quantization_config"), *side = json_first(member(q, "weight_block_size"));
-    const char *method = json_string(json_get(q, "quant_method"), ""), *form = json_string(member(q, "fmt"), "e4m3"),
-        *scheme = json_string(member(q, "activation_scheme"), "dynamic");
+    const JsonValue *q = json_given(root, "quantization_config"),
+        *side = json_first(json_given(q, "weight_block_size"));
+    const char *method = json_string(json_get(q, "quant_method"), ""),
+        *form = json_string(json_given(q, "fmt"), "e4m3"),
+        *scheme = json_string(json_given(q, "activation_scheme"), "dynamic");
     if (!q || (r->family & GPT && !strcmp(method, "mxfp4"))) return 1;
     if (r->family & GPT || strcmp(method, "fp8"))
         return error_set(r->e, "\"quantization_config\" has the quant_method \"%.60s\"; of a %s this program reads "
@@ -562,7 +561,7 @@ static int refuse_quantized(const JsonValue *root, const Reader *r) {
 static int refuse_unknown(const JsonValue *root, const Reader *r) {
     Error *e = r->e;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        const JsonValue *v = member(root, refused[i].key);
+        const JsonValue *v = json_given(root, refused[i].key);
         if (refused[i].families & r->family && v && !(json_is(v, JSON_BOOL) && !json_bool(v, 1)))
             return error_set(e, "\"%s\" is set, and this program does not know %s", refused[i].key, refused[i].what);
     }
@@ -593,7 +592,7 @@ static int complete_latents(Config *c, const JsonValue *root, const Reader *r) {
         return error_set(r->e, "\"head_dim\" is not \"qk_rope_head_dim\", %d; without it, it is", c->rotated);
     if (!(r->family & DS2)) return 1;
     c->scores = SOFTMAX_TOPK, c->rope_pairs = 1;
-    c->groups_by_best = !strcmp(json_string(member(root, "topk_method"), ""), by_groups);
+    c->groups_by_best = !strcmp(json_string(json_given(root, "topk_method"), ""), by_groups);
     if (!c->groups_by_best) c->groups = c->groups_chosen = 1;
     return 1;
 }
@@ -680,7 +679,7 @@ static int read_config(Config *c, const JsonValue *root, Error *e) {
     if (!r.family) return known_names(e, type);
     *c = (Config){ .layers = 1, .attention_experts = 1, .attention_topk = 1, .experts = 1, .topk = 1, .tile = ROW_TILE,
                    .scores = TOPK_SOFTMAX, .family = r.family };
-    const JsonValue *always = member(root, "num_always_on_attention_experts");
+    const JsonValue *always = json_given(root, "num_always_on_attention_experts");
     if (r.family == FAMILY_SMOE && json_int(always, always != NULL))
         return error_set(e, "num_always_on_attention_experts: " WITHOUT_ALWAYS);
     for (int i = 0; i < KEYS; i++)
@@ -734,7 +733,7 @@ static void write_value(const Config *c, int i, Text *out) {
  * newer keys, if the file (NULL: a new one) does not have it. */
 static void write_older(const Config *c, const JsonValue *origin, const char *separator, Text *out) {
     const Family f = config_family(c);
-    const int newer = !origin || json_is(member(origin, "rope_parameters"), JSON_OBJECT);
+    const int newer = !origin || json_is(json_given(origin, "rope_parameters"), JSON_OBJECT);
     if (f & Q3M && !json_get(origin, "num_experts"))          /* before 5.8 */
         text_add(out, "%s\"num_experts\": %d", separator, c->experts);
     if (newer && origin && !json_get(origin, "rope_theta")) {

@@ -112,14 +112,11 @@ static int write_one(const char *temporary, const void *with, Error *e) {
     return ok;
 }
 
-static int by_name(const void *a, const void *b) {
-    return strcmp((*(const FileTensor *const *)a)->name, (*(const FileTensor *const *)b)->name);
-}
 static int write_index(const char *folder, const Layout *p, Error *e) {
     Text t = { 0 };
     const FileTensor **sorted = mem_alloc(p->count * sizeof *sorted);
     for (size_t i = 0; i < p->count; i++) sorted[i] = &p->tensors[i];
-    qsort(sorted, p->count, sizeof *sorted, by_name);
+    qsort(sorted, p->count, sizeof *sorted, by_tensor_name);
     text_add(&t, "{\n  \"metadata\": {\n    \"total_parameters\": %llu,\n    \"total_size\": %llu\n  },\n  "
              "\"weight_map\": {", (unsigned long long)p->elements, (unsigned long long)p->bytes);
     for (size_t i = 0; i < p->count; i++) {

@@ -24,16 +24,10 @@ enum { BUFFER = 1 << 20 };              /* elements moved at a time */
 
 /* ---- finding a model ------------------------------------------------------------------------- */
 
-static int has_file(const char *folder, const char *name) {
-    char *path = text_format("%s/%s", folder, name);
-    const int has = is_there(path);
-    free(path);
-    return has;
-}
 int hf_has_weights(const char *folder) {
-    return has_file(folder, "model.safetensors") || has_file(folder, "model.safetensors.index.json");
+    return folder_has(folder, "model.safetensors") || folder_has(folder, "model.safetensors.index.json");
 }
-static int is_model(const char *folder) { return has_file(folder, "config.json") && hf_has_weights(folder); }
+static int is_model(const char *folder) { return folder_has(folder, "config.json") && hf_has_weights(folder); }
 
 static int later(struct timespec a, struct timespec b) {
     return a.tv_sec > b.tv_sec || (a.tv_sec == b.tv_sec && a.tv_nsec > b.tv_nsec);
@@ -65,7 +59,7 @@ static char *newest_model(void) {
 
 /* Why there is no model of this name. */
 static const char *no_model(const char *given) {
-    return has_file(given, "run.json") ? "this is the state of a run, from which -y 1 resumes; with config.json and "
+    return folder_has(given, "run.json") ? "this is the state of a run, from which -y 1 resumes; with config.json and "
         "tokenizer.json of the run beside it, it is a model"
          : is_folder(given) ? "there is no model in this folder" : "no such folder (a prompt is given with -i)";
 }
@@ -102,7 +96,7 @@ static int has_other_head(const char *folder, Error *e) {
 }
 int hf_load_config(const char *folder, Config *c, Error *e) {
     if (!is_model(folder) && !foreign_model(folder, e)) return 0;
-    if (has_file(folder, "adapter_config.json"))
+    if (folder_has(folder, "adapter_config.json"))
         return error_set(e, "%s: a model, and beside it a LoRA adapter (adapter_config.json), which changes that model "
                          "or another. Merge it first (peft: merge_and_unload(), save_pretrained()); or take the model "
                          "from a folder without the adapter", folder);

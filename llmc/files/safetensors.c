@@ -185,16 +185,8 @@ static int header_read(Shard *f, const char *text, size_t bytes, uint64_t data_b
 }
 
 static int read_at(const Shard *f, uint64_t offset, void *data, size_t bytes, Error *e) {
-    for (char *to = data; bytes; ) {
-        ssize_t n = pread(f->fd, to, bytes < 1 << 30 ? bytes : 1 << 30, (off_t)offset);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return error_set(e, "%s: %s", f->path,
-                                     n ? strerror(errno) : "the file became shorter while it was read");
-        to += n;
-        offset += (uint64_t)n;
-        bytes -= (size_t)n;
-    }
-    return 1;
+    return file_read_at(f->fd, offset, data, bytes) == bytes
+        || error_set(e, "%s: %s", f->path, errno ? strerror(errno) : "the file became shorter while it was read");
 }
 
 static int shard_open(Shard *f, const char *path, Error *e) {
@@ -232,7 +224,7 @@ struct Safetensors {
     size_t count;
 };
 
-static int by_name(const void *a, const void *b) {
+int by_tensor_name(const void *a, const void *b) {
     return strcmp((*(const FileTensor *const *)a)->name, (*(const FileTensor *const *)b)->name);
 }
 
@@ -251,9 +243,9 @@ static int add_shard(Safetensors *s, const char *path, Error *e) {
 static int index_names(Safetensors *s, Error *e) {
     s->by_name = mem_grow(s->by_name, s->count * sizeof *s->by_name);
     for (size_t i = 0; i < s->count; i++) s->by_name[i] = &s->tensors[i];
-    qsort(s->by_name, s->count, sizeof *s->by_name, by_name);
+    qsort(s->by_name, s->count, sizeof *s->by_name, by_tensor_name);
     for (size_t i = 1; i < s->count; i++)
-        if (by_name(&s->by_name[i - 1], &s->by_name[i]) == 0)
+        if (by_tensor_name(&s->by_name[i - 1], &s->by_name[i]) == 0)
             return error_set(e, "tensor %.200s is in two files: %s and %s", s->by_name[i]->name,
                              s->shards[s->by_name[i - 1]->file].path, s->shards[s->by_name[i]->file].path);
     return 1;
@@ -310,14 +302,10 @@ static int check_map(Safetensors *s, const char *folder, const char *index, cons
     return index_names(s, e);
 }
 
+#define INDEX "model.safetensors.index.json"
 static int open_index(Safetensors *s, const char *folder, const char *index, Error *e) {
-    size_t bytes;
-    Error why;
-    char *text = file_read(index, &bytes, e);
-    if (!text) return 0;
-    Json *json = json_parse(text, bytes, &why);
-    free(text);
-    if (!json) return error_set(e, "%s: %.800s", index, why.text);
+    Json *json = json_read_file(folder, INDEX, e);
+    if (!json) return 0;
     const JsonValue *map = json_get(json_root(json), "weight_map");
     int ok = json_is(map, JSON_OBJECT) ? 1 : error_set(e, "%s: \"weight_map\" is missing", index);
     ok = ok && open_mapped(s, folder, index, map, e) && index_names(s, e) && check_map(s, folder, index, map, e);
@@ -326,11 +314,10 @@ static int open_index(Safetensors *s, const char *folder, const char *index, Err
 }
 
 static int open_folder(Safetensors *s, const char *folder, Error *e) {
-    char *single = text_format("%s/model.safetensors", folder),
-        *index = text_format("%s/model.safetensors.index.json", folder);
+    char *single = text_format("%s/model.safetensors", folder), *index = text_format("%s/" INDEX, folder);
     int ok = is_there(single) ? add_shard(s, single, e) && index_names(s, e)
            : is_there(index) ? open_index(s, folder, index, e)
-           : error_set(e, "%s: holds neither model.safetensors nor model.safetensors.index.json", folder);
+           : error_set(e, "%s: holds neither model.safetensors nor " INDEX, folder);
     free_each(single, index);
     return ok;
 }
@@ -353,7 +340,7 @@ const FileTensor *safetensors_at(const Safetensors *s, size_t i) { return &s->te
 const FileTensor *safetensors_find(const Safetensors *s, const char *name) {
     FileTensor wanted = { .name = name };
     const FileTensor *w = &wanted, **found = NULL;
-    if (s->count) found = bsearch(&w, s->by_name, s->count, sizeof *found, by_name);
+    if (s->count) found = bsearch(&w, s->by_name, s->count, sizeof *found, by_tensor_name);
     return found ? *found : NULL;
 }
 

@@ -28,6 +28,7 @@ void safetensors_close(Safetensors *s);
 size_t            safetensors_count(const Safetensors *s);
 const FileTensor *safetensors_at(const Safetensors *s, size_t i);               /* in the order of the data */
 const FileTensor *safetensors_find(const Safetensors *s, const char *name);     /* NULL if it is missing */
+int by_tensor_name(const void *a, const void *b);                               /* for qsort, of FileTensor * */
 const char       *safetensors_note(const Safetensors *s, const char *key);      /* NULL if it is missing */
 
 /* Reads `bytes` bytes from `offset` of the tensor's data; or n elements from element `first`,

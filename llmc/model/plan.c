@@ -24,9 +24,10 @@ static float initial_output(const Config *c, int inputs) {
     return c->zero_output ? ZEROS : initial(c, inputs) / sqrtf(2.0f * (float)c->layers);
 }
 
-#define TENSOR(field, name, init, kind, ...) \
-    manifest_add(m, l, offsetof(LayerParams, field), name, init, kind, \
+#define ADD(params, layer, field, name, init, kind, ...) \
+    manifest_add(m, layer, offsetof(params, field), name, init, kind, \
                  (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (int[]){__VA_ARGS__})
+#define TENSOR(...) ADD(LayerParams, l, __VA_ARGS__)
 #define TENSOR_IF(condition, ...) do { if (condition) TENSOR(__VA_ARGS__); } while (0)
 static void describe_latents(Manifest *m, const Config *c, int l) {
     const int C = c->channels, G = c->kv_heads, D = c->head_size, R = c->rotated, V = config_value_size(c);
@@ -101,30 +102,26 @@ static void describe_mlp(Manifest *m, const Config *c, int l) {
 
 /* With layers from .. to - 1. The head may be the embedding. */
 static void describe_model(Manifest *m, const Config *c, int from, int to) {
-    const int C = c->channels, V = c->vocab, blocks = c->universal ? 1 : c->layers, ends = to == c->layers;
+    const int C = c->channels, V = c->vocab, blocks = c->universal ? 1 : c->layers, begins = !from,
+        ends = to == c->layers;
     const float embed = c->init_embed > 0 ? (float)c->init_embed : (float)c->init_std;
     const float head = c->zero_output > 1 ? ZEROS : initial(c, C);
     m->padding = c->padding;
-    if (!from || (ends && c->tied))
-        manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", embed, TENSOR_EMBEDDING, 2,
-                     (int[]){ V, C });
-    if (!from && c->stream_scalars)
-        manifest_add(m, -1, offsetof(ModelParams, embed_norm), "model.embed_norm.weight", ONES, TENSOR_NORM, 1,
-                     (int[]){ C });
-    if (!from && c->bigram)
-        manifest_add(m, -1, offsetof(ModelParams, bigram), "model.bigram_embed.weight", ZEROS, TENSOR_BIGRAM, 2,
-                     (int[]){ config_bigram_rows(c), C });
+#define TENSOR_IF(condition, ...) do { if (condition) ADD(ModelParams, -1, __VA_ARGS__); } while (0)
+    TENSOR_IF(begins || (ends && c->tied), embed, "model.embed_tokens.weight", embed, TENSOR_EMBEDDING, V, C);
+    TENSOR_IF(begins && c->stream_scalars, embed_norm, "model.embed_norm.weight", ONES, TENSOR_NORM, C);
+    TENSOR_IF(begins && c->bigram, bigram, "model.bigram_embed.weight", ZEROS, TENSOR_BIGRAM, config_bigram_rows(c), C);
     manifest_end_range(m);
     for (int l = 0; l < blocks; l++) {
         if (l >= from && l < to) { describe_attention(m, c, l); describe_mlp(m, c, l); }
         manifest_end_range(m);
     }
-    if (ends)
-        manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", ONES, TENSOR_NORM, 1, (int[]){ C });
-    if (ends && !c->tied)
-        manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", head, TENSOR_HEAD, 2, (int[]){ V, C });
+    TENSOR_IF(ends, final_norm, "model.norm.weight", ONES, TENSOR_NORM, C);
+    TENSOR_IF(ends && !c->tied, head, "lm_head.weight", head, TENSOR_HEAD, V, C);
     manifest_end_range(m);
 }
+#undef TENSOR_IF
+#undef ADD
 
 /* ---- activations, each once ---------------------------------------------------------------------
  * Each belongs to the part of the layer that computes it: layers that recompute this part share one

@@ -81,11 +81,6 @@ static void bests_write(const ApiJob *j, const ApiToken *t, Text *out) {
     text_add_string(out, "}");
     for (int i = 0; i <= API_LIKELY; i++) free(names[i].at);
 }
-static size_t characters(const char *text, size_t bytes) {
-    size_t n = 0;
-    for (size_t i = 0; i < bytes; i++) n += (text[i] & 0xC0) != 0x80;
-    return n;
-}
 static void text_odds_write(const ApiJob *j, const char *text, int count, Text *out) {
     const ApiToken *end = j->token + count;
     size_t at = 0, offset = j->characters;
@@ -195,7 +190,7 @@ static void piece_write(ApiJob *j, Generator *g, size_t ready, int end, Text *ou
     else choice_write(j, g, o->text.at ? o->text.at : "", ready, count, NULL, out);
     event_end(j, out);
     j->begun = 2;
-    j->characters += characters(o->text.at, ready);
+    j->characters += utf8_count(o->text.at, ready);
     j->sent += ready;
     stream_drop(o, ready);
     j->listed -= count;

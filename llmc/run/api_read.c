@@ -67,10 +67,6 @@ static int refuse(ApiError *e, const char *key, const char *code) {
 
 /* ---- fields ---------------------------------------------------------------------------------- */
 
-static const JsonValue *get(const JsonValue *object, const char *key) {
-    const JsonValue *v = json_get(object, key);
-    return json_is_null(v) ? NULL : v;
-}
 /* Do two values say the same? Members may come in any order. */
 static int is_same(const JsonValue *a, const JsonValue *b) {
     if (!a || !b || a->type != b->type || (a->type >= JSON_STRING && a->length != b->length)) return 0;
@@ -167,7 +163,7 @@ static int read_model(const Api *a, const JsonValue *v, ApiError *e) {
     return 0;
 }
 static int read_others(const Api *a, ApiRequest *q, const JsonValue *root, ApiError *e) {
-    const JsonValue *cut = get(root, "truncation"), *seed = get(root, "seed");
+    const JsonValue *cut = json_given(root, "truncation"), *seed = json_given(root, "seed");
     const char *how = cut ? json_string(cut, "") : "disabled";
     q->cut = !strcmp(how, "auto");
     if (!q->cut && strcmp(how, "disabled")) return wrong(e, "truncation", "truncation: expected auto or disabled");
@@ -179,8 +175,8 @@ static int read_others(const Api *a, ApiRequest *q, const JsonValue *root, ApiEr
     if (q->top_k < 0) q->top_k = 0;
     q->logprobs |= q->likely >= 0;
     if (q->likely < 0) q->likely = 0;
-    return read_model(a, get(root, "model"), e) && read_stops(a, q, get(root, "stop"), e)
-        && read_stream_options(q, get(root, "stream_options"), e);
+    return read_model(a, json_given(root, "model"), e) && read_stops(a, q, json_given(root, "stop"), e)
+        && read_stream_options(q, json_given(root, "stream_options"), e);
 }
 
 /* ---- prompts --------------------------------------------------------------------------------- */
@@ -246,8 +242,8 @@ static int read_prompts(const Api *a, ApiRequest *q, const JsonValue *v, ApiErro
 
 /* What is offered to the model: functions, if the form of its calls is known; else NULL. */
 static int read_tools(const Api *a, ApiRequest *q, const JsonValue *root, const JsonValue **tools, ApiError *e) {
-    const JsonValue *given = get(root, "tools"), *choice = get(root, "tool_choice"),
-        *several = get(root, "parallel_tool_calls");
+    const JsonValue *given = json_given(root, "tools"), *choice = json_given(root, "tool_choice"),
+        *several = json_given(root, "parallel_tool_calls");
     const char *how = choice ? json_string(choice, "") : "auto";
     *tools = NULL;
     if (strcmp(how, "auto") && strcmp(how, "none")) {
@@ -298,7 +294,7 @@ static const JsonValue *messages_of(Json *json, const JsonValue *given) {
     if (!json_is(given, JSON_ARRAY)) return given;
     JsonValue *list = json_make(json, JSON_ARRAY);
     for (const JsonValue *m = json_first(given); m; m = m->next) {
-        const JsonValue *calls = has_plain_keys(m) ? get(m, "tool_calls") : NULL;
+        const JsonValue *calls = has_plain_keys(m) ? json_given(m, "tool_calls") : NULL;
         const int has_calls = json_is(calls, JSON_ARRAY);
         JsonValue *own = json_append(list, NULL, has_calls ? json_make(json, JSON_OBJECT) : json_copy(json, m));
         for (const JsonValue *v = has_calls ? json_first(m) : NULL; v; v = v->next)
@@ -309,7 +305,7 @@ static const JsonValue *messages_of(Json *json, const JsonValue *given) {
 /* Values for the template: those of chat_template_kwargs, and how much it is to think. */
 static int read_variables(const Api *a, Json *json, JsonValue *talk, const JsonValue *root, ApiError *e) {
     static const char effort[] = "reasoning_effort";
-    const JsonValue *given = get(root, "chat_template_kwargs"), *thinks = get(root, effort);
+    const JsonValue *given = json_given(root, "chat_template_kwargs"), *thinks = json_given(root, effort);
     JsonValue *all = json_make(json, JSON_OBJECT);
     if (given && given->type != JSON_OBJECT)
         return wrong(e, "chat_template_kwargs", "chat_template_kwargs: expected an object");
@@ -318,7 +314,7 @@ static int read_variables(const Api *a, Json *json, JsonValue *talk, const JsonV
         error_set(&e->e, "%s: the chat template of this model does not read it", effort);
         return refuse(e, effort, "unsupported_parameter");
     }
-    if (thinks && !get(given, effort)) json_append(all, effort, json_copy(json, thinks));
+    if (thinks && !json_given(given, effort)) json_append(all, effort, json_copy(json, thinks));
     json_append(talk, "chat_template_kwargs", all);
     return 1;
 }
@@ -335,7 +331,7 @@ static int read_talk(const Api *a, ApiRequest *q, Json *json, const JsonValue *r
     size_t first, gone;
     Form f;
     Controls controls = { 0 };
-    const JsonValue *given = get(root, "messages"), *tools;
+    const JsonValue *given = json_given(root, "messages"), *tools;
     if (!a->chat || !*chat_name(a->chat))
         return wrong(e, "messages", "messages: this model has no chat template that is known; /v1/completions "
                      "continues texts, and -ct names a template");
@@ -385,7 +381,7 @@ static int read_root(const Api *a, ApiRequest *q, Json *json, ApiError *e) {
     if (!json_is(root, JSON_OBJECT)) return wrong(e, "", "expected a JSON object");
     for (const JsonValue *v = json_first(root); v; v = v->next) if (!read_field(q, form, v, e)) return 0;
     return read_others(a, q, root, e)
-        && (q->is_chat ? read_talk(a, q, json, root, e) : read_prompts(a, q, get(root, "prompt"), e))
+        && (q->is_chat ? read_talk(a, q, json, root, e) : read_prompts(a, q, json_given(root, "prompt"), e))
         && check_bytes(a, q, e);
 }
 int api_read(const Api *a, ApiRequest *q, int is_chat, const char *body, size_t bytes, ApiError *e) {

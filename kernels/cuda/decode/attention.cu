@@ -28,7 +28,15 @@
 //            | first block only: splits' tops, sums (CLUSTER,HEADS), results (CLUSTER,HEADS,D)
 #include "kernels/cuda/ptx.cuh"
 
-struct Shape { HeadOrder order; int T, G, Q, D, window; };
+struct Shape {
+    HeadOrder order;
+    int T, G, Q, D, window;
+    // Query head j (at most the last) of key head g, among those of a token.
+    __device__ int head(int g, int j) const {
+        const int m = min(j, Q - 1);
+        return order == HEADS_TILED ? m*G + g : g*Q + m;
+    }
+};
 // The first key that the newest of `seen` tokens sees.
 __device__ static inline int first_seen(const Shape &h, int seen) { return h.window ? max(seen - h.window, 0) : 0; }
 // Keys that a token can see at most.
@@ -190,10 +198,7 @@ template <int HEADS> struct SplitBlock {
         mine = threadIdx.x % 32 % t.lanes * VECTOR, at_once = 32 / t.lanes, key0 = threadIdx.x % 32 / t.lanes;
     }
     // Query head m (at most the last) of the group, among those of a token and of all sequences.
-    __device__ int head_of_token(int m) const {
-        const int j = min(head0 + m, h.Q - 1);
-        return h.order == HEADS_TILED ? j*h.G + g : g*h.Q + j;
-    }
+    __device__ int head_of_token(int m) const { return h.head(g, head0 + m); }
     __device__ int head(int m) const { return b*h.Q*h.G + head_of_token(m); }
     __device__ int64_t pitch(void) const { return (int64_t)2*h.G*h.D; }            // from key to key
     __device__ int64_t values(void) const { return (int64_t)h.G*h.D; }             // from a key to its value
@@ -505,10 +510,7 @@ void decode_cluster_kernel(floatX *out, const floatX *q, floatX *cache, const in
     __shared__ S s;
     const int split = blockIdx.x, splits = gridDim.x, g = blockIdx.y, b = blockIdx.z / groups;
     const int head0 = blockIdx.z % groups * HEADS, tid = threadIdx.x, pitch = 2 * h.G * D;
-    auto head = [&](int m) {
-        const int j = min(head0 + m, h.Q - 1);
-        return h.order == HEADS_TILED ? j * h.G + g : g * h.Q + j;
-    };
+    auto head = [&](int m) { return h.head(g, head0 + m); };
     cluster_arrive();
 
     const int seen = position[b] + 1, from = first_seen(h, seen), each = (seen - from + splits - 1) / splits;

@@ -22,7 +22,7 @@ enum {
 };
 
 template <Format F> struct Pieces {                         // of two rows, g and g + 8 of a tile
-    enum { PER = F == OF_FP8 ? 16 : 32, WIDE = 4 * PER, SCALES = F == OF_FP8 ? 1 : 2 };
+    enum { PER = per_lane(F), WIDE = 4 * PER, SCALES = F == OF_FP8 ? 1 : 2 };
     uint4 code[2];
     uint32_t scale[2][SCALES];                              // as in memory
     // c: the warp's first element. Past the row's end any codes do: tokens have zeros there.
@@ -135,10 +135,7 @@ template <Format F> __device__ static inline void stage_tokens(floatX *x, const 
     if (p.logits) stage<F>(x, p.inp, p.N, C, p.x_row);
     if (p.logits || n >= p.N) return;
     #pragma unroll 4
-    for (int c = threadIdx.x % 32 * VECTOR; c < C; c += CHUNK) {
-        const Vec v = load_vec(inp + c);
-        for (int i = 0; i < VECTOR; i++) sum += element(v, i) * element(v, i);
-    }
+    for (int c = threadIdx.x % 32 * VECTOR; c < C; c += CHUNK) add_squares(sum, load_vec(inp + c));
     const float rstd = rsqrtf(__fdividef(warp_sum(sum), (float)C) + p.norm.eps);
     const int first = threadIdx.x / 32 / tokens * 32 + threadIdx.x % 32;
     #pragma unroll 1
@@ -343,7 +340,6 @@ void decode_out_codes_kernel(const OutArgs p, unsigned inverse) {
 
 // ---- launches -----------------------------------------------------------------------------------
 
-static size_t wide_of(Format f) { return f == OF_FP8 ? (size_t)Pieces<OF_FP8>::WIDE : (size_t)Pieces<OF_MXFP4>::WIDE; }
 int codes_fit(int N, int C, int F, int E, int K) {
     const size_t in = in_shared_bytes(N, (size_t)N * (C + Pieces<OF_MXFP4>::WIDE + ZEROS), E, K) + 2 * sizeof(Sums);
     return N <= CODED_TOKENS && C % 16 == 0 && F % 16 == 0 && in <= (size_t)context()->max_shared;
@@ -356,7 +352,7 @@ void decode_in_codes(InArgs p) {
     };
     const bool gated = IS_GATED(p.f), four = p.w.format == OF_MXFP4;
     const int E = p.router.E, K = p.router.K, choosing = p.router.weight ? 1 : 0;
-    const size_t wide = wide_of(p.w.format);
+    const size_t wide = 4 * per_lane(p.w.format);
     const size_t tiles = min(p.N * K, E) * divide_up(p.O, gated ? ROWS / 2 : ROWS) + divide_up(p.P, ROWS);
     p.x_row = (int)(divide_up(p.C, wide) * wide) + ZEROS, p.x_elements = p.N * p.x_row;
     const size_t shared = in_shared_bytes(p.N, (size_t)p.x_elements, E, K), most = (size_t)context()->sm_count * 2;
@@ -367,7 +363,7 @@ void decode_out_codes(const OutArgs &p) {
     const bool four = p.w.format == OF_MXFP4;
     auto *const kernel = !four ? decode_out_codes_kernel<OF_FP8, 1> : p.N > 2 ? decode_out_codes_kernel<OF_MXFP4, 4>
         : decode_out_codes_kernel<OF_MXFP4, 1>;
-    const size_t S = (size_t)p.N * p.K, pieces = divide_up(p.C, wide_of(p.w.format));
+    const size_t S = (size_t)p.N * p.K, pieces = divide_up(p.C, 4 * per_lane(p.w.format));
     LAUNCH_EARLY(kernel, (unsigned)divide_up(p.O, ROWS), THREADS, 8 * S + 2 * S * (p.N + 1), p,
                  pieces > 1 ? (unsigned)((1ull << 32) / pieces + 1) : 0);
 }

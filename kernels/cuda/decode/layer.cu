@@ -112,12 +112,11 @@ normalize_token(floatX *x, const floatX *inp, const Vec (&weight)[CHUNKS], Norm 
     const int first = threadIdx.x % 32 * VECTOR;
     Vec v[CHUNKS];
     real sum = 0;
-    auto add_squares = [&](const Vec &y) { for (int j = 0; j < VECTOR; j++) sum += element(y, j) * element(y, j); };
     load_chunks(v, inp, first, C);
     #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) if (first + i * CHUNK < C) add_squares(v[i]);
+    for (int i = 0; i < CHUNKS; i++) if (first + i * CHUNK < C) add_squares(sum, v[i]);
     #pragma unroll 1
-    for (int c = first + CHUNKS * CHUNK; c < C; c += CHUNK) add_squares(load_vec(inp + c));
+    for (int c = first + CHUNKS * CHUNK; c < C; c += CHUNK) add_squares(sum, load_vec(inp + c));
     const real rstd = 1 / sqrtf(warp_sum(sum) / C + norm.eps);
     #pragma unroll
     for (int i = 0; i < CHUNKS; i++)
@@ -294,7 +293,7 @@ static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const Out
 // Codes of 8 bits become halves, exactly, by an instruction; those of 4 bits: see add_products.
 
 template <Format F> struct Piece {
-    enum { PER = F == OF_FP8 ? 16 : 32, BLOCK = 8, BLOCKS = PER / BLOCK, WIDE = 32 * PER };
+    enum { PER = per_lane(F), BLOCK = 8, BLOCKS = PER / BLOCK, WIDE = 32 * PER };
     uint4 code;
     uint32_t scale;                                                     // as in memory
     __device__ void load(Row row, int c) {
@@ -929,9 +928,7 @@ static int decode_fits(int N, int C, int F, int E, int K, Format format) {
 
 static int most_active(int N, int E, int K) { return N * K < E ? N * K : E; }
 // Elements that a warp reads of a row at once.
-static size_t wide_of(Format f) {
-    return f == OF_FLOATX ? (size_t)CHUNK : f == OF_FP8 ? (size_t)Piece<OF_FP8>::WIDE : (size_t)Piece<OF_MXFP4>::WIDE;
-}
+static size_t wide_of(Format f) { return 32 * per_lane(f); }
 static size_t shared_row(Format f, int C) { return f == OF_FLOATX ? C : divide_up(C, wide_of(f)) * wide_of(f); }
 
 static size_t row_bytes(Format f, size_t C) {

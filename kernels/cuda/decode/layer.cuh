@@ -63,6 +63,13 @@ __device__ static inline void prefetch(const void *from, unsigned lines, unsigne
     for (unsigned i = index; i < lines; i += step) prefetch_line((const char *)from + (size_t)i * 128);
 }
 
+// Elements of a row in the 16 bytes that a lane reads at once.
+__host__ __device__ constexpr int per_lane(Format f) { return f == OF_FLOATX ? (int)VECTOR : f == OF_FP8 ? 16 : 32; }
+// sum += the squares of x.
+__device__ static inline void add_squares(float &sum, const Vec &x) {
+    for (int i = 0; i < VECTOR; i++) sum += element(x, i) * element(x, i);
+}
+
 // A row of a weight in memory, and the scales of its codes.
 struct Row { const unsigned char *at, *scale; };
 template <Format F> __device__ static inline Row row_of(const Weight &w, unsigned e, int o, int O, int C) {

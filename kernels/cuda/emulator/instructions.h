@@ -82,38 +82,31 @@ static inline uint2 shift_codes(uint2 codes, uint32_t factor) {
     return codes;
 }
 
-static inline int zero_of_lane(void) { return 0; }
-
 /* ---- a warp's matrices (ptx.cuh) ------------------------------------------------------------- */
 
 /* A lane gives the address of a row of 8 numbers, and has a pair of each of four matrices. */
 struct Matrices { uint32_t row, *pair; };
-static inline void move_matrices(const void **all, bool to_memory, bool transposed) {
-    for (int m = 0; m < 4; m++)
-        for (int i = 0; i < 64; i++) {                              /* element (i/8, i%8) in the lanes' order */
-            const int lane = i / 2, row = transposed ? i % 8 : i / 8, column = transposed ? i / 8 : i % 8;
-            unsigned char *const memory = at_shared(((const Matrices *)all[m * 8 + row])->row) + column * 2;
-            unsigned char *const mine = (unsigned char *)&((const Matrices *)all[lane])->pair[m] + i % 2 * 2;
-            memcpy(to_memory ? memory : mine, to_memory ? mine : memory, 2);
-        }
+template <bool to_memory, bool transposed> static inline void move_matrices(uint32_t first, uint32_t *pairs, int call) {
+    const Matrices own = { first, pairs };
+    emulator::collective(&own, call, [](const void **all) {
+        for (int m = 0; m < 4; m++)
+            for (int i = 0; i < 64; i++) {                          /* element (i/8, i%8) in the lanes' order */
+                const int lane = i / 2, row = transposed ? i % 8 : i / 8, column = transposed ? i / 8 : i % 8;
+                unsigned char *const memory = at_shared(((const Matrices *)all[m * 8 + row])->row) + column * 2;
+                unsigned char *const mine = (unsigned char *)&((const Matrices *)all[lane])->pair[m] + i % 2 * 2;
+                memcpy(to_memory ? memory : mine, to_memory ? mine : memory, 2);
+            }
+    });
 }
-static inline void ldmatrix(uint32_t r[4], uint32_t row) {
-    const Matrices mine = { row, r };
-    emulator::collective(&mine, LDMATRIX, [](const void **all) { move_matrices(all, false, false); });
-}
-static inline void ldmatrix_trans(uint32_t r[4], uint32_t row) {
-    const Matrices mine = { row, r };
-    emulator::collective(&mine, LDMATRIX_TRANS, [](const void **all) { move_matrices(all, false, true); });
-}
+static inline void ldmatrix(uint32_t r[4], uint32_t row) { move_matrices<false, false>(row, r, LDMATRIX); }
+static inline void ldmatrix_trans(uint32_t r[4], uint32_t row) { move_matrices<false, true>(row, r, LDMATRIX_TRANS); }
 static inline void stmatrix(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     uint32_t x[4] = { a, b, c, d };
-    const Matrices mine = { row, x };
-    emulator::collective(&mine, STMATRIX, [](const void **all) { move_matrices(all, true, false); });
+    move_matrices<true, false>(row, x, STMATRIX);
 }
 static inline void stmatrix_trans(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     uint32_t x[4] = { a, b, c, d };
-    const Matrices mine = { row, x };
-    emulator::collective(&mine, STMATRIX_TRANS, [](const void **all) { move_matrices(all, true, true); });
+    move_matrices<true, true>(row, x, STMATRIX_TRANS);
 }
 static inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
     struct Part { float *d; const uint32_t *a, *b; } mine = { d, a, b };
