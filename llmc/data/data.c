@@ -53,10 +53,14 @@ uint64_t    data_print_without_bos(const Data *d)   { return d->without_bos; }
 
 /* ---- windows --------------------------------------------------------------------------------- */
 
-/* Windows of a segment in an epoch: as many as fit at all phases 0 .. T-1; one if one fits. */
+int64_t data_windows(const Segment *p, int T) {
+    return T < 1 || p->tokens <= T ? 0 : p->tokens < 2 * (int64_t)T ? 1 : p->tokens / T - 1;
+}
+/* Those of a segment that an epoch visits. */
 static int64_t windows(const Segment *p, int T) {
     if (p->is_chats) return p->packing.T == T ? p->packing.rows : 0;
-    return T < 1 || p->tokens <= T ? 0 : p->tokens < 2 * (int64_t)T ? 1 : p->tokens / T - 1;
+    if (p->kept) return p->kept_T == T ? p->kept_windows : 0;
+    return data_windows(p, T);
 }
 static int64_t validation_windows(const Segment *p, int T) {
     return p->is_chats ? windows(p, T) : T < 1 ? 0 : (p->tokens - 1 + T - 1) / T;
@@ -141,10 +145,10 @@ int data_batch(const Data *d, int64_t first, int B, int T, uint64_t seed, int *i
             if (!packing_row(p, w, T, inputs, targets, row, e)) return 0;
             continue;
         }
-        const int64_t slack = p->tokens - 1 - windows(p, T) * T;
+        const int64_t slack = p->kept ? 0 : p->tokens - 1 - windows(p, T) * T;     /* chosen ones are cut as chosen */
         const uint64_t phase = random_bits(random_key(key, 1),
                                            (uint64_t)(p - d->segment[DATA_TRAIN])) % (uint64_t)(slack + 1);
-        const int64_t at = (int64_t)phase + w * T;
+        const int64_t at = (int64_t)phase + (p->kept ? p->kept[w] : w) * T;
         if (!data_read_tokens(p, at, T, inputs, e) || !data_read_tokens(p, at + 1, T, targets, e)) return 0;
     }
     return 1;

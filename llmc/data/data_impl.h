@@ -38,6 +38,8 @@ struct Data {
 Segment *data_add_segment(Data *d, Split split, const char *path, int width);
 void data_add_tokens(Data *d, Split split, const char *path, int fd, int width, int64_t start, int64_t tokens);
 
+/* Windows of a text, kept or not: as many as fit at all phases 0 .. T-1; one if one fits. */
+int64_t data_windows(const Segment *p, int T);
 int data_too_small(const char *path, int64_t count, Error *e);          /* 0 and a message: no tenth to hold out */
 
 /* data_text.c: makes segments of the texts. request: NULL, or what data_open_text was asked for. */

@@ -465,7 +465,7 @@ void data_close(Data *d) {
             if (d->segment[s][i].fd >= 0) close(d->segment[s][i].fd);
             free(d->segment[s][i].memory);
             packing_free(&d->segment[s][i].packing);
-            free(d->segment[s][i].path);
+            free_each(d->segment[s][i].path, d->segment[s][i].kept);
         }
         free(d->segment[s]);
     }

@@ -30,6 +30,9 @@ typedef struct {
     int64_t  max_at;
     int   is_chats;                     /* tokens have flags, and windows are rows of */
     Packing packing;
+    int64_t *kept;                      /* NULL, or the windows of kept_T tokens that training reads (skip.c) */
+    int64_t  kept_windows;
+    int      kept_T;
 } Segment;
 
 /* Reads bytes of the segment's file, or says what is wrong with it. */

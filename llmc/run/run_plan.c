@@ -582,10 +582,13 @@ static void print_fit(const Run *r) {
     print_host(r);
 }
 
-/* Which part of the validation split is read, and how much work a kill would lose. */
+/* What of the splits is read, and how much work a kill would lose. */
 static void print_intervals(const Run *r) {
     const Settings *s = &r->s;
     const int64_t all = data_tokens(r->data, DATA_VALIDATION), used = s->val_batches * s->batch * s->seq;
+    if (s->skip > 0)
+        line("|   windows             | %lld; the part %g of the text's (-sk) is left out, those that the text before "
+             "them predicts best", (long long)data_epoch_samples(r->data, s->seq), (double)s->skip);
     if (s->val_batches > 0 && used < all)
         line("|   validation reads    | the first %lld of its %lld tokens (-m -1: all)", (long long)used,
                (long long)all);

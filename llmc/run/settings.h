@@ -8,7 +8,7 @@
 #include "llmc/model/schedule.h"
 #include "options.h"
 
-enum { SETTINGS = 89 };
+enum { SETTINGS = 90 };
 /* Values of choices, in the order of their words in the table. */
 typedef enum { ADAMW, MUON } Updates;
 typedef enum { IN_GRADIENTS_IF_FIT, IN_GRADIENTS, IN_MOMENTUM } Accumulate;
@@ -21,7 +21,9 @@ typedef enum { SAVE_AUTO, SAVE_F32, SAVE_BF16, SAVE_F16, SAVE_F64 } SavedType;
 /* In the order of the table's groups. */
 typedef struct {
     const char *train, *val, *tokenizer, *pattern, *chat, *field;
-    int         splits, allow_data, any_bytes, new_rows;
+    int         splits, allow_data, any_bytes;
+    float       skip;
+    int         new_rows;
     const char *model, *upcycle, *scores;
     Activation  activation;
     const char *out;

@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #define _FILE_OFFSET_BITS 64
 #include "tests/test.h"
+#include "llmc/base/random.h"
 #include "llmc/data/data.h"
 #include <fcntl.h>
 #include <limits.h>
@@ -409,6 +410,95 @@ static void test_stateless(void) {
     data_close(d);
 }
 
+/* ---- windows left out ------------------------------------------------------------------------ */
+
+/* Windows of T tokens. Every `period`-th of the first `repeating` is window 0 again, the others
+ * are new. Each begins with a token that tells its number. */
+enum { SKIP_T = 8, SKIP_ID = 1000 };
+static void put_windows(const char *name, int windows, int repeating, int period) {
+    const int n = (windows + 1) * SKIP_T, header = 1024;
+    const uint32_t fields[] = { GPT2, 1, (uint32_t)n };
+    uint16_t *file = mem_alloc((size_t)header + (size_t)n * sizeof *file), *token = file + header / 2;
+    memcpy(file, fields, sizeof fields);
+    for (int i = 0; i < n; i++) {
+        const int w = i / SKIP_T, t = i % SKIP_T, again = w < repeating && w % period == 0;
+        token[i] = (uint16_t)(t ? random_bits(7, (uint64_t)(again ? t : i)) % SKIP_ID : (uint64_t)(SKIP_ID + w));
+    }
+    put(name, file, (size_t)header + (size_t)n * sizeof *file);
+    free(file);
+}
+/* How often an epoch visits each window; 0 if a sample is no window from its beginning on. */
+static int visits(const Data *d, int64_t epoch, int windows, int *times) {
+    const int64_t n = data_epoch_samples(d, SKIP_T);
+    int in[SKIP_T], out[SKIP_T], ok = 1;
+    Error e;
+    memset(times, 0, (size_t)windows * sizeof *times);
+    for (int64_t i = epoch * n; i < (epoch + 1) * n && ok; i++) {
+        ok = data_batch(d, i, 1, SKIP_T, 3, in, out, NULL, &e) && in[0] >= SKIP_ID && in[0] < SKIP_ID + windows
+            && out[SKIP_T - 1] >= SKIP_ID && out[0] == in[1];
+        if (ok) times[in[0] - SKIP_ID]++;
+    }
+    return ok;
+}
+static void test_skip(void) {
+    enum { WINDOWS = 6000, REPEATING = 4096, PERIOD = 4 };
+    int *times = mem_alloc(2 * WINDOWS * sizeof *times), *later = times + WINDOWS;
+    int again = 0, twice = 0, first = 0, rest = 0;
+    Error e;
+    put_folder("skip");
+    put_windows("skip/a_val_1.bin", 10, 0, 1);
+    put_windows("skip/a_train_1.bin", WINDOWS, REPEATING, PERIOD);
+    Data *d = must_open(at("skip"), NULL, NULL);
+    const uint64_t before = data_fingerprint(d);
+    check(data_skip(d, SKIP_T, 0.25, &e) && data_epoch_samples(d, SKIP_T) == WINDOWS / 4 * 3, "a quarter is left out");
+    check(visits(d, 0, WINDOWS, times) && visits(d, 1, WINDOWS, later)
+          && !memcmp(times, later, WINDOWS * sizeof *times), "windows that are kept are cut alike in each epoch");
+    for (int w = 0; w < WINDOWS; w++) {
+        *(w < REPEATING ? &first : &rest) += times[w];
+        again += times[w] && w < REPEATING && w % PERIOD == 0, twice += times[w] > 1;
+    }
+    check(!twice && again == 1 && first == REPEATING / 4 * 3, "of 1,024 windows that are alike %d is kept, of the "
+          "first %d windows %d", again, REPEATING, first);
+    check(rest == (WINDOWS - REPEATING) / 4 * 3, "windows are compared with neighbours: of the later ones %d", rest);
+    check(data_epoch_samples(d, SKIP_T + 1) == 0, "windows of another length were not chosen");
+    const uint64_t quarter = data_fingerprint(d);
+    data_close(d);
+    d = must_open(at("skip"), NULL, NULL);
+    check(data_skip(d, SKIP_T, 0.5, &e) && data_epoch_samples(d, SKIP_T) == WINDOWS / 2, "a half is left out");
+    const uint64_t half = data_fingerprint(d);
+    check(before != quarter && quarter != half && before != half, "the part is in the fingerprint");
+    data_close(d);
+    free(times);
+}
+/* Of many files each loses its part, one with a single window nothing; what one file shows the next
+ * one knows. */
+static void test_skip_files(void) {
+    enum { MOST = 120 };
+    int times[MOST], known = 0, fresh = 0;
+    Error e;
+    put_folder("skips");
+    put_windows("skips/a_train_1.bin", 40, 0, 1);
+    put_windows("skips/a_train_2.bin", 1, 1, 1);
+    put_windows("skips/a_train_3.bin", 80, 0, 1);
+    put_windows("skips/a_val_1.bin", 4, 0, 1);
+    Data *d = must_open(at("skips"), NULL, NULL);
+    check(data_skip(d, SKIP_T, 0.5, &e) && data_epoch_samples(d, SKIP_T) == 20 + 1 + 40, "each file loses half, or 0");
+    check(visits(d, 0, MOST, times), "samples of several files");
+    for (int w = 0; w < MOST; w++) known += w < 40 && times[w] > 1, fresh += w >= 40 ? times[w] : 0;
+    check(known <= 1 && fresh >= 39, "windows of the third file: %d that the first had, %d new ones", known, fresh);
+    data_close(d);
+    put_text("chats.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, "
+             "{\"role\": \"assistant\", \"content\": \"b\"}]}\n");
+    const DataRequest request = { at("chats.jsonl"), .validation = at("chats.jsonl"), .tokenizer = "",
+                                  .pattern = "cl100k", .chat = "chatml" };
+    Tokenizer *t = NULL;
+    d = data_open_text(&request, &t, &e);
+    if (d) fails(data_skip(d, SKIP_T, 0.5, &e), &e, "-sk 0.5|conversations", "leaving out conversations");
+    check(d != NULL, "conversations are opened");
+    tokenizer_free(t);
+    data_close(d);
+}
+
 static void test_validation(void) {
     enum { FILES = 3, MOST = 2000 };
     const int base[FILES] = { 100, 500, 900 }, size[FILES] = { 101, 1, 58 };
@@ -703,6 +793,7 @@ void test_data(void) {
     PART(test_tokenized()); PART(test_begun()); PART(test_begun_otherwise()); PART(test_fallback());
     PART(test_epochs());
     PART(test_every_token()); PART(test_uniform_order()); PART(test_stateless()); PART(test_validation());
+    PART(test_skip()); PART(test_skip_files());
     PART(test_fingerprint()); PART(test_bad_files()); PART(test_check()); PART(test_changes());
     PART(test_many_files()); PART(test_large_file()); PART(test_fetch());
 }
