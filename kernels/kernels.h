@@ -217,7 +217,7 @@ static inline int fp8_blocks(int S, int E) { return S / FP8_BLOCK + E; }
  * Source of OF_MXFP4: OCP Microscaling Formats 1.0, 2023 */
 typedef enum { OF_FLOATX, OF_FP8, OF_MXFP4 } Format;
 typedef struct { const void *at, *scale; Format format; } Weight;
-enum { MXFP4_BLOCK = 32 };
+enum { MXFP4_BLOCK = 32, MXFP4_SCALE_MAX = 127 + 33 };      /* the largest that decoding one token knows */
 
 typedef struct {
     float lr, momentum, decay, clip;    /* as AdamW's; momentum: of the running mean of gradients */

@@ -237,6 +237,10 @@ static int check_codes(const Load *l, void *data, size_t first, size_t n, Error 
     for (size_t i = 0; i < n && !any; i++)
         if ((byte[i] & mask) == mask)
             return error_set(e, "tensor %s: code or scale %zu is NaN", l->tensor->name, first + i);
+    for (size_t i = 0; i < n && !l->scales; i++)
+        if (byte[i] > MXFP4_SCALE_MAX)
+            return error_set(e, "tensor %s: scale %zu is 2^%d, expected at most 2^%d", l->tensor->name, first + i,
+                             byte[i] - 127, MXFP4_SCALE_MAX - 127);
     piece_reorder(&of->m->config, &of->piece, data, n, 1, 1);
     return 1;
 }

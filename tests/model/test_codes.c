@@ -120,6 +120,38 @@ static void from_files(const char *folder, Format weights) {
     free_each(wide, codes);
 }
 
+/* A scale of 4 bits that decoding one token does not know is refused, the one before it is not. */
+static void scale_too_large(const char *folder) {
+    static const struct { int byte; const char *words; } cases[] = {
+        { MXFP4_SCALE_MAX, NULL }, { MXFP4_SCALE_MAX + 1, "down_proj_scales|scale 1 is 2^34|2^33" },
+        { 255, "down_proj_scales|scale 1 is NaN" }, };
+    const Device kept = keeper("cpu-f32");
+    Error e;
+    Config c;
+    size_t bytes;
+    char *from = text_format("%s/model.safetensors", folder), *file = file_read(from, &bytes, &e);
+    Safetensors *s = safetensors_open(from, &e);
+    const FileTensor *t = safetensors_find(s, "model.layers.0.mlp.experts.down_proj_scales");
+    uint64_t header;
+    memcpy(&header, file, sizeof header);
+    check(t && hf_load_config(folder, &c, &e), "%s: %s", folder, e.text);
+    c.experts_in = OF_MXFP4;
+    for (size_t i = 0; t && i < COUNT(cases); i++) {
+        Model m;
+        file[sizeof header + header + t->begin + 1] = (char)cases[i].byte;
+        char *path = scratch_put("scales.safetensors", file, bytes);
+        model_plan_inference(&m, &kept, &c, B, T, 0, NULL);
+        check(model_allocate(&m), "memory");
+        const int loaded = hf_load_weights(&m, path, &e);
+        check(loaded == !cases[i].words, "a scale of byte %d: %s", cases[i].byte, loaded ? "read" : e.text);
+        if (!loaded && cases[i].words) check_message(&e, cases[i].words, "a scale too large");
+        model_free(&m);
+        free(path);
+    }
+    safetensors_close(s);
+    free_each(from, file);
+}
+
 /* The file `from`, but matrices that `kept` has in codes become random codes of 8 bits, in the form
  * of DeepSeek-V3: scales for 128 x 128, drawn or (powers) all 1/512. */
 static void write_in_codes(const Model *kept, const char *from, const char *to, int powers) {
@@ -253,4 +285,5 @@ void test_codes(void) {
         PART(as_in_file("m1:c384h4e2k1f128a1n0", powers));          /* heads of 96 */
     }
     for (Format f = OF_FLOATX; f <= OF_FP8; f++) PART(from_files("tests/reference/families/gpt_oss_mxfp4", f));
+    PART(scale_too_large("tests/reference/families/gpt_oss_mxfp4"));
 }

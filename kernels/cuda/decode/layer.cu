@@ -344,7 +344,7 @@ template <Format F> __device__ static inline float product(const Piece<F> &w, co
 //
 // d += products with x(j), block j of the token, in_order; not there: with zeros. Each lane's block
 // has its own scale. Codes are multiplied by it and by 2^94, so that they are normal numbers: exact
-// for scales from 2^-93 to 2^33. Larger ones count as NaN.
+// for scales from 2^-93 to 2^33. Loading refuses larger ones (check_codes in llmc/files/hf.c).
 template <class At> __device__ static inline void
 add_products(float (&d)[4], const Piece<OF_MXFP4> &first, const Piece<OF_MXFP4> &second, At x, bool there) {
     #pragma unroll
@@ -353,7 +353,7 @@ add_products(float (&d)[4], const Piece<OF_MXFP4> &first, const Piece<OF_MXFP4> 
         #pragma unroll
         for (int r = 0; r < 2; r++) {
             const Piece<OF_MXFP4> &w = r ? second : first;
-            const uint32_t factor = !there ? 0 : (w.scale < 161 ? (w.scale + 94) << 7 : 0x7fff) * 0x10001;
+            const uint32_t factor = !there ? 0 : (w.scale <= MXFP4_SCALE_MAX ? (w.scale + 94) << 7 : 0x7fff) * 0x10001;
             widen<OF_MXFP4>(pair, w.code, j);
             #pragma unroll
             for (int i = 0; i < 4; i++) a[i / 2][i % 2 * 2 + r] = product_bf16(pair[i], factor);
