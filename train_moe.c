@@ -242,6 +242,7 @@ int main(int argc, char **argv) {
     run_join_ranks(r);
     run_time_start(r, "plan");
     run_plan(r);
+    run_skip_unread(r);
     run_plan_saves(r);
     if (r->leads) run_print_plan(r);
     if (r->s.check) return run_check_gradients(r);

@@ -577,6 +577,8 @@ expect 0 'fingerprint' $tune $rows -rp 1 -ng 1 -o ranks1
 expect 0 'fingerprint' $tune $rows -rp 1 -ng 2 -o ranks2
 same_run ranks1 ranks2 "conversations on two ranks"
 expect 0 'conversations for training that are longer than -t 64' $tune -t 64 -o short
+expect 3 '-sk 10: the data hold conversations' $tune -t 64 -sk 10 -o never
+expect 0 fingerprint $tune -t 64 -sk auto -o unread
 expect 0 'fingerprint' $train -i chats.jsonl -ct zephyr -e base -b 2 -t 128 -x 2 -s 0 -o chosen
 ok "-ct leaves the template of a folder as it is" [ ! -e chosen/chat_template.jinja ]
 expect 0 'fingerprint' $train -i chats.jsonl -ct chatml -e m2:c32h4e4k2f32a1 -b 2 -t 256 -x 2 -s 0 -o ours
@@ -858,6 +860,14 @@ for step in 20 40; do
     ok "with the same best weights" same_weights long2/best patient/best
     rm -rf patient
 done
+# Windows left out: what the steps do not read, kept when the run goes on with more steps; the same for two ranks.
+skips="$train -i much.txt $model -b 2 -t 32 -d 256 -u 2 -v 10 -m 2 -s 0 -sk auto"
+expect 0 'windows .* 20 % of the text' $skips -rp 1 -ng 1 -x 10 -o skip1
+expect 0 'windows .* 20 % of the text' $skips -rp 1 -ng 2 -x 10 -o skip2
+same_run skip1 skip2 "windows left out, on two ranks"
+expect 4 'other data' $train -o skip1 -y 1 -x 12 -sk 0
+expect 0 'windows .* 20 % of the text' $train -o skip1 -y 1 -x 12
+rm -rf skip1 skip2
 expect 0 'eta 0:0*[1-9]' $train -i much.txt $model -b 1 -t 8 -x 1 -v 1 -m -1 -s 0 -o patient      # that of the validation
 
 # ---- several ranks: threads and processes ------------------------------------------------------------------------------------

@@ -78,9 +78,9 @@ uint64_t    data_print_without_bos(const Data *data);   /* its fingerprint befor
 /* Has each split a window, and is every id below the vocabulary? Call it before what follows. */
 int         data_check(Data *data, int T, int vocab, Error *e);
 
-/* After data_check: leaves out this part of the training windows of T tokens, those that the text
- * before them predicts best. The others are cut alike in all epochs. Not of conversations. */
-int         data_skip(Data *data, int T, double part, Error *e);
+/* After data_check: leaves out so many percent of the training windows of T tokens, those that the
+ * text before them predicts best. The others are cut alike in all epochs. Not of conversations. */
+int         data_skip(Data *data, int T, int percent, Error *e);
 
 /* An epoch visits every window once, the same number in each. Windows start at a random phase in
  * each file, so that epochs cut the text differently. */

@@ -41,7 +41,7 @@ static void keep(Segment *p, const int *score, int T, int64_t first, int count, 
     free(with);
 }
 
-static int skip_windows(Segment *p, int64_t windows, int T, double part, Memory memory, Error *e) {
+static int skip_windows(Segment *p, int64_t windows, int T, int percent, Memory memory, Error *e) {
     int *tokens = mem_alloc((size_t)T * sizeof *tokens), score[NEIGHBOURS], n = 0;
     uint32_t *slot = mem_alloc((size_t)T * sizeof *slot);
     int ok = 1;
@@ -51,26 +51,25 @@ static int skip_windows(Segment *p, int64_t windows, int T, double part, Memory 
         if (!(ok = data_read_tokens(p, w * T, T, tokens, e))) break;
         score[n++] = foreseen(memory, tokens, T, slot);
         if (n < NEIGHBOURS && w + 1 < windows) continue;
-        const int dropped = (int)(part * n);
-        keep(p, score, T, w + 1 - n, n, n - dropped);
+        keep(p, score, T, w + 1 - n, n, n - n * percent / 100);
         n = 0;
     }
     free_each(tokens, slot);
     return ok;
 }
 
-int data_skip(Data *d, int T, double part, Error *e) {
+int data_skip(Data *d, int T, int percent, Error *e) {
     Memory memory = { NULL, BITS_MIN };
     int ok = 1;
-    if (d->has_chats) return error_set(e, "-sk %g: the data hold conversations, and none of them is left out", part);
+    if (d->has_chats) return error_set(e, "-sk %d: the data hold conversations, and none of them is left out", percent);
     while (memory.bits < BITS_MAX && 1ll << memory.bits < d->tokens[DATA_TRAIN]) memory.bits++;
     memory.follows = mem_alloc(sizeof *memory.follows << memory.bits);
     for (int i = 0; ok && i < d->segments[DATA_TRAIN]; i++) {
         Segment *p = &d->segment[DATA_TRAIN][i];
         const int64_t windows = data_windows(p, T);
-        if (windows) ok = skip_windows(p, windows, T, part, memory, e);
+        if (windows) ok = skip_windows(p, windows, T, percent, memory, e);
     }
     free(memory.follows);
-    d->fingerprint = hash_bytes(d->fingerprint, &part, sizeof part);
+    d->fingerprint = hash_bytes(d->fingerprint, &percent, sizeof percent);
     return ok;
 }

@@ -80,6 +80,8 @@ void run_open_data(Run *r);
 void run_choose_model(Run *r);
 void run_join_ranks(Run *r);            /* connects to the other processes, which must have the same settings */
 void run_plan(Run *r);                  /* batch, model and optimizer; allocates nothing */
+void run_skip_windows(Run *r);          /* -sk, as a number */
+void run_skip_unread(Run *r);           /* -sk auto, after run_plan: what the steps would not read */
 void run_plan_saves(Run *r);            /* does the host have memory for a copy of what is saved? */
 /* Bytes of the host's memory that this process takes, with a copy of so many on each of its ranks:
  * measured so far, and counted for what comes. list: NULL, or receives its parts. */

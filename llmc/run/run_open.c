@@ -395,12 +395,17 @@ void run_choose_model(Run *r) {
     check_precision(r);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt nearest: the MLP of this model has no experts");
     if (!data_check(r->data, s->seq, config_ids(c) + r->new_rows, &e)) fail_with(&e, EXIT_INPUT);
-    if (s->skip > 0) {
-        run_announce(r, "choosing windows of", s->train, 2.0 * (double)data_tokens(r->data, DATA_TRAIN));
-        if (!data_skip(r->data, s->seq, (double)s->skip, &e)) fail_with(&e, EXIT_INPUT);
-    }
+    run_skip_windows(r);
     if (is_model && !r->restored && data_has_chats(r->data))
         settings_fit_rows(&r->s, data_epoch_samples(r->data, s->seq));
+}
+
+void run_skip_windows(Run *r) {
+    const Settings *s = &r->s;
+    Error e;
+    if (s->skip <= 0) return;
+    run_announce(r, "choosing windows of", s->train, 2.0 * (double)data_tokens(r->data, DATA_TRAIN));
+    if (!data_skip(r->data, s->seq, s->skip, &e)) fail_with(&e, EXIT_INPUT);
 }
 
 /* ---- ranks ----------------------------------------------------------------------------------- */

@@ -234,6 +234,16 @@ static void plan_stages(Run *r, int64_t micro_batches) {
         fail(EXIT_USAGE, "-ds %s: a run of %lld steps (-x) has no %d stages", s->stages, (long long)s->steps,
              r->stages.count);
 }
+static double run_samples(const Run *r) {
+    return (double)stages_before(&r->stages, r->s.steps, r->s.steps) * (double)samples_per_step(r);
+}
+void run_skip_unread(Run *r) {
+    enum { MOST = 20 };
+    const double read = run_samples(r) / (double)data_epoch_samples(r->data, r->s.seq);
+    if (r->s.skip >= 0) return;
+    r->s.skip = read > 1 || data_has_chats(r->data) ? 0 : read < 1 - MOST / 100.0 ? MOST : (int)(100 * (1 - read));
+    run_skip_windows(r);
+}
 void run_plan(Run *r) {
     Settings *s = &r->s;
     const int ranks = r->parallel.ranks;
@@ -587,8 +597,8 @@ static void print_intervals(const Run *r) {
     const Settings *s = &r->s;
     const int64_t all = data_tokens(r->data, DATA_VALIDATION), used = s->val_batches * s->batch * s->seq;
     if (s->skip > 0)
-        line("|   windows             | %lld; the part %g of the text's (-sk) is left out, those that the text before "
-             "them predicts best", (long long)data_epoch_samples(r->data, s->seq), (double)s->skip);
+        line("|   windows             | %lld; %d %% of the text's are left out (-sk), which the text before them "
+             "predicts best", (long long)data_epoch_samples(r->data, s->seq), s->skip);
     if (s->val_batches > 0 && used < all)
         line("|   validation reads    | the first %lld of its %lld tokens (-m -1: all)", (long long)used,
                (long long)all);
@@ -648,8 +658,7 @@ static void print_preset(const Run *r) {
 /* Tables of what follows tokens and pairs learn a text that is read again better than any other. */
 static void warn_of_readings(const Run *r) {
     const Config *c = &r->config;
-    const double samples = (double)stages_before(&r->stages, r->s.steps, r->s.steps) * (double)samples_per_step(r),
-        readings = samples / (double)data_epoch_samples(r->data, r->s.seq);
+    const double readings = run_samples(r) / (double)data_epoch_samples(r->data, r->s.seq);
     if ((c->value_embeddings || c->bigram) && readings > 1.3 && !r->s.overfit)
         warn("-x %lld reads the text %.1f times, and tables of tokens and pairs (v, t in -e) learn it by heart: beyond "
              "1.3 readings they lose more than they gain. -x -1 reads it once; -e plain has no tables",

@@ -34,9 +34,9 @@ static const Option options[] = {
       "1: resume even if the data changed" },
     { "data",      "ab", "any-bytes",        OPTION_INT,   AT(any_bytes),     "0",                   0,    1,     NULL,
       "1: train on the bytes of files that are no text: archives, pictures, binaries" },
-    { "data",      "sk", "skip",             OPTION_FLOAT, AT(skip),          "0",                   0,    0.9,   NULL,
-      "leave out this part of the training text: the windows of -t tokens that the text before them predicts best, "
-      "which teach least" },
+    { "data",      "sk", "skip",             OPTION_INT,   AT(skip),          "0",                   -1,   90,   "auto",
+      "leave out so many percent of the training text: the windows of -t tokens that the text before them "
+      "predicts best, which teach least; auto: what -x would not read anyway, at most 20" },
     { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4:u1z2",             0,    0,     NULL,
       "descriptor such as m4, d12, m12:e64k8f256; a preset, plain or race, for much text on a GPU; or a folder with a "
       "model to train further" },

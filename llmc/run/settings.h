@@ -21,9 +21,7 @@ typedef enum { SAVE_AUTO, SAVE_F32, SAVE_BF16, SAVE_F16, SAVE_F64 } SavedType;
 /* In the order of the table's groups. */
 typedef struct {
     const char *train, *val, *tokenizer, *pattern, *chat, *field;
-    int         splits, allow_data, any_bytes;
-    float       skip;
-    int         new_rows;
+    int         splits, allow_data, any_bytes, skip, new_rows;
     const char *model, *upcycle, *scores;
     Activation  activation;
     const char *out;

@@ -450,7 +450,7 @@ static void test_skip(void) {
     put_windows("skip/a_train_1.bin", WINDOWS, REPEATING, PERIOD);
     Data *d = must_open(at("skip"), NULL, NULL);
     const uint64_t before = data_fingerprint(d);
-    check(data_skip(d, SKIP_T, 0.25, &e) && data_epoch_samples(d, SKIP_T) == WINDOWS / 4 * 3, "a quarter is left out");
+    check(data_skip(d, SKIP_T, 25, &e) && data_epoch_samples(d, SKIP_T) == WINDOWS / 4 * 3, "a quarter is left out");
     check(visits(d, 0, WINDOWS, times) && visits(d, 1, WINDOWS, later)
           && !memcmp(times, later, WINDOWS * sizeof *times), "windows that are kept are cut alike in each epoch");
     for (int w = 0; w < WINDOWS; w++) {
@@ -464,9 +464,9 @@ static void test_skip(void) {
     const uint64_t quarter = data_fingerprint(d);
     data_close(d);
     d = must_open(at("skip"), NULL, NULL);
-    check(data_skip(d, SKIP_T, 0.5, &e) && data_epoch_samples(d, SKIP_T) == WINDOWS / 2, "a half is left out");
+    check(data_skip(d, SKIP_T, 50, &e) && data_epoch_samples(d, SKIP_T) == WINDOWS / 2, "a half is left out");
     const uint64_t half = data_fingerprint(d);
-    check(before != quarter && quarter != half && before != half, "the part is in the fingerprint");
+    check(before != quarter && quarter != half && before != half, "the percentage is in the fingerprint");
     data_close(d);
     free(times);
 }
@@ -482,7 +482,7 @@ static void test_skip_files(void) {
     put_windows("skips/a_train_3.bin", 80, 0, 1);
     put_windows("skips/a_val_1.bin", 4, 0, 1);
     Data *d = must_open(at("skips"), NULL, NULL);
-    check(data_skip(d, SKIP_T, 0.5, &e) && data_epoch_samples(d, SKIP_T) == 20 + 1 + 40, "each file loses half, or 0");
+    check(data_skip(d, SKIP_T, 50, &e) && data_epoch_samples(d, SKIP_T) == 20 + 1 + 40, "each file loses half, or 0");
     check(visits(d, 0, MOST, times), "samples of several files");
     for (int w = 0; w < MOST; w++) known += w < 40 && times[w] > 1, fresh += w >= 40 ? times[w] : 0;
     check(known <= 1 && fresh >= 39, "windows of the third file: %d that the first had, %d new ones", known, fresh);
@@ -493,7 +493,7 @@ static void test_skip_files(void) {
                                   .pattern = "cl100k", .chat = "chatml" };
     Tokenizer *t = NULL;
     d = data_open_text(&request, &t, &e);
-    if (d) fails(data_skip(d, SKIP_T, 0.5, &e), &e, "-sk 0.5|conversations", "leaving out conversations");
+    if (d) fails(data_skip(d, SKIP_T, 50, &e), &e, "-sk 50|conversations", "leaving out conversations");
     check(d != NULL, "conversations are opened");
     tokenizer_free(t);
     data_close(d);
