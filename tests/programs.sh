@@ -867,7 +867,9 @@ expect 0 'windows .* 20 % of the text' $skips -rp 1 -ng 2 -x 10 -o skip2
 same_run skip1 skip2 "windows left out, on two ranks"
 expect 4 'other data' $train -o skip1 -y 1 -x 12 -sk 0
 expect 0 'windows .* 20 % of the text' $train -o skip1 -y 1 -x 12
-rm -rf skip1 skip2
+expect 0 'windows .* 3 % of the text' $train -i much.txt $model -b 2 -t 32 -d 256 -s 0 -v 10 -m 2 -sk 3 -x 10 -o skip3
+expect 0 'windows .* 3 % of the text' $train -o skip3 -y 1 -x 12 -sk auto
+rm -rf skip1 skip2 skip3
 expect 0 'eta 0:0*[1-9]' $train -i much.txt $model -b 1 -t 8 -x 1 -v 1 -m -1 -s 0 -o patient      # that of the validation
 
 # ---- several ranks: threads and processes ------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@
  * saved: a run resumes by continuing to count. Rank r of W takes samples (step*W + r)*B ... + B-1,
  * so the order is the same for every B and W.
  *
- * After data_open nothing is written to a Data, so threads may share one. If a file shrinks, is
- * rewritten or becomes unreadable during training, data_batch and data_validation return an Error
- * (exit code EXIT_DISK; errors of data_open and data_check are EXIT_INPUT). A file that is unlinked
- * or replaced stays readable through its open descriptor.
+ * After data_open, data_check and data_skip nothing is written to a Data, so threads may share one.
+ * If a file shrinks, is rewritten or becomes unreadable during training, data_batch and
+ * data_validation return an Error (exit code EXIT_DISK; errors of those before are EXIT_INPUT). A
+ * file that is unlinked or replaced stays readable through its open descriptor.
  *
  * Conversations (chat.h) are samples of their own: a row has as many as fit, one after another
  * (packing.c), their positions begin at 0, and only what the assistant says is a target. So are
@@ -78,8 +78,9 @@ uint64_t    data_print_without_bos(const Data *data);   /* its fingerprint befor
 /* Has each split a window, and is every id below the vocabulary? Call it before what follows. */
 int         data_check(Data *data, int T, int vocab, Error *e);
 
-/* After data_check: leaves out so many percent of the training windows of T tokens, those that the
- * text before them predicts best. The others are cut alike in all epochs. Not of conversations. */
+/* After data_check: leaves out so many percent of the training windows of T tokens (5 or more),
+ * those that the text before them predicts best. The others are cut alike in all epochs, so that
+ * the last tokens of each file, less than 2T, are not read. Not of conversations. */
 int         data_skip(Data *data, int T, int percent, Error *e);
 
 /* An epoch visits every window once, the same number in each. Windows start at a random phase in

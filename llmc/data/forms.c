@@ -93,7 +93,6 @@ static const JsonValue *parse_inner(Json *json, const JsonValue *v) {
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-
 static const char *name_of(const JsonValue *v) {
     static const char *const names[] = { "null", "true or false", "a number", "a number", "a string", "a list",
                                          "an object" };

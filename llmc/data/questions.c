@@ -18,7 +18,6 @@ void questions_free(Questions *q) {
     *q = (Questions){ 0 };
 }
 
-
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
 /* What a model reads before a choice, as lm-eval's tasks have it: the context; "Question: ...

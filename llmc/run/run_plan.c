@@ -238,12 +238,15 @@ static double run_samples(const Run *r) {
     return (double)stages_before(&r->stages, r->s.steps, r->s.steps) * (double)samples_per_step(r);
 }
 /* Choosing takes 13 s for a billion tokens: none of longer texts, which a run reads in hours. */
-void run_skip_unread(Run *r) {
+static int percent_unread(const Run *r) {
     enum { MOST = 20, LONGEST = 1000000000 };
     const double read = run_samples(r) / (double)data_epoch_samples(r->data, r->s.seq);
-    const int none = read > 1 || data_has_chats(r->data) || data_tokens(r->data, DATA_TRAIN) > LONGEST;
+    if (read > 1 || data_has_chats(r->data) || data_tokens(r->data, DATA_TRAIN) > LONGEST) return 0;
+    return read < 1 - MOST / 100.0 ? MOST : (int)(100 * (1 - read));
+}
+void run_skip_unread(Run *r) {
     if (r->s.skip >= 0) return;
-    r->s.skip = none ? 0 : read < 1 - MOST / 100.0 ? MOST : (int)(100 * (1 - read));
+    r->s.skip = r->restored ? (int)json_int(json_get(checkpoint_options(r->from), "skip"), 0) : percent_unread(r);
     run_skip_windows(r);
 }
 void run_plan(Run *r) {
@@ -665,6 +668,9 @@ static void warn_of_readings(const Run *r) {
         warn("-x %lld reads the text %.1f times, and tables of tokens and pairs (v, t in -e) learn it by heart: beyond "
              "1.3 readings they lose more than they gain. -x -1 reads it once; -e plain has no tables",
              (long long)r->s.steps, readings);
+    if (r->s.skip && readings > 1.02)
+        warn("-x %lld reads the windows that -sk %d keeps %.1f times, and the others never", (long long)r->s.steps,
+             r->s.skip, readings);
 }
 void run_print_plan(const Run *r) {
     const Config *c = &r->config;

@@ -171,8 +171,8 @@ void run_start_or_resume(Run *r) {
             fail(EXIT_CHECKPOINT, "%s was trained on texts without the token that its tokenizer puts in front of each; "
                  "now they begin with it. To continue with it: --allow-data-change 1", checkpoint_path(r->from));
         if (p->data != data_fingerprint(r->data) && !s->allow_data)
-            fail(EXIT_CHECKPOINT, "%s was trained on other data than %s (names, sizes, contents or the chat template "
-                 "differ, or an older program read them otherwise). To continue anyway: --allow-data-change 1",
+            fail(EXIT_CHECKPOINT, "%s was trained on other data than %s (names, sizes, contents, the chat template "
+                 "or -sk differ, or an older program read them otherwise). To continue anyway: --allow-data-change 1",
                  checkpoint_path(r->from), s->train);
         if (!p->run && !s->allow_data && r->tokenizer && tokenizer_vocab(r->tokenizer) < config_ids(&r->config))
             fail(EXIT_CHECKPOINT, "%s: an older program began this run, and left the %d rows of the vocabulary that "
