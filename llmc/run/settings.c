@@ -36,7 +36,7 @@ static const Option options[] = {
       "1: train on the bytes of files that are no text: archives, pictures, binaries" },
     { "data",      "sk", "skip",             OPTION_INT,   AT(skip),          "0",                   -1,   90,   "auto",
       "leave out so many percent of the training text: the windows of -t tokens that the text before them "
-      "predicts best, which teach least in long runs; auto: what -x would not read, at most 20, and 0 from 10^9 "
+      "predicts best, which teach least; auto: what -x would not read, at most 20, and 0 from 10^9 "
       "tokens on" },
     { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4:u1z2",             0,    0,     NULL,
       "descriptor such as m4, d12, m12:e64k8f256; a preset, plain or race, for much text on a GPU; or a folder with a "
