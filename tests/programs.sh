@@ -869,7 +869,9 @@ expect 4 'other data' $train -o skip1 -y 1 -x 12 -sk 0
 expect 0 'windows .* 20 % of the text' $train -o skip1 -y 1 -x 12
 expect 0 'windows .* 3 % of the text' $train -i much.txt $model -b 2 -t 32 -d 256 -s 0 -v 10 -m 2 -sk 3 -x 10 -o skip3
 expect 0 'windows .* 3 % of the text' $train -o skip3 -y 1 -x 12 -sk auto
-rm -rf skip1 skip2 skip3
+mkdir skip4 && head -1 skip3/log.jsonl > skip4/log.jsonl
+expect 0 'windows .* 3 % of the text' $train -o skip4 -y 1 -sk auto
+rm -rf skip1 skip2 skip3 skip4
 expect 0 'eta 0:0*[1-9]' $train -i much.txt $model -b 1 -t 8 -x 1 -v 1 -m -1 -s 0 -o patient      # that of the validation
 
 # ---- several ranks: threads and processes ------------------------------------------------------------------------------------

@@ -246,7 +246,7 @@ static int percent_unread(const Run *r) {
 }
 void run_skip_unread(Run *r) {
     if (r->s.skip >= 0) return;
-    r->s.skip = r->restored ? (int)json_int(json_get(checkpoint_options(r->from), "skip"), 0) : percent_unread(r);
+    r->s.skip = r->restored ? 0 : percent_unread(r);        /* restored: begun by a program without -sk */
     run_skip_windows(r);
 }
 void run_plan(Run *r) {
@@ -602,7 +602,7 @@ static void print_intervals(const Run *r) {
     const Settings *s = &r->s;
     const int64_t all = data_tokens(r->data, DATA_VALIDATION), used = s->val_batches * s->batch * s->seq;
     if (s->skip > 0)
-        line("|   windows             | %lld; %d %% of the text's are left out (-sk), which the text before them "
+        line("|   windows             | %lld; %d %% of the text's are left out (-sk): those that the text before them "
              "predicts best", (long long)data_epoch_samples(r->data, s->seq), s->skip);
     if (s->val_batches > 0 && used < all)
         line("|   validation reads    | the first %lld of its %lld tokens (-m -1: all)", (long long)used,
@@ -664,7 +664,8 @@ static void print_preset(const Run *r) {
 static void warn_of_readings(const Run *r) {
     const Config *c = &r->config;
     const double readings = run_samples(r) / (double)data_epoch_samples(r->data, r->s.seq);
-    if ((c->value_embeddings || c->bigram) && readings > 1.3 && !r->s.overfit)
+    if (r->s.overfit) return;
+    if ((c->value_embeddings || c->bigram) && readings > 1.3)
         warn("-x %lld reads the text %.1f times, and tables of tokens and pairs (v, t in -e) learn it by heart: beyond "
              "1.3 readings they lose more than they gain. -x -1 reads it once; -e plain has no tables",
              (long long)r->s.steps, readings);

@@ -317,6 +317,7 @@ int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
     const int kept = kept_options();
     Settings all = *s;
     if (!json_is(saved, JSON_OBJECT)) return error_set(e, "the options of the run are missing");
+    if (s->skip < 0) s->given[option_row(table(s), "sk") - options] = 0;       /* -sk auto: what the run has */
     for (const JsonValue *v = json_first(saved); v; v = v->next) {
         int i = 0;
         while (i < kept && strcmp(v->key, options[i].name)) i++;
